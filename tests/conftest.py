@@ -52,7 +52,6 @@ FIRST = (
     STACK,
     ORACLE,
     SDKS,
-    "tests/e2e/test_two_instances_fail.py",
     "tests/perf/test_sim.py",
     "tests/e2e/test_launch.py",
     "tests/perf/test_sim_conservation.py",

@@ -159,29 +159,6 @@ def test_wrong_usage_names_what_was_wrong(argv: list[str], message: str, capsys:
     assert message in capsys.readouterr().err
 
 
-def test_ctrl_c_while_the_launcher_is_imported() -> None:
-    """Quiet even where a module makes an ImportError of it, as numpy does."""
-    program = """if True:
-        import os, signal, sys
-        from tidegate.cli.main import main
-
-        class Interrupted:
-            def find_spec(self, name, *_):
-                if name == "tidegate.cli.launch":
-                    try:
-                        os.kill(os.getpid(), signal.SIGINT)
-                        for _ in range(1000): pass
-                    except KeyboardInterrupt:
-                        raise ImportError("this is no way to import numpy")
-
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.meta_path.insert(0, Interrupted())
-        sys.exit(main(["up"]))
-    """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=110)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, b"", b"")
-
-
 @pytest.mark.parametrize(
     ("module", "early"),
     [("aiohttp.web", True), ("orchestrator.settings", False)],
@@ -243,15 +220,3 @@ def test_completion_is_printed_and_answers(
     with pytest.raises(SystemExit, match="0"):
         main([])
     assert "models" in capsys.readouterr().out
-
-
-def test_whoever_reads_may_have_enough() -> None:
-    """``tidegate … | head`` ends without a word."""
-    program = "import sys; from tidegate.cli.main import main; sys.exit(main(['up', '--help']))"
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "wb") as gone:
-        ended = subprocess.run(
-            [sys.executable, "-c", program], stdout=gone, stderr=subprocess.PIPE, timeout=60
-        )
-    assert (ended.returncode, ended.stderr) == (1, b"")

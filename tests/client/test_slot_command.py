@@ -1,7 +1,6 @@
 """``tidegate slot`` before an orchestrator that speaks from a script."""
 
 import asyncio
-import io
 import json
 import os
 from collections.abc import Callable
@@ -86,13 +85,6 @@ async def test_arguments_change_a_recipe_and_every_file_is_saved_for_programs(
     assert (told["frames"], (tmp_path / "c.png").read_bytes()) == (36, b"a png")
 
 
-async def test_text_may_be_piped_in(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("Good morning.\n"))
-    fake = FakeOrchestrator(WHOLE)
-    assert (await command(fake, "-"))[0] == 0
-    assert fake.submitted[0]["recipe"]["text"] == "Good morning."
-
-
 async def test_a_failure_is_said_and_what_there_was_is_saved(
     command: Command, tmp_path: Path
 ) -> None:
@@ -104,14 +96,6 @@ async def test_a_failure_is_said_and_what_there_was_is_saved(
         "tidegate slot: video: out of time; give it more time",
     ]
     assert set(os.listdir(tmp_path)) == {"b.wav"}
-
-
-async def test_a_service_without_the_model_is_told_apart(command: Command) -> None:
-    fake = FakeOrchestrator()
-    fake.refusal = (503, {"error": {"code": "not_ready", "message": "none"}}, {})
-    status, out, err = await command(fake, "Hello.")
-    assert (status, out) == (1, "")
-    assert "no instance of this service renders clips now" in err and "up --slot" in err
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,6 @@ def test_the_rules_of_the_standard(stream: bytes, expected: list[tuple[str, str,
     assert parse(stream) == [ServerSentEvent(*each) for each in expected]
 
 
-@for_each("newline", [b"\n", b"\r\n", b"\r"])
-def test_every_kind_of_line_end(newline: bytes) -> None:
-    stream = newline.join([b"event: e", b"data: 1", b"data: 2", b"", b"data: 3", b"", b""])
-    assert [(e.event, e.data) for e in parse(stream)] == [("e", "1\n2"), ("message", "3")]
-
-
 def test_id_of_an_unfinished_event_does_not_count() -> None:
     """Or a reconnect would skip the event whose end was lost."""
     parser = SseParser()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support import fake_slots
-from tests.support.browser import CHROMIUM, CTRL, Tab, open_tab
+from tests.support.browser import CHROMIUM, Tab, open_tab
 from tests.support.fake_slots import FakeClips, FakePlan, clips_of
 from tests.support.fake_worker import FakeWorker
 
@@ -114,44 +114,6 @@ async def test_a_clip_is_watched_while_it_is_made_and_then_played(
         urls = [request["url"] for request in tab.requests]
         hosts = {urlsplit(url).netloc for url in urls if url.startswith("http")}
         assert hosts == {urlsplit(service.url).netloc}
-
-
-@pytest.mark.slow
-async def test_by_keyboard_and_on_a_phone(
-    devtools: str, fake: FakeClips, worker: FakeWorker, make_service: MakeService
-) -> None:
-    service = await serving(await make_service(worker, slots__serve=True))
-    fake.plan = lambda call: FakePlan(hold_at="video")
-    async with open_tab(devtools, f"{service.url}/", width=360, height=740) as tab:
-        await tab.until("document.querySelector('#status').dataset.state === 'ready'")
-        await tab.press("3")
-        await tab.until("!document.querySelector('#clips').hidden")
-        await tab.press("/")
-        assert await tab.js("document.activeElement.id") == "say"
-        await tab.press("a", CTRL)
-        await tab.type("Say 1/2 3 d")
-        await set_deadline(tab, 600)
-        await tab.press("Enter", CTRL)
-        await tab.until(f"{PERCENTS}.join() === '100,100,0,0'")
-        assert await tab.js("document.documentElement.scrollWidth <= innerWidth")
-        await tab.press("Escape")
-        assert await until_ended(tab) == "aborted"
-        await service.until(lambda: fake.cancelled == 1)
-        assert await tab.js("document.querySelector('#clip-cancel').disabled")
-        assert fake.calls[0].recipe["text"] == "Say 1/2 3 d"
-        # What cannot be in time says why, and what would do.
-        fake.plan = lambda call: FakePlan()
-        fake.state = fake_slots.make_state(buffer_s=100.0)
-        (instance,) = clips_of(service.orchestrator).fleet
-        await service.until(lambda: instance.ability.buffer_s == 100.0)
-        await tab.js("document.querySelector('[name=clip_on_deadline][value=error]').click()")
-        await set_deadline(tab, 50)
-        await tab.press("Enter", CTRL)
-        assert await until_ended(tab) == "refused"
-        assert "deadline_infeasible" in await tab.text("#clip-reason")
-        assert len(fake.calls) == 1
-        assert await tab.js("document.documentElement.scrollWidth <= innerWidth")
-        assert complaints(tab, service) == [f"504 (Gateway Timeout) {service.url}/v2/slots"]
 
 
 async def test_an_instance_that_renders_clips_alone_is_well(

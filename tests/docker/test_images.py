@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cases import for_each
-
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docker"
 DOCKERFILE = FOLDER / "Dockerfile"
@@ -61,16 +59,3 @@ def test_what_is_copied_is_let_through() -> None:
     }
     assert copied == let_through
     assert all((ROOT / source).exists() for source in copied)
-
-
-@for_each("stage", ["cpu-build", "gpu"])
-def test_packages_are_installed_before_the_code_is_there(stage: str) -> None:
-    """An editable install wants the folder of each of the client's packages."""
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
-        "packages"
-    ]
-    (made,) = re.findall(r"^RUN mkdir -p (client.*) \\$", STAGES[stage], re.M)
-    folders = {f"client/{name.replace('.', '/')}" for name in packages} - {
-        "client/tidegate/_runtime"
-    }
-    assert folders <= {"client/tidegate", *made.split()}

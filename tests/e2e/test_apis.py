@@ -1,8 +1,6 @@
-"""Every API on the real Triton and the demo model, streaming and not."""
+"""Tasks on the real Triton and the demo model: replayed, and many at once."""
 
 import asyncio
-import json
-from typing import Any
 
 import aiohttp
 import pytest
@@ -18,64 +16,6 @@ STORY = {"model": "demo", "prompt": "Once upon a time", "temperature": 0, "max_t
 @pytest.fixture
 def stack(demo: Stack) -> Stack:
     return demo
-
-
-async def test_native_task_streams_and_replays(http: aiohttp.ClientSession) -> None:
-    """OR-1: queued? started token* end, one terminal event, and the same again afterwards."""
-    async with http.post("/v2/tasks", json=STORY) as response:
-        assert response.status == 202
-        task = await response.json()
-    events = await events_of(http, task["events_url"])
-    kinds = [event.kind for event in events]
-    assert kinds[-1] == "end" and kinds.count("end") == 1 and "error" not in kinds
-    assert kinds.index("started") < kinds.index("token")
-    tokens = [event.data for event in events if event.kind == "token"]
-    assert len(tokens) == 24
-    assert [token["index"] for token in tokens] == list(range(24))
-    end = events[-1].data
-    assert (end["outcome"], end["finish_reason"]) == ("met", "length")
-    assert end["usage"]["completion_tokens"] == 24
-
-    async with http.get(f"/v2/tasks/{task['task_id']}") as response:
-        status = await response.json()
-    assert status["status"] == "ended"
-    assert status["text"] == "".join(token["text"] for token in tokens)
-    again = await events_of(http, task["events_url"], last_event_id=events[3].id)
-    assert [event.id for event in again] == [event.id for event in events[4:]]
-    assert again[-1].data == end
-
-
-async def test_what_vllms_clients_read(demo: Stack, http: aiohttp.ClientSession) -> None:
-    """A stop string, token ids and cached tokens, as the real engine tells them."""
-    whole = await _answer(http, "/v1/completions", STORY | {"return_token_ids": True})
-    (choice,) = whole["choices"]
-    assert choice["stop_reason"] is None and len(choice["token_ids"]) == 24
-    prompt = await _answer(http, "/tokenize", {"prompt": STORY["prompt"]})
-    assert choice["prompt_token_ids"] == prompt["tokens"]
-    text = await _answer(http, "/detokenize", {"tokens": choice["token_ids"]})
-    assert text["prompt"] == choice["text"]
-
-    stop = choice["text"][10:14]
-    stopped = (await _answer(http, "/v1/completions", STORY | {"stop": [stop]}))["choices"][0]
-    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", stop)
-    kept = STORY | {"stop": [stop], "include_stop_str_in_output": True}
-    assert (await _answer(http, "/v1/completions", kept))["choices"][0]["text"] == (
-        stopped["text"] + stop
-    )
-
-    long = {"model": "demo", "prompt": "A fox ran. " * 20, "max_tokens": 1, "temperature": 0}
-    await _answer(http, "/v1/completions", long)
-    usage = (await _answer(http, "/v1/completions", long))["usage"]
-    assert 0 < usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
-
-
-async def _answer(
-    http: aiohttp.ClientSession, path: str, body: dict[str, object]
-) -> dict[str, Any]:
-    async with http.post(path, json=body) as response:
-        assert response.status == 200, await response.text()
-        answer: dict[str, Any] = await response.json()
-        return answer
 
 
 @pytest.mark.slow
@@ -100,32 +40,3 @@ async def test_wk1_64_concurrent_streams_with_every_token_accounted_for(
     demo.assert_idle()
     after = demo.orchestrator.metric("tidegate_worker_tokens_total")
     assert after - before == sum(counts)
-
-
-async def test_a_schema_holds(demo: Stack, http: aiohttp.ClientSession) -> None:
-    """The demo model has never seen JSON: what ends by itself parses and matches all the same."""
-    schema = {
-        "type": "object",
-        "properties": {
-            "animal": {"enum": ["cat", "dog", "rabbit"]},
-            "age": {"type": "integer", "minimum": 1, "maximum": 99},
-            "friends": {"type": "array", "items": {"enum": ["Lily", "Tom"]}, "maxItems": 2},
-        },
-        "required": ["animal", "age", "friends"],
-    }
-    form = {"type": "json_schema", "json_schema": {"name": "pet", "schema": schema}}
-    asked = {
-        "model": "demo",
-        "messages": [{"role": "user", "content": "Tell me of a pet."}],
-        "max_tokens": 300,
-        "response_format": form,
-    }
-    answers = await asyncio.gather(
-        *(_answer(http, "/v1/chat/completions", asked | {"seed": seed}) for seed in range(6))
-    )
-    ended = [a["choices"][0] for a in answers if a["choices"][0]["finish_reason"] == "stop"]
-    assert len(ended) >= 3
-    for choice in ended:
-        pet = json.loads(choice["message"]["content"])
-        assert list(pet) == ["animal", "age", "friends"]
-        assert pet["animal"] in ("cat", "dog", "rabbit") and 1 <= pet["age"] <= 99

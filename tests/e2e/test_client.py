@@ -8,23 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Stack
-from tests.support.cutting_proxy import cutting_proxy
-from tidegate import Client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
 
 EXAMPLES = Path(__file__).parents[2] / "client" / "examples"
 LIMIT_S = 120
-
-
-async def test_a_cut_connection_is_resumed_without_loss_or_repeat(paced: Stack) -> None:
-    """OR-2: the network breaks three times in the middle of a stream."""
-    async with cutting_proxy(paced.url, cuts=3) as url, Client(url) as client:
-        answer = await client.generate("hi", max_tokens=60, ignore_eos=True, temperature=0)
-    async with Client(paced.url) as client:
-        undisturbed = await client.generate("hi", max_tokens=60, ignore_eos=True, temperature=0)
-    assert answer.token_ids == undisturbed.token_ids
-    assert answer.text == undisturbed.text
 
 
 @pytest.mark.slow

@@ -238,3 +238,9 @@ def test_the_pool_file_of_the_page_is_one() -> None:
         block.text for block in BLOCKS if block.page == "docs/pool.md" and block.kind == "toml"
     ]
     assert [each.name for each in parse_pool_file(text).instances] == ["chat"]
+
+
+def test_every_command_is_in_the_table() -> None:
+    lines = (CHECKOUT / "docs/cli.md").read_text().splitlines()
+    table = "".join(line for line in lines if line.startswith("| `"))
+    assert all(f"`tidegate {name}" in table for name in tidegate.commands)

@@ -52,10 +52,3 @@ async def test_texts_are_streamed_whole_and_alike(http: aiohttp.ClientSession) -
     first = await text(False)
     assert len(first) > 20
     assert set(await asyncio.gather(*(text(i % 2 == 0) for i in range(8)))) == {first}
-
-
-async def test_the_operator_sees_which_engine_it_is(http: aiohttp.ClientSession) -> None:
-    async with http.get("/v2/instances") as response:
-        (instance,) = (await response.json())["instances"]
-    assert instance["engine"] in {case.name for case in OTHERS}
-    assert instance["lacks"] == sorted(instance["lacks"])

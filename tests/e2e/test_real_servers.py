@@ -91,22 +91,6 @@ async def test_texts_come_with_their_true_counts(server: tuple[str, Orchestrator
     assert same["choices"] == answer["choices"]
 
 
-async def test_sampling_is_understood(server: tuple[str, Orchestrator]) -> None:
-    entry, orchestrator = server
-    more = {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "seed": 2**63 + 5, "stop": ["zzzz"]}
-    more |= {"presence_penalty": 0.5, "logit_bias": {"300": -5}, "min_p": 0.01}
-    status, answer = await complete(orchestrator.url, **(ASKED | more))
-    assert status == 200, answer
-    if kind_of(entry) is ServerKind.VLLM:
-        status, answer = await complete(
-            orchestrator.url, **ASKED, logprobs=2, min_tokens=3, return_token_ids=True
-        )
-        assert status == 200, answer
-        (choice,) = answer["choices"]  # type: ignore[misc]
-        assert len(choice["token_ids"]) == len(choice["logprobs"]["token_logprobs"]) == 24
-        assert all(value <= 0 for value in choice["logprobs"]["token_logprobs"])
-
-
 async def test_a_closed_connection_stops_the_server(server: tuple[str, Orchestrator]) -> None:
     entry, orchestrator = server
     took = []

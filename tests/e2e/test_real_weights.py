@@ -85,13 +85,6 @@ async def test_the_bytes_of_tokens_make_the_text(chat: Chat) -> None:
         assert all(token["logprob"] == token["top_logprobs"][0]["logprob"] for token in tokens)
 
 
-async def test_a_client_that_hangs_up_frees_its_row(chat: Chat) -> None:
-    told = body(HAIKU["asked"], stream=True, max_tokens=4000, ignore_eos=True)
-    async with chat.http.post("/v1/chat/completions", json=told) as response:
-        await response.content.readany()
-        response.close()
-
-
 @pytest.mark.parametrize("text", RECORDED["texts"])
 async def test_texts_are_cut_as_transformers_cuts_them(chat: Chat, text: str) -> None:
     """Each digit is a token of its own."""

@@ -112,24 +112,6 @@ def test_a_clip_over_http(front: Orchestrator) -> None:
     run(front, test)
 
 
-def test_a_cancel_reaches_the_worker_and_frees_its_buffers(front: Orchestrator) -> None:
-    async def test(client: Client) -> list[str]:
-        outcomes = []
-        for _ in range(6):  # more than there are buffers
-            slot = await client.submit(LONG)
-            *_, (_, _, last) = await client.follow(slot, until="video", cancel=True)
-            outcomes.append(last["outcome"])
-        slot = await client.submit(RECIPE)
-        *_, (_, _, last) = await client.follow(slot)
-        assert last["outcome"] == "met"
-        return outcomes
-
-    assert "aborted" in run(front, test)
-    free = "tidegate_instance_slot_buffers"
-    eventually(lambda: front.metric(free, kind="free") == 2, "every buffer to be free")
-    assert front.metric("tidegate_slot_abort_to_freed_ms", quantile="0.5") > 0
-
-
 def test_a_hundred_at_once_each_come_to_one_outcome(front: Orchestrator) -> None:
     before = front.metric("tidegate_slots_offered_total")
 

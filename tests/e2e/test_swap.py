@@ -142,18 +142,3 @@ async def test_wk7_an_instance_goes_on_with_another_engine(pair: Pair) -> None:
             body = BODY | {"model": "demo", "stream": False}
             async with http.post("/v1/completions", json=body, headers=HEADERS) as response:
                 assert response.status == 200, await response.text()
-
-
-async def test_a_model_is_loaded_for_who_asks_for_it_and_not_for_who_cannot_wait(
-    pair: Pair,
-) -> None:
-    async with aiohttp.ClientSession(pair.orchestrator.url) as http:
-        async with http.get("/v1/models") as response:
-            states = {one["id"]: one["state"] for one in (await response.json())["data"]}
-        assert states == {"demo": "loaded", "other": "loadable"}
-        body = BODY | {"model": "other", "stream": False}
-        async with http.post("/v1/completions", json=body, headers=HEADERS) as response:
-            assert response.status == 200, await response.text()
-        async with http.get("/v1/models") as response:
-            states = {one["id"]: one["state"] for one in (await response.json())["data"]}
-        assert states == {"demo": "loaded", "other": "loaded"}

@@ -26,26 +26,6 @@ async def test_a_tenant_waits_for_one_of_anothers_at_most() -> None:
     assert not gate.is_busy
 
 
-async def test_who_was_idle_has_saved_nothing_up() -> None:
-    gate, log = FairGate(), list[str]()
-    for _ in range(5):
-        await gate.enter("a")
-        gate.leave("a", 1.0)
-    await gate.enter("a")
-
-    async def work(tenant: str) -> None:
-        await gate.enter(tenant)
-        log.append(tenant)
-        gate.leave(tenant, 1.0)
-
-    async with asyncio.TaskGroup() as group:
-        for tenant in "bbbaa":
-            group.create_task(work(tenant))
-        await asyncio.sleep(0)
-        gate.leave("a", 1.0)
-    assert "".join(log) == "bbaba"
-
-
 async def test_one_that_is_gone_holds_up_nobody() -> None:
     """Neither one that waited, nor one whose turn comes at the moment at which it goes."""
     gate = FairGate()

@@ -81,19 +81,3 @@ async def test_or14_nobody_waits_for_them_beyond_the_grace(
     await service.until(lambda: service.orchestrator.live_tasks == 0)
     async with asyncio.timeout(COME_BACK_S / 2):
         await service.parts.lifecycle.drain(0.0)
-
-
-async def test_or14_a_drain_that_is_cut_short_counts_from_its_beginning(
-    service: Service, worker: FakeWorker, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As a second signal does it."""
-    await begin(service, worker, Plan(stall_at=1))
-    draining = asyncio.create_task(service.parts.lifecycle.drain(60.0))
-    await service.until(lambda: service.parts.health.ready.status == 503)
-    before = await scraped(service)
-    draining.cancel()
-    with caplog.at_level(logging.INFO):
-        await service.parts.lifecycle.drain(0.0)
-    assert await scraped(service) > before
-    (record,) = [record for record in caplog.records if record.message == "drained"]
-    assert record.fields["unfinished_tasks"] == 1

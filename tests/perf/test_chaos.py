@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections import Counter
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,46 +14,8 @@ from perf.chaos.__main__ import plan_of, plan_of_kills
 from perf.chaos.checks import judge_rounds
 from perf.chaos.clients import ChaosLedger
 from perf.chaos.polls import Polls
-from perf.chaos.world import LaneGate, World
+from perf.chaos.world import World
 from worker.runner.simulated_device import DeviceFault
-
-
-async def test_a_gate_breaks_what_is_open_and_lets_nobody_through_until_it_opens() -> None:
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            while line := await reader.readline():
-                writer.write(line)
-        writer.close()
-
-    async def come() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        host, _, port = gate.addresses[0].rpartition(":")
-        return await asyncio.open_connection(host, int(port))
-
-    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        writer.write(b"hello\n")
-        return await reader.readline()
-
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    async with server, LaneGate([f"127.0.0.1:{server.sockets[0].getsockname()[1]}"]) as gate:
-        passing = await come()
-        assert await say(*passing) == b"hello\n"
-        gate.shut()
-        assert await passing[0].read() == b""
-        reader, writer = await come()
-        assert await reader.read() == b""
-        gate.open()
-        again = await come()
-        assert await say(*again) == b"hello\n"
-        for _, each in (passing, (reader, writer), again):
-            each.close()
-
-
-async def test_a_gate_to_nobody_closes() -> None:
-    async with LaneGate(["127.0.0.1:9"]) as gate:
-        host, _, port = gate.addresses[0].rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        assert await reader.read() == b""
-        writer.close()
 
 
 def test_what_a_death_has_broken_may_come_to_light_one_round_later_and_no_more() -> None:

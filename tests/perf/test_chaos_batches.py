@@ -2,10 +2,8 @@
 
 import random
 
-import pytest
-
 from perf.chaos.batch_checks import BatchOrder, Sent
-from perf.chaos.batches import BatchFindings, Memory, strikes
+from perf.chaos.batches import strikes
 from tests.support.cases import for_each
 
 ORDER = BatchOrder("a", 4, "key", refused_every=4)
@@ -40,16 +38,6 @@ def test_what_is_wrong_with_a_batch_is_said(
     sent.judge(iter(entries))
     assert len(sent.faults) == len(faults)
     assert all(part in fault for part, fault in zip(faults, sent.faults, strict=True))
-
-
-def test_memory_is_told_by_tenths_of_the_lines_and_its_growth_from_the_second() -> None:
-    looks = [(0, 90.0), (9, 95.0), (10, 91.0), (55, 92.0), (100, 97.0)]
-    memory = Memory(looks)
-    assert memory.by_tenths(100) == [95.0, 91.0, 0.0, 0.0, 0.0, 92.0, 0.0, 0.0, 0.0, 97.0]
-    assert memory.growth(100) == pytest.approx(6 / 91)
-    found = BatchFindings(500, calm=memory)
-    found.close()
-    assert found.faults == ["the orchestrator's memory grew by 6.6 %"]
 
 
 @for_each("kills", [0, 1, 85])

@@ -93,9 +93,3 @@ def test_a_missing_or_extra_token_is_an_error(tokens: int, reported: int) -> Non
         pytest.raises(LoadFailed, match=f"{TOKENS} tokens"),
     ):
         run(plan(port))
-
-
-def test_an_error_answer_is_shown() -> None:
-    answer = b"HTTP/1.1 503 No\r\nContent-Length: 5\r\n\r\nsorry"
-    with server(answer, 1000) as port, pytest.raises(LoadFailed, match="sorry"):
-        run(plan(port))

@@ -1,18 +1,15 @@
 """The goodput benchmark's own parts: open loop, judgement (PF-2)."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from perf import SEED
 from perf.goodput.__main__ import _COUNTED, Scene, choices_of, new_arguments
 from perf.goodput.load import (
     LOG_NORMAL,
-    DrawnLoad,
     at_once,
     drawn_load,
     source_of,
@@ -22,7 +19,7 @@ from perf.load import open_loop
 from perf.load.drive import PATH
 from perf.load.open_loop import NEVER_MS, Result, StreamRequest
 from perf.load.outcomes import OfferedTurn
-from perf.load.trace import Manner, TraceLoad, TraceRow
+from perf.load.trace import Manner
 from perf.load.workload import Speed
 from perf.stack.scrape import Scrape
 from worker.runner.synthetic import length_ids
@@ -121,16 +118,6 @@ def test_pf2_open_requests_state_one_cap_and_nothing_of_their_lengths(tmp_path: 
         assert same.body["max_tokens"] in lengths and same.body["ignore_eos"]
     flood = at_once(load, 5, 1)
     assert [(ask.at_s, ask.deadline_ms) for ask in flood] == [(0.0, NEVER_MS)] * 5
-
-
-def test_no_window_is_one_burst_of_the_trace() -> None:
-    times = [*map(float, range(200)), *(200 + n / 1000 for n in range(100))]
-    load = DrawnLoad(TraceLoad([TraceRow(at, 9, 5) for at in times], SPEED), "m", 500)
-    seeds = load.seeds(10.0, 10.0, 8)
-    assert len(seeds) == 8 and seeds[-1] > SEED + 7
-    for seed in seeds:
-        tenths = Counter(int(one.at_s) for one in load.trace.requests(10.0, 10.0, seed))
-        assert max(tenths.values()) <= 40
 
 
 def test_options_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:

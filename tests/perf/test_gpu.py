@@ -35,18 +35,3 @@ def test_the_plan_for_a_lent_gpu_says_its_three_calls() -> None:
     assert run.returncode == 2 and not run.stderr
     for call in ("pack", "engine", "code", "conversation"):
         assert f"perf/lease.sh {call} " in run.stdout
-
-
-def test_a_section_that_fails_costs_its_own_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(place: gpu.GpuPlace) -> None:
-        raise RuntimeError("the device is gone")
-
-    monkeypatch.setattr(gpu, "SECTIONS", {"engine": broken, "steps": lambda place: []})
-    monkeypatch.setattr(gpu, "make_checkpoint", lambda *args, **rest: None)
-    file = tmp_path / "bundle.json"
-    given = ["--device", "cpu", "--shape", "tiny", "--json", str(file), "--allow-dirty"]
-    assert gpu.main(given) == 1
-    failed, sound = read(file).results
-    assert failed.failed == "RuntimeError: the device is gone" and not sound.failed

@@ -84,18 +84,6 @@ def test_outside_of_git_there_is_no_commit(tmp_path: Path) -> None:
         checkout.check(tmp_path / RESULTS / "out.json", allow_dirty=True)
 
 
-def test_the_command_refuses_as_a_usage_error(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (root / "code.py").write_text("2")
-    parser = new_parser("doc")
-    given = ["--json", str(root / "out.json")]
-    with pytest.raises(SystemExit) as ended:
-        begin(parser, parser.parse_args(given), "perf.service", *given)
-    assert ended.value.code == 2
-    assert "code.py; commit or stash them, or pass --allow-dirty" in capsys.readouterr().err
-
-
 def test_a_bundle_says_its_seed_and_no_folder_of_this_machine(root: Path) -> None:
     parser, path = new_parser("doc"), root / "build" / "out.json"
     given = ["--json", str(path)]

@@ -14,7 +14,6 @@ from perf.sim.reported import (
     ALONE,
     MachinePace,
     Reported,
-    figures_of,
     measure,
     median_ratio,
     mixed,
@@ -76,16 +75,6 @@ def test_dl16_fit_fills_its_budget_and_is_not_late(
         assert reported.fit_use >= 0.95
         assert reported.fit_use_p10 >= 0.9
     assert pooled([overload, light, crowded]).fits_late <= 1 / 200
-
-
-def test_a_bundle_has_what_clients_were_told(overload: Reported, light: Reported) -> None:
-    found = {one.key: one for one in figures_of("some", [overload, light])}
-    uses = found["some.fit_use"]
-    assert uses.n == len(overload.fits) + len(light.fits)
-    assert {uses.low, uses.high} == {overload.fit_use, light.fit_use}
-    assert uses.low <= uses.median <= uses.high
-    assert found["some.deadlines_kept"].n >= found["some.deadlines"].n > 0
-    assert "some.retries" not in found, "nobody was told to come again"
 
 
 def test_dl16_partial_is_at_its_client_in_time(overload: Reported) -> None:

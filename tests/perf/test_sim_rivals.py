@@ -8,7 +8,7 @@ from orchestrator.tasks.job import Priority
 from perf.sim.arrivals import SimArrival
 from perf.sim.replay.worker import WorkerSpec
 from perf.sim.rivals.fleet import EngineFigures, Job, RivalFleet
-from perf.sim.rivals.policies import RIVALS, Fifo, JitServe, JitServeStages, QoServe, SlosServe
+from perf.sim.rivals.policies import RIVALS, JitServe, QoServe, SlosServe
 from tests.support.cases import for_each
 from worker.runner.synthetic import StepCost
 
@@ -51,35 +51,6 @@ def test_jitserve_takes_what_is_shortest_and_can_be_in_time() -> None:
         assert policy.pick(0.0, running, [short], 0) == running
     assert policy.pick(0.0, running, [short], 0) == running
     assert policy.pick(0.0, running, [short], 0)[0] is short  # the 32nd step: it may pause them
-
-
-def test_jitserves_stages_are_due_by_the_share_that_finished_runs_had_used() -> None:
-    policy = JitServeStages(MACHINE)
-
-    def call(session: str, at_s: float, ended_s: float) -> Job:
-        made_of = arrival(at_s, deadline_ms=1000 * (20.0 - at_s), session=session, tenant="agent")
-        return Job(made_of, 20.0, math.inf, math.inf, ended_at=ended_s)
-
-    assert policy._due(call("first", 10.0, 0.0)) == 20.0  # nothing is known yet
-    policy.answered(call("first", 10.0, 11.0))
-    policy.answered(call("first", 12.0, 15.0))
-    policy.run_over("agent", "first")
-    assert policy._due(call("second", 10.0, 0.0)) == pytest.approx(10 + 10 / 5)
-    policy.answered(call("second", 10.0, 11.0))
-    assert policy._due(call("second", 14.0, 0.0)) == pytest.approx(20.0)
-    assert policy._due(job(9.0)) == 9.0  # no run's
-
-
-def test_what_a_client_sends_next_comes_when_it_says() -> None:
-    spec = WorkerSpec(STEP_COST, 2, kv_tokens=1000, noise=0.0)
-    fleet = RivalFleet(spec, 1, Fifo(MACHINE), seed=1)
-
-    def then(job: Job) -> SimArrival | None:
-        return arrival(job.ended_at + 1.0) if job.arrived < 2.0 else None
-
-    jobs = fleet.run([arrival(0.0), arrival(1.5)], then)
-    assert [round(each.arrived, 2) for each in jobs] == [0.0, 1.5, 1.1, 2.2, 2.6]
-    assert all(each.met for each in jobs)
 
 
 def test_qoserve_relegates_once_what_will_miss_and_serves_it_last() -> None:

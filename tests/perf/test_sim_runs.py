@@ -2,7 +2,7 @@
 
 import pytest
 
-from perf.sim.runs import LONG, RIVALS, SHORT, AgentRun, KeptRuns, measure, measure_rival
+from perf.sim.runs import RIVALS, SHORT, AgentRun, KeptRuns, measure, measure_rival
 from tests.support.cases import for_each
 
 SEED = 4
@@ -22,19 +22,6 @@ def test_runs_that_say_how_many_calls_are_to_come_are_kept_more_often() -> None:
     assert said.runs_kept > 1.1 * rest.runs_kept
     # Not at the others' cost alone.
     assert said.other_share > 0.9 * rest.other_share
-
-
-def test_the_contexts_of_long_runs_grow_by_what_is_said() -> None:
-    load = LONG.draw(LONG.rates(1.2), 60.0, SEED)
-    runs = [one for one in load if isinstance(one, AgentRun)]
-    run = max(runs, key=lambda one: len(one.calls))
-    before: tuple[int, ...] = ()
-    for call in run.asked():
-        assert call.prompt[: len(before)] == before
-        assert len(call.prompt) == call.prompt_tokens > len(before)
-        before = call.prompt + (1,) * call.length
-    assert 25 <= len(run.calls) <= 40
-    assert 60_000 < len(before) < LONG.fleet.context_tokens
 
 
 @for_each("name", RIVALS)

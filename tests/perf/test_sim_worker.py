@@ -58,13 +58,3 @@ def test_a_token_after_the_deadline_is_late() -> None:
     (worker,) = done.workers
     assert worker.tokens_late == 1
     assert worker.stats().kv_blocks_used == 0
-
-
-def test_no_time_passes_while_a_long_prompts_blocks_are_named() -> None:
-    """Elsewhere a thread does that; virtual time would run away from it."""
-    spec = WorkerSpec(StepCost(10e-3, 0.0, 1e-6), 2, kv_tokens=16_000, noise=0.0)
-    long = SimArrival(1.0, 9000, 5, 5, 10_000.0, "", Priority.INTERACTIVE)
-    done = simulate([long], Fleet(spec, count=1, context_tokens=16_000), {}, seed=1)
-    (result,) = done.results
-    assert result.outcome is Outcome.MET
-    assert result.dispatched_s == pytest.approx(1.0)

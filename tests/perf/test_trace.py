@@ -1,6 +1,5 @@
 """Loads made of traces: what a file must have, how requests are scaled, when they come."""
 
-import itertools
 import math
 from pathlib import Path
 
@@ -75,16 +74,6 @@ def test_requests_come_at_their_rate_in_order_and_repeat(is_poisson: bool) -> No
     assert times[0] >= 0 and times[-1] <= 20.0
     assert requests == list(made.requests(5.0, 20.0, 3))
     assert requests != list(made.requests(5.0, 20.0, 4))
-
-
-def test_the_traces_own_bursts_are_kept_and_poisson_has_none() -> None:
-    def longest_gap(is_poisson: bool) -> float:
-        times = [r.at_s for r in load(is_poisson=is_poisson).requests(0.45, 200.0, 2)]
-        gaps = [after - before for before, after in itertools.pairwise(times)]
-        return max(gaps) / (sum(gaps) / len(gaps))
-
-    assert longest_gap(False) == pytest.approx(13 / (20 / 9), rel=0.15)
-    assert longest_gap(True) < 9
 
 
 @for_each("manner", Manner)

@@ -48,19 +48,6 @@ def test_ours_count_at_once_and_others_once_two_polls_tell_of_them() -> None:
     assert pod.load == 6
 
 
-def test_what_the_gateway_shows_no_more_counts_until_a_poll_that_began_later() -> None:
-    pod = Pod("a")
-    one = flight()
-    pod.add(one)
-    one.unseen_since = 2.0
-    pod.take_page(replace(PAGE, running=1), asked_at=1.5, now=2.1)
-    assert pod.load == 1 and one in pod.flights
-    pod.take_page(replace(PAGE, running=1), asked_at=2.5, now=2.6)
-    assert pod.load == 1 and not pod.flights
-    pod.take_page(PAGE, asked_at=3.0, now=3.1)
-    assert pod.load == 0
-
-
 def test_jobs_that_wait_show_how_many_run_at_once() -> None:
     """Twice in a row: one that has just come waits for a moment on an idle pod, too."""
     pod = Pod("a")

@@ -114,14 +114,6 @@ async def test_a_pod_that_tells_nothing_says_why(change: dict[str, object], faul
             assert served.pods.is_ready  # failing open
 
 
-async def test_tidegates_own_page_goes_before_the_other_one() -> None:
-    async with FakePod(num_requests_running=7).serve() as pod:
-        pod.metrics_path = "/metrics/vllm"
-        async with serve_picker(pod.address) as served:
-            (one,) = served.pods
-            assert one.page is not None and one.page.running == 7
-
-
 async def test_a_pod_that_is_named_no_more_gets_nothing_and_may_come_back() -> None:
     pods = Pods(PickerSection(), ManualClock())
     for address in ("10.0.0.1:80", "10.0.0.2:80"):

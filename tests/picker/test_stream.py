@@ -19,7 +19,6 @@ from picker.ext_proc import (
     METHOD,
     NONE,
     SERVICE,
-    SKIP,
     STREAMED,
     ProcessingRequest,
     ProcessingResponse,
@@ -213,18 +212,6 @@ async def test_trailers_end_a_body_that_no_chunk_ended(one: Rig) -> None:
     await stream.hang_up()
 
 
-async def test_a_head_alone_is_answered_at_once(one: Rig) -> None:
-    """Nothing is generated, so it counts for no pod, and the answer need not be shown."""
-    stream = one.open()
-    await stream.head("/v1/models", end=True)
-    reply = await stream.get("request_headers")
-    assert named(reply, "request_headers")[0] == one.idle.address
-    assert reply.mode_override.response_body_mode == NONE
-    assert reply.mode_override.response_trailer_mode == SKIP
-    assert one.flights() == 0
-    await stream.hang_up()
-
-
 @pytest.mark.parametrize("mode", [BUFFERED, BUFFERED_PARTIAL])
 async def test_a_buffered_body_is_picked_for_in_answer_to_it(one: Rig, mode: int) -> None:
     stream = one.open(mode, BUFFERED)
@@ -409,23 +396,6 @@ async def test_the_pod_that_answered_is_the_one_that_counts(one: Rig) -> None:
     assert busy is not None and idle is not None
     assert (len(busy.flights), len(idle.flights)) == (1, 0)
     await stream.hang_up()
-
-
-async def test_a_connection_that_goes_while_a_reply_is_sent_is_no_error(
-    one: Rig, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Gone:
-        async def read(self) -> bytes:
-            headers = {"headers": raw({":path": "/v1/models", ":method": "GET"})}
-            request = ProcessingRequest(request_headers={**headers, "end_of_stream": True})
-            encoded: bytes = request.SerializeToString()
-            return encoded
-
-        async def write(self, reply: Reply) -> None:
-            raise grpc.aio.InternalError("as gRPC says of it")
-
-    await one.served.server.process(None, Gone())  # type: ignore[arg-type]
-    assert one.flights() == 0 and caplog.text == ""
 
 
 async def test_bytes_that_are_no_message(one: Rig, caplog: pytest.LogCaptureFixture) -> None:

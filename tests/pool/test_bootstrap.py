@@ -144,11 +144,3 @@ def test_needs_nothing_but_the_standard_library() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "--torch-index" in done.stdout
-
-
-def test_type_checkers_see_the_client(commands: Commands) -> None:
-    """They follow path files; one with an umlaut in it would keep Triton's stub from starting."""
-    bootstrap.main()
-    (file,) = bootstrap.VENV.glob("lib/python*/site-packages/*.pth")
-    (line,) = file.read_text("ascii").splitlines()
-    assert (file.parent / line).resolve() == bootstrap.ROOT / "client"

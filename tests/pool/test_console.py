@@ -87,13 +87,3 @@ def test_the_curl_line_survives_a_shell(with_token: bool) -> None:
     assert words[:3] == ["curl", "-N", "http://h:1/v1/chat/completions"]
     assert json.loads(words[-1])["model"] == "it's a model"
     assert ("authorization: Bearer $TIDEGATE_TOKEN" in words) == with_token
-
-
-def test_an_ipv6_address_is_no_pattern_to_a_shell() -> None:
-    out = io.StringIO()
-    with open_view(Console(file=out, width=200), curl_line("{url}", "m", with_token=False)) as view:
-        view(PoolEvent(EventKind.SERVING, "tidegate", "http://[::1]:9000", 1.0))
-    serving, line = out.getvalue().splitlines()
-    assert serving == "serving on http://[::1]:9000 after 1.0 s"
-    assert shlex.split(line)[2] == "http://[::1]:9000/v1/chat/completions"
-    assert r"\[::1\]" in line

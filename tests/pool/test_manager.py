@@ -119,23 +119,6 @@ async def test_a_mistake_of_ours_leaves_no_instance_unkept() -> None:
 
 
 @simulated
-async def test_one_more_and_one_less_leave_the_others_alone() -> None:
-    machine = FakeMachine()
-    manager = await up(machine, A, B)
-    kept = machine.running()["b"]
-    gone = machine.running()["a"]
-    await manager.apply(specs(B, C))
-    await asyncio.sleep(LOAD_S + 1)
-    assert gone.drained_s == 30.0
-    assert machine.running()["b"] is kept
-    assert set(machine.running()) == {"b", "c"} == set(machine.written.instances)
-    assert machine.ready == {"127.0.0.1:9002", "127.0.0.1:9003"}
-    assert machine.kinds("b").count(EventKind.SPAWNED) == 1
-    await manager.stop(1.0)
-    assert machine.running() == {} == machine.written.instances
-
-
-@simulated
 async def test_a_changed_one_is_replaced_without_a_moment_of_none() -> None:
     machine = FakeMachine()
     manager = await up(machine, A)
@@ -196,19 +179,6 @@ async def test_the_next_manager_goes_on_with_what_runs() -> None:
     assert second.members["a"].is_ready, "it is kept up, too"
     await second.stop(1.0)
     assert machine.running() == {}
-
-
-@simulated
-async def test_those_that_are_found_are_told_together() -> None:
-    """One by one, orchestrators would take the others for gone."""
-    machine = FakeMachine()
-    await killed(await up(machine, A, B, C))
-    machine.told_ready.clear()
-    machine.ready = frozenset()
-    manager = machine.manager()
-    await manager.recover(specs(A, B, C))
-    assert [len(told) for told in machine.told_ready] == [3]
-    await manager.stop(0.0)
 
 
 @simulated

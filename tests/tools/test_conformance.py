@@ -16,7 +16,7 @@ from tests.support.deadline_server import MODEL, DeadlineServer, Manner, running
 from tests.support.steady_loop import hurry
 from tools.conformance import VERSION
 from tools.conformance import __main__ as command
-from tools.conformance.rules import GROUPS, RULES, Finding, Verdict, chosen, table
+from tools.conformance.rules import GROUPS, RULES, Finding, Verdict, chosen
 from tools.conformance.run import CHECKS, FAILED, PASSED, UNKNOWN, Report, Stillness, examine
 from tools.conformance.server import Effort, Unusable
 from tools.conformance.target import BadTarget, Target, read_field, read_saying
@@ -241,21 +241,6 @@ def test_a_deadline_is_said_as_the_template_has_it(text: str, place: str, said: 
 def test_arguments_that_cannot_be_used_are_told(make: Callable[[], object], said: str) -> None:
     with pytest.raises(BadTarget, match=said):
         make()
-
-
-def test_the_command_refuses_what_it_cannot_use(
-    capsys: pytest.CaptureFixture[str], unused_tcp_port: int
-) -> None:
-    url = f"http://127.0.0.1:{unused_tcp_port}/v1"
-    for arguments, said in (
-        (["--model", "m"], "not a base URL"),
-        (["--url", url, "--model", "m", "--only", "speed"], "no rule 'speed': groups are expiry"),
-        (["--url", url, "--model", "m"], "nobody answers"),
-    ):
-        assert command.main(arguments) == 2
-        assert said in capsys.readouterr().err
-    assert command.main(["--rules"]) == 0
-    assert capsys.readouterr().out.strip() == table()
 
 
 def test_the_page_has_the_rules() -> None:

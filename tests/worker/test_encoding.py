@@ -5,10 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from worker.encoding import openable, readable
-from worker.errors import BrokenCheckpoint
-from worker.models.folder import model_name
-from worker.settings import WorkerSettings
+from worker.encoding import openable
 
 SEEN_AS_ASCII = "h\udcc3\udcb6he"
 
@@ -17,21 +14,6 @@ def test_a_path_is_openable_wherever_it_comes_from() -> None:
     for path in (Path("/höhe"), Path(f"/{SEEN_AS_ASCII}")):
         assert str(openable(path, "ascii")) == f"/{SEEN_AS_ASCII}"
         assert str(openable(path, "utf-8")) == "/höhe"
-
-
-def test_what_is_told_of_it_is_unicode(tmp_path: Path) -> None:
-    assert readable(SEEN_AS_ASCII) == readable("höhe") == "höhe"
-    assert "\ufffd" in readable("no Unicode: \udcff")
-    assert model_name(tmp_path / SEEN_AS_ASCII) == "höhe"
-    assert str(BrokenCheckpoint(f"{SEEN_AS_ASCII} is missing")) == "höhe is missing"
-
-
-def test_settings_of_the_environment_are_unicode_but_for_paths() -> None:
-    settings = WorkerSettings(
-        model_path=Path(SEEN_AS_ASCII), model_name=SEEN_AS_ASCII, models={SEEN_AS_ASCII: "/a"}
-    )
-    assert (settings.model_name, list(settings.models)) == ("höhe", ["höhe"])
-    assert settings.model_path == openable(Path("höhe"))
 
 
 def test_files_and_the_log_are_utf_8_in_a_process_that_began_in_ascii(tmp_path: Path) -> None:

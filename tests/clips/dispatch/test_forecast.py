@@ -39,20 +39,6 @@ def needs(left_s: float, *, degrade: bool = False, **recipe: Any) -> ClipNeeds:
     return ClipNeeds(read_recipe(known), NOW + left_s, degrade=degrade)
 
 
-def test_stages_of_two_clips_overlap_and_one_serves_one_at_a_time() -> None:
-    """Speech 2 s beside portrait 3 s, video 4 s, check 1 s."""
-    can = ability(2, 3, 4, 1)
-    line = InstanceTimeline(can, NOW, ())
-    ends = []
-    for _ in range(3):
-        want = needs(100)
-        work = can.work(want.whole(can))
-        ends.append(line.finish(work) - NOW)
-        line.take(work)
-    # The second's video waits for the first's; the third begins when the first has gone.
-    assert ends == pytest.approx([8, 12, 16])
-
-
 def test_what_is_under_way_counts_for_what_is_left_of_it() -> None:
     can = ability(2, 2, 4, 0, slots=1)
     want = needs(100)

@@ -7,7 +7,6 @@ import pytest
 
 from clips.dispatch.fleet import ClipHealth
 from clips.state import StageState
-from orchestrator.lanes.grpc_call import GrpcCall
 from tests.clips.api.test_slots import RECIPE, serving, status_of, submit, until_ended
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker
 from tests.support.fake_slots import FakeClips, FakePlan, clips_of, make_state
@@ -226,22 +225,3 @@ async def test_a_drain_ends_at_once_what_it_could_not_wait_for(
     plan.release.set()
     await draining
     assert (await status_of(service, running))["outcome"] == "met"
-
-
-async def test_where_there_is_no_slot_model_the_watch_is_ended_and_not_cancelled(
-    make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Triton keeps the socket of each stream that is cancelled after it refused something there:
-    it would run out of files within the hour."""
-    ended: list[str] = []
-    close = GrpcCall.close
-
-    async def closing(call: GrpcCall) -> None:
-        if call.ended.done() and not call.ended.cancelled():
-            ended.append(str(call.ended.exception()))
-        await close(call)
-
-    monkeypatch.setattr(GrpcCall, "close", closing)
-    service = await make_service(await make_worker())
-    await service.until(lambda: len(ended) >= 2)
-    assert all(how.startswith("ok") for how in ended)

@@ -101,12 +101,6 @@ async def test_dl19_a_clip_is_tried_after_a_busy_start_and_teaches_its_pace(
     assert machine.predicted_s() == pytest.approx(CALM, rel=0.5)
 
 
-async def test_sl2_nothing_is_given_up_for_a_busy_start(machine: Machine) -> None:
-    await busy_start(machine)
-    clip = await machine.clip(deadline_s=3.0, degrade=True)
-    assert clip.plan.given_up == () and clip.plan.size == 128 and clip.check is not None
-
-
 async def test_sl2_a_video_behind_its_pace_is_begun_anew_with_less(machine: Machine) -> None:
     machine.video_s = 6.0
     clip = await machine.clip(deadline_s=5.0, degrade=True)
@@ -149,18 +143,6 @@ async def test_sl1_timeouts_take_nothing_from_the_warm_up(machine: Machine) -> N
     await warm_up(machine.pipeline, machine.pool)
     for stage, times in machine.times.items():
         assert times.timeout_s(1.0) == BUDGETS[stage].timeout_s
-
-
-async def test_what_was_given_up_comes_back_when_a_stage_is_faster_than_it_was(
-    machine: Machine,
-) -> None:
-    machine.video_s, machine.portrait_s = 4.0, 3.0
-    await machine.clip(deadline_s=60.0)
-    plan = machine.pipeline.plan(RECIPE, 6.6, degrade=True)
-    assert plan.given_up == ("12 frames a second instead of 24",)
-    machine.portrait_s = 0.0
-    clip = await machine.clip(deadline_s=6.6, degrade=True)
-    assert clip.plan.given_up == () and clip.frames == 36
 
 
 async def test_sl1_less_is_rendered_where_a_stage_would_be_stopped_for_all_of_it(

@@ -17,7 +17,6 @@ from clips.render.reporter import ClipReporter
 from clips.render.settings import RenderSettings
 from clips.render.stages.base import Step
 from clips.render.worker import ClipWorker
-from clips.state import ClipsState
 from protocol import Code
 from tests.clips.render.fakes import CPU, SIZES, Rig
 from tests.support.clock import MovedClock
@@ -64,23 +63,6 @@ def served() -> Iterator[Served]:
     yield served
     served.worker.close()
     assert served.pool.free == 1
-
-
-def test_the_state_is_told_until_nobody_listens(served: Served) -> None:
-    served.ask().wait_final()
-    watching = served.ask({}, watch=True)
-    watching.wait(lambda: len(watching.sent) >= 2, "a second state")
-    told = events(watching)[0]
-    assert told.pop("event") == "state"
-    state = json.loads(json.dumps(told))
-    assert set(state) == set(ClipsState.__struct_fields__)
-    assert (state["slots_total"], state["slots_free"], state["waiting"]) == (1, 1, 0)
-    assert state["max_size"] == 64 and state["free_in_s"] == []
-    assert state["stages"]["video"]["p95_ms"] > 0 and state["memory_used_bytes"] == 7
-    assert state["stages"]["audio"]["provider"] == "audio"
-    watching.cancelled = True
-    watching.wait_final()
-    assert watching.error is not None and watching.error[0] == Code.CANCELLED
 
 
 def _aborts(served: Served) -> dict[str, Any]:

@@ -210,18 +210,6 @@ def test_no_text_or_voice_takes_the_process_along() -> None:
     assert done.returncode == 0, done.stderr[-2000:].decode()
 
 
-@pytest.mark.parametrize("frequency", [440, 9_000])
-def test_a_tone_stays_one_tone_at_another_rate(frequency: int) -> None:
-    from clips.render.stages.espeak import _resample
-
-    tone = torch.sin(2 * torch.pi * frequency * torch.arange(22_050, dtype=torch.float64) / 22_050)
-    audio = torch.zeros(SAMPLE_RATE)
-    assert _resample(tone.float(), 22_050, audio) == SAMPLE_RATE
-    power = torch.fft.rfft(audio.double() * torch.hann_window(SAMPLE_RATE).double()).abs().square()
-    around = power[frequency - 20 : frequency + 21].sum()
-    assert float((power.sum() - around) / power.sum()) < 1e-5
-
-
 @pytest.mark.parametrize("samples", [1, 1023, 22_000, 24_000])
 def test_sound_may_end_anywhere_in_the_last_frame(samples: int) -> None:
     pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")

@@ -256,23 +256,3 @@ async def test_or12_what_only_counts_tokens_counts_as_a_request(
     assert statuses == [200, 200, 429]
     async with service.http.post("/v1/completions", json=ASK, headers=headers) as response:
         assert response.status == 429
-
-
-@pytest.mark.parametrize(("path", "body"), COUNTING)
-async def test_or12_what_only_counts_tokens_is_in_progress_meanwhile(
-    worker: FakeWorker, make_service: MakeService, path: str, body: dict[str, object]
-) -> None:
-    """OR-12: and no longer, however it ends."""
-    service = await make_service(worker, limits__each_key__concurrent=1)
-    held = Plan(stall_at=0)
-    worker.plan = lambda submit: held
-    running = asyncio.create_task(service.http.post("/v1/completions", json=ASK))
-    await worker.until(lambda: worker.running == 1)
-    async with service.http.post(path, json={"model": "fake"} | body) as response:
-        assert response.status == 429
-    held.release.set()
-    async with await running as response:
-        await response.read()
-    for model, status in (("other", 404), ("fake", 200), ("fake", 200)):
-        async with service.http.post(path, json={"model": model} | body) as response:
-            assert response.status == status

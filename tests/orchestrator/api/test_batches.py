@@ -279,14 +279,6 @@ async def test_a_bent_upload_is_the_clients_to_mend_and_is_quoted_nowhere(
     assert (await ask(kept, "GET", "/v1/files"))["data"] == []
 
 
-async def test_a_file_may_have_any_name_and_headers_of_its_own(kept: Service) -> None:
-    for name, shown in ((b"caf\xe9.jsonl", "caf\ufffd.jsonl"), ("caf\u00e9".encode(), "caf\u00e9")):
-        own = part(NAMED + b'; filename="' + name + b'"', b"X-Own: 1")
-        data = b"in front\r\n" + own + PURPOSE + b"--b--\r\n"
-        file = await ask(kept, "POST", "/v1/files", data=data, headers=FORM)
-        assert (file["filename"], file["bytes"]) == (shown, 2)
-
-
 async def test_an_upload_that_drips_ends_as_any_body(
     kept: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,33 +74,3 @@ async def test_a_form_is_that_of_the_answer_behind_the_thinking(
         assert parts == ["Hm." if "think" in said else "", ANSWER]
     before, *parts = await asked(service, worker, path, ANSWER, thinks=False)
     assert (before, parts) == ("", ["", ANSWER]), "the prompt has ended it"
-
-
-@for_each(
-    ("path", "name"),
-    [*((path, "enable_thinking") for path in ROUTES), ("/v1/messages", "thinking")],
-)
-async def test_thinking_that_is_off_leaves_the_answer_alone(
-    service: Service, worker: FakeWorker, path: str, name: str
-) -> None:
-    """From the first token on; but a template that begins it all the same must see it ended."""
-    before, *parts = await asked(service, worker, path, ANSWER, **{name: False})
-    assert (before, parts) == ("", ["", ANSWER])
-    said = f"</think>{ANSWER}"
-    before, *parts = await asked(service, worker, path, said, **{name: False, "thinks": True})
-    assert "before: thought" in before and parts == ["", ANSWER]
-
-
-async def test_text_that_looks_like_thinking_is_the_answer_where_none_may_be(
-    service: Service, worker: FakeWorker
-) -> None:
-    worker.plan = lambda submit: says("<think>x</think>")
-    body = {
-        "model": "fake",
-        "messages": HI,
-        "max_tokens": 99,
-        "guided_regex": "[<>/a-z]+",
-        "chat_template_kwargs": {"thinks": False},
-    }
-    answer = await answer_of(service, "/v1/chat/completions", body)
-    assert parts_of(answer) == ("", "<think>x</think>")

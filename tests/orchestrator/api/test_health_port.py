@@ -60,14 +60,6 @@ def exchange() -> Exchange:
     return Exchange(answers)
 
 
-def test_empty_lines_before_a_request_pile_up_nowhere(exchange: Exchange) -> None:
-    for _ in range(10):
-        exchange.receive(b"\r\n" * 1000)
-        exchange.proceed(0.0)
-    assert exchange._unread == b"" and not exchange.is_last
-    assert ask(exchange, b"GET /health/live HTTP/1.1\r\n\r\n")[0].startswith(b"HTTP/1.1 200")
-
-
 def ask(exchange: Exchange, data: bytes) -> tuple[bytes, bytes]:
     """Head and body of the next response."""
     exchange.receive(data)

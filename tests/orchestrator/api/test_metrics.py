@@ -50,22 +50,6 @@ async def test_openmetrics_leads_to_sampled_traces(service: Service) -> None:
     }
 
 
-async def test_opentelemetrys_names(service: Service) -> None:
-    await chat(service, "00")
-    await chat(service, "00", model="nobody's")
-    labels = {
-        "gen_ai_operation_name": "chat",
-        "gen_ai_provider_name": "tidegate",
-        "gen_ai_request_model": "fake",
-    }
-    for name in ("time_to_first_token", "time_per_output_token"):
-        assert service.metric(f"gen_ai_server_{name}_seconds_count", **labels) == 1
-    duration = "gen_ai_server_request_duration_seconds_count"
-    assert service.metric(duration, **labels, error_type="") == 1
-    failed = labels | {"gen_ai_request_model": "", "error_type": "model_not_found"}
-    assert service.metric(duration, **failed) == 1
-
-
 async def test_tenants_make_a_bounded_number_of_series(service: Service) -> None:
     for number in range(MAX_TENANTS + 2):
         body = TASK | {"tenant": f"tenant-{number}", "max_tokens": 0}
@@ -102,19 +86,6 @@ async def test_dl10_windows_and_responses(service: Service) -> None:
         pass
     for status in ("200", "400"):
         assert service.metric("tidegate_http_responses_total", status=status) == 1
-
-
-async def test_a_miss_is_somebodys(worker: FakeWorker, make_service: MakeService) -> None:
-    worker.plan = lambda submit: Plan(stall_at=1, ignores_deadline=True)
-    service = await make_service(worker, admission__mode="off")
-    async with service.leaping(21, tokens=1):
-        await chat(service, "00", deadline_ms=20_000)
-    await service.until(lambda: service.outcomes() == ["missed"])
-    stages = ("queue", "route", "prefill", "decode", "retry", "prediction")
-    by_stage = [service.metric("tidegate_misses_total", stage=stage) for stage in stages]
-    assert sum(by_stage) == 1
-    spent = [service.metric("tidegate_missed_time_ms_total", stage=stage) for stage in stages[:4]]
-    assert sum(spent) > 15_000
 
 
 async def test_pf4_utilization_and_health_failures(

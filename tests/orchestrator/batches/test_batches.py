@@ -201,21 +201,6 @@ async def test_it_expires_also_while_nobody_runs(
         assert batch.counts == {LineOutcome.SUCCEEDED: 4, LineOutcome.EXPIRED: 6}
 
 
-async def test_cancelled_it_keeps_what_is_done(
-    make_life: MakeLife, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    life, name = await stuck(make_life, monkeypatch)
-    told = await life.batches.cancel(OWNER, name)
-    assert told.status is Status.CANCELLING
-    batch = await life.over(name)
-    assert batch.status is Status.CANCELLED
-    assert batch.counts == {LineOutcome.SUCCEEDED: 4, LineOutcome.CANCELLED: 6}
-    assert sorted(e["line"] for e in await life.entries(name)) == list(range(1, 11))
-    assert not life.batches.under_way
-    with pytest.raises(InvalidRequest, match="cancelled"):
-        await life.batches.cancel(OWNER, name)
-
-
 async def test_files_are_bounded_and_private(make_life: MakeLife) -> None:
     life = await make_life(file_bytes=2**14, folder_bytes=2**15)
     with pytest.raises(BodyTooLarge, match="at most 16384 bytes"):

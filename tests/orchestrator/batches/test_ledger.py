@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.folder import Folder, Ledger
-from orchestrator.batches.records import LineOutcome, StoredBatch, Time
+from orchestrator.batches.records import StoredBatch, Time
 from orchestrator.batches.service import new_batch
 from orchestrator.clock import Boot
 from tests.support.clock import ManualClock
@@ -54,28 +54,3 @@ def test_no_file_stays_open_when_the_other_cannot_be_opened(
                 Ledger(folder, batch)
     assert len(os.listdir("/proc/self/fd")) == len(before)
     Ledger(folder, batch).close()
-
-
-def test_it_can_be_closed_again_where_one_file_could_not_be_flushed(
-    folder: Folder, batch: StoredBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fsync, flushed = os.fsync, 0
-
-    def fail(file: int) -> None:
-        nonlocal flushed
-        flushed += 1
-        if flushed == 2:
-            raise OSError(28, "No space left on device")
-        fsync(file)
-
-    ledger = Ledger(folder, batch)
-    ledger.put(1, LineOutcome.SUCCEEDED, b"1\n")
-    ledger.put(2, LineOutcome.ERRORED, b"2\n")
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space"):
-        ledger.close()
-    ledger.close()
-    assert flushed == 3
-    again = Ledger(folder, batch)
-    assert again.counts.total() == 2
-    again.close()

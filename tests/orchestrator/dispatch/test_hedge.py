@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from orchestrator.dispatch.hedge import Hedger
-from orchestrator.dispatch.retry import RetryBudget
 from orchestrator.prediction.step_model import IDLE, StepModel
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job
@@ -76,18 +75,6 @@ async def test_or10_only_when_late_and_slack_is_short(
     assert not hedger.is_due(task, None, 0.0, 100.0)
     hedger.budget.spend()
     assert not hedger.is_due(task, (pace, IDLE), 100.0 - late_ms / 1000, 100.0)
-
-
-def test_or10_at_most_one_in_fifty_from_the_first_on() -> None:
-    budget = RetryBudget(0.02, 1.0, is_full=False)
-    spent = 0
-    for offered in range(1, 1001):
-        budget.offered()
-        if not budget.is_empty:
-            budget.spend()
-            spent += 1
-        assert spent <= 0.02 * offered + 1e-9
-    assert spent >= 19
 
 
 @pytest.fixture
@@ -180,18 +167,6 @@ async def test_or10_the_rival_is_left_when_the_first_one_dies_or_fails(
     assert text_of(await running) == EXPECTED
     assert len(second.submits) == 1
     assert service.outcomes() == ["met"]
-
-
-async def test_or10_a_cancel_stops_both(race: tuple[Service, FakeWorker, FakeWorker]) -> None:
-    service, first, second = race
-    first.plan = second.plan = lambda submit: Plan(stall_at=0)
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        task = (await response.json())["task_id"]
-    await second.until(lambda: second.running == 1)
-    async with service.http.delete(f"/v2/tasks/{task}") as response:
-        assert response.status == 202
-    await settled(service, first, second)
-    assert service.outcomes() == ["aborted"]
 
 
 async def test_or10_none_while_others_wait(

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.api.http import event_stream
 from orchestrator.dispatch.attempt import Attempt
-from orchestrator.dispatch.pausing import AT_ONCE, MAX_PAUSES, Pausing
+from orchestrator.dispatch.pausing import MAX_PAUSES, Pausing
 from orchestrator.instances.candidate import Candidate
 from orchestrator.instances.concurrency import ConcurrencyLimit, InFlightJob
 from orchestrator.instances.instance import InstanceState
@@ -176,13 +176,6 @@ def test_nobody_is_paused_for_what_was_sent_a_moment_ago_or_holds_less_than_it_n
     assert rig.victims() == ["r"]
     concurrency.add(InFlightJob(1, 1, 1, False), 0)
     assert rig.victims() == []
-
-
-def test_no_more_than_some_are_looked_for() -> None:
-    rig = Rig()
-    for i in range(20):
-        rig.runs(f"r{i}", -9.0)
-    assert len(rig.victims(*(rig.task(f"w{i}", 0.0) for i in range(20)))) == AT_ONCE
 
 
 def test_work_without_a_chance_pauses_nobody() -> None:
@@ -437,41 +430,6 @@ async def test_or2_the_place_of_a_paused_task_is_told(
     await stage.service.until(lambda: len(stage.service.orchestrator.queue) == 2)
     assert (await stage.status(long))["queue_position"] == 1
     await stage.ends("met", "met", "met")
-
-
-@pytest.mark.parametrize("at", [0, 3])
-async def test_wp2_a_cancel_of_a_paused_task_frees_all(
-    make_worker: MakeWorker, make_service: MakeService, at: int
-) -> None:
-    stage = await scene(make_worker, make_service, at=at)
-    long, _ = await stage.begin()
-    async with stage.service.http.delete(f"/v2/tasks/{long}") as response:
-        assert response.status == 202
-    await stage.worker.until(lambda: len(stage.worker.cancels) == 1)
-    await stage.service.until(lambda: stage.holds() == (0, 0, 1))
-    await stage.ends("aborted", "met")
-
-
-@pytest.mark.parametrize(("at", "on_deadline"), [(0, "error"), (3, "error"), (3, "partial")])
-async def test_dl5_the_deadline_of_a_paused_task_frees_all(
-    make_worker: MakeWorker, make_service: MakeService, at: int, on_deadline: str
-) -> None:
-    stage = await scene(make_worker, make_service, at=at)
-    changes = {"on_deadline": on_deadline}
-    long, _ = await stage.begin(**changes)
-    task = stage.service.orchestrator.store.get(long)
-    # The urgent one keeps the slot for longer than the long one has.
-    loop = asyncio.get_running_loop()
-    task.deadline = type(task.deadline)(loop.time() + 0.05, task.deadline.unix_ms)
-    assert task.timer is not None
-    task.timer.cancel()
-    dispatcher = stage.service.orchestrator.stages.dispatcher
-    task.timer = stage.service.orchestrator.clock.call_at(
-        task.deadline.at, lambda: dispatcher._deadline_passed(task)
-    )
-    await stage.service.until(lambda: task.ending is not None)
-    await stage.service.until(lambda: stage.holds() == (0, 0, 1))
-    await stage.ends("partial" if on_deadline == "partial" else "missed", "met")
 
 
 @pytest.mark.parametrize("at", [0, 3])

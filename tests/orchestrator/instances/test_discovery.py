@@ -190,16 +190,6 @@ def write(path: Path, text: str, mtime_s: int) -> None:
     os.utime(path, (mtime_s, mtime_s))
 
 
-async def test_a_file_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
-    path = tmp_path / "instances"
-    source = WatchedFile(f"file:{path}")
-    await asyncio.to_thread(write, path, "# two\na:1\n\n  b:2  # with a comment\n", 1)
-    assert await source.read() == {"a:1", "b:2"}
-    assert await source.read() is None
-    await asyncio.to_thread(write, path, "a:1\n", 2)
-    assert await source.read() == {"a:1"}
-
-
 async def test_a_file_that_is_missing_or_broken_says_so_until_it_is_mended(tmp_path: Path) -> None:
     path = tmp_path / "instances"
     source = WatchedFile(f"file:{path}")

@@ -218,47 +218,6 @@ async def test_a_missing_frame_breaks_the_lane_rather_than_losing_tokens(
     assert len(worker.opens) == 2
 
 
-async def test_every_token_of_32_streams_is_accounted_for(
-    service: Service, worker: FakeWorker
-) -> None:
-    """Streams of different lengths at once, on every API; each gets exactly its own tokens."""
-    worker.plan = lambda submit: Plan(
-        per_delta=1 + submit.sampling.max_tokens % 3,
-        step_s=0.001,
-        text=lambda index: f"{submit.sampling.max_tokens}.{index} ",
-    )
-
-    async def one(number: int) -> None:
-        count = 2 + number
-        expected = "".join(f"{count}.{i} " for i in range(count))
-        if number % 3 == 0:
-            body = TASK | {"max_tokens": count}
-            url = (await service.ask("POST", "/v2/tasks", 202, json=body))["events_url"]
-            async with service.http.get(url) as response:
-                tokens = [e.json() async for e in read_events(response) if e.event == "token"]
-            assert "".join(token["text"] for token in tokens) == expected
-            assert [token["index"] for token in tokens] == list(range(count))
-            return
-        body = CHAT | {"max_tokens": count, "stream": number % 3 == 1}
-        async with service.http.post("/v1/chat/completions", json=body) as response:
-            text = await response.text()
-        if not body["stream"]:
-            assert json.loads(text)["choices"][0]["message"]["content"] == expected
-            return
-        events = [json.loads(e[6:]) for e in text.split("\n\n")[:-2]]
-        assert "".join(e["choices"][0]["delta"].get("content", "") for e in events) == expected
-        assert len(events) == count + 2
-
-    await asyncio.gather(*(one(number) for number in range(32)))
-    assert service.outcomes() == ["met"] * 32
-    total = sum(2 + number for number in range(32))
-    assert service.metric("tidegate_tokens_generated_total") == total
-    assert service.metric("tidegate_tokens_wasted_total") == 0
-    assert next(iter(service.orchestrator.registry)).load == 0
-    assert worker.running == 0
-    assert service.metric("tidegate_per_token_emission_latency_us_count") > 0
-
-
 async def test_a_fault_of_a_listener_costs_its_task_only(
     service: Service, worker: FakeWorker, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -38,14 +38,6 @@ async def test_one_that_serves_outlives_its_registration() -> None:
     assert await rig.source.read() == frozenset()
 
 
-async def test_taking_one_off_is_idempotent() -> None:
-    rig = Rig()
-    rig.source.register("a:1", 10.0)
-    assert rig.source.deregister("a:1")
-    assert not rig.source.deregister("a:1")
-    assert await rig.source.read() == frozenset()
-
-
 @pytest.mark.parametrize(
     "address",
     [

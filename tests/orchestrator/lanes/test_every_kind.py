@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import aiohttp
 import pytest
 from aiohttp import web
 
@@ -416,19 +415,6 @@ async def test_no_redirect_is_followed(folder: Path) -> None:
     assert not elsewhere.asked
 
 
-async def test_a_server_that_takes_no_connection_is_lost_and_says_so(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The library's error is a ``TimeoutError`` too, as is the limit's for what follows a text."""
-
-    async def post(self: aiohttp.ClientSession, url: str, **more: object) -> None:
-        raise aiohttp.ConnectionTimeoutError("no connection in time")
-
-    async with served(VllmServer(), folder) as (lane, _):
-        monkeypatch.setattr(aiohttp.ClientSession, "post", post)
-        assert "no connection in time" in (await run(lane)).lost[0]
-
-
 async def test_a_key_is_sent_from_its_file(folder: Path, tmp_path: Path) -> None:
     key, server = tmp_path / "key", VllmServer()
     await asyncio.to_thread(key.write_text, "two\nlines")
@@ -446,16 +432,6 @@ async def test_a_key_is_sent_from_its_file(folder: Path, tmp_path: Path) -> None
 
 
 # ── one kind ─────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_tokens_that_llama_cpp_keeps_to_itself_are_counted(folder: Path) -> None:
-    """One that ends within a character is told of with the next."""
-    script = Script(spoken=lambda at: "" if at in (1, 2) else LETTERS[at])
-    async with served(LlamaCppServer(), folder, script) as (lane, _):
-        job = await run(lane)
-        assert job.text == "adef"
-        assert job.ids == [LETTER_IDS[0], NO_TOKEN_ID, NO_TOKEN_ID, *LETTER_IDS[3:6]]
-        assert job.end.completion_tokens == 6
 
 
 async def test_or24_a_server_that_can_keeps_tenants_prefixes_apart(folder: Path) -> None:

@@ -127,12 +127,6 @@ def test_messages_come_whole_however_they_were_cut(
     asyncio.run(run())
 
 
-async def test_what_came_together_is_handed_over_together() -> None:
-    rig = Rig()
-    rig.receive(b"".join(frame(FrameType.DATA, 0, 1, message(b"%d" % n)) for n in range(5)))
-    assert rig.together == [5]
-
-
 async def test_no_more_is_sent_than_the_peer_has_room_for() -> None:
     rig = Rig()
     data = bytes(3 * DEFAULT_WINDOW)
@@ -354,26 +348,6 @@ async def server() -> AsyncIterator[Server]:
     await served.start()
     yield echo
     await served.stop(None)
-
-
-async def test_large_and_small_messages_go_both_ways(server: Server) -> None:
-    sent = [b"small", b"", bytes(range(256)) * 20_000, b"x"]
-    got: list[bytes] = []
-    all_here = asyncio.Event()
-
-    def take(messages: list[bytes]) -> None:
-        got.extend(messages)
-        if len(got) == len(sent):
-            all_here.set()
-
-    call = await open_call(server.address, METHOD, take, 60.0)
-    for each in sent:
-        call.send(each)
-    await all_here.wait()
-    assert got == sent
-    await call.close()
-    await call.close()
-    await server.over.wait()
 
 
 async def test_a_status_comes_with_its_words(server: Server) -> None:

@@ -121,20 +121,6 @@ async def test_dl10_who_is_refused_while_its_model_would_load_is_offered_and_ref
     assert service.orchestrator.live_tasks == 0
 
 
-async def test_dl10_a_client_that_leaves_while_its_model_loads_is_in_the_books(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    worker.can_load("other")
-    worker.swap_s = 60.0
-    service = await make_service(worker)
-    asked = asyncio.create_task(
-        service.http.post("/v1/responses", json={"model": "other", "input": "x"})
-    )
-    await service.until(lambda: service.orchestrator.stages.demand.waiting == 1)
-    asked.cancel()
-    await service.until(lambda: service.outcomes() == ["aborted"])
-
-
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/completions"])
 async def test_or21_one_that_waits_for_its_model_is_listed_and_stopped_at_once(
     worker: FakeWorker, make_service: MakeService, path: str

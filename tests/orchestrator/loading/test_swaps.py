@@ -52,27 +52,6 @@ async def test_wk7_an_instance_serves_another_model_on_the_lanes_that_it_has(
     assert service.metric("tidegate_model_swaps_total", result="done") == 1
 
 
-async def test_wk7_what_runs_ends_before_the_model_is_replaced(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    worker.can_load("other")
-    service = await make_service(worker)
-    plan = Plan(stall_at=3)
-    worker.plan = lambda submit: plan
-    stream = asyncio.create_task(_streamed(service, "fake"))
-    await worker.until(lambda: worker.running == 1)
-    status, told = await swap(service, worker, model="other")
-    assert (status, told["error"]) == (202, None)
-    await worker.until(lambda: len(worker.swaps) == 1)
-    await service.until(lambda: next(iter(service.orchestrator.registry)).draining)
-    gates = (await described(service))["gates"]
-    assert isinstance(gates, dict) and "about to serve other" in gates["engine"]["reason"]
-    plan.release.set()
-    assert await stream == 8
-    await service.until(lambda: not service.orchestrator.stages.swaps.leaving())
-    assert service.outcomes() == ["met"]
-
-
 async def _streamed(service: Service, model: str) -> int:
     """Tokens of one stream that was not dropped."""
     tokens = 0
@@ -226,20 +205,6 @@ async def test_wk7_what_makes_no_sense_is_refused(
     worker.can_load("other")
     status, told = await swap(service, worker, **body)
     assert status == 400 and word in str(told)
-
-
-async def test_wk7_one_swap_at_a_time_and_the_same_again_is_the_same(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    worker.can_load("other", "third")
-    worker.swap_s = 0.2
-    service = await make_service(worker)
-    await swap(service, worker, model="other")
-    status, _ = await swap(service, worker, model="third", wait=True)
-    assert status == 503
-    again = await asyncio.gather(*(swap(service, worker, model="other", wait=True) for _ in "ab"))
-    assert [status for status, _ in again] == [200, 200]
-    assert len(worker.swaps) == 1
 
 
 async def test_wk7_an_instance_that_dies_in_the_middle_fails_the_swap_only(

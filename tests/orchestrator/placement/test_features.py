@@ -10,7 +10,7 @@ from orchestrator.placement.requirements import Requirements, features_of
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job, PlacementConstraint
 from protocol import Feature, Grammar, GrammarKind, Sampling
-from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import Plan
 
@@ -163,29 +163,6 @@ async def test_the_floor_is_what_an_abort_takes_where_every_engine_is_slow_at_it
     status, body = await offer(service, deadline_ms=30_000)
     assert (status, body["error"]["code"]) == (504, "deadline_infeasible")
     assert not worker.submits
-
-
-async def test_what_engines_lack_is_listed(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    worker = await make_worker(
-        lacks=(Feature.SEED,),
-        abort_ms=12.5,
-        quantization="int8",
-        device_mask=6,
-        tensor_parallel=2,
-        engine_reason="it fits",
-        deterministic=True,
-    )
-    service = await make_service(worker)
-    async with service.http.get("/v2/instances", headers=OPERATOR) as response:
-        (listed,) = (await response.json())["instances"]
-    assert (listed["lacks"], listed["abort_ms"]) == (["images", "seed"], 12.5)
-    assert (listed["quantization"], listed["device_mask"]) == ("int8", 6)
-    assert (listed["tensor_parallel"], listed["engine_reason"]) == (2, "it fits")
-    promises = listed["can_pause"], listed["can_continue"], listed["deterministic"]
-    assert promises == (worker.card.can_pause, worker.card.can_continue, True)
-    assert (listed["vram_bytes"], listed["compute_capability"]) == (0, "")
 
 
 async def test_a_text_goes_on_only_where_its_ids_can_be_sent(

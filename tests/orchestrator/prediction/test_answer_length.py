@@ -10,15 +10,11 @@ from hypothesis import strategies as st
 
 from orchestrator.prediction import answer_length
 from orchestrator.prediction.answer_length import (
-    HALF_LIFE,
     QUANTILES,
-    STATED,
     AnswerLengths,
-    LengthCurve,
     LengthKey,
 )
 from orchestrator.tasks.prompt_kind import PromptKind
-from tests.support.cases import for_each
 
 CAP = 4096
 KEY = LengthKey("m", "t", CAP)
@@ -76,17 +72,6 @@ def test_what_is_left_of_an_answer_is_that_of_those_who_got_as_far() -> None:
             )
 
 
-def test_an_answer_of_a_heavy_tail_has_the_longer_to_go_the_longer_it_is() -> None:
-    rng = random.Random(2)
-    ends = [min(CAP, round(10 * rng.paretovariate(1.2))) for _ in range(2000)]
-    curve = taught(AnswerLengths(), KEY, ends).curve(KEY)
-    left = [curve.quantile(0.5, made, CAP) for made in (12, 40, 120, 360)]
-    assert left == sorted(left)
-    even = taught(AnswerLengths(), KEY, [100] * 2000).curve(KEY)
-    assert even.quantile(0.5, 0, CAP) == pytest.approx(100, rel=0.2)
-    assert even.quantile(0.5, 80, CAP) <= 30
-
-
 def test_cut_answers_count_for_as_far_as_they_got() -> None:
     """A deadline cuts all at 40 tokens: what is known beyond is what was known before."""
     ends = drawn(60, 3000)
@@ -113,21 +98,6 @@ def test_a_kind_of_few_answers_says_what_all_say_and_then_what_its_own_do() -> N
     many = median(lengths, new)
     assert 20 * 0.6 < many < 20 * 1.6
     assert many < few
-
-
-def test_unknown_models_share_nothing() -> None:
-    lengths = AnswerLengths()
-    first = median(lengths, LengthKey("other"))
-    taught(lengths, KEY, drawn(2000, 300))
-    assert median(lengths, LengthKey("other")) == first
-
-
-@for_each(("before", "after"), [(400, 20), (20, 400), (100, 30), (30, 100)])
-def test_a_change_of_length_is_followed_within_some_half_lives(before: int, after: int) -> None:
-    lengths = taught(AnswerLengths(), KEY, drawn(before, 600))
-    assert median(lengths, KEY) == pytest.approx(before, rel=0.25)
-    taught(lengths, KEY, drawn(after, 3 * HALF_LIFE // 2, seed=3))
-    assert median(lengths, KEY) == pytest.approx(after, rel=0.6)
 
 
 def test_dl19_a_crowd_whose_long_answers_end_last_teaches_no_length_of_its_own() -> None:
@@ -177,14 +147,6 @@ def test_a_new_session_of_a_known_kind_begins_with_what_the_kind_says() -> None:
     assert short < 40 and long > 250
 
 
-@for_each("curve", [STATED, AnswerLengths().curve(KEY)])
-def test_nothing_is_longer_than_its_cap(curve: LengthCurve) -> None:
-    for made, cap in ((0, 1), (0, 7), (5, 100), (99, 100), (1000, 1001)):
-        assert curve.left(made, cap)[-1] <= max(1, cap - made + made // 4)
-    assert STATED.left(0, 500) == (500.0,) * QUANTILES
-    assert STATED.left(10, 500) == (490.0,) * QUANTILES
-
-
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tenants and sessions come and go; the one in use is kept."""
     monkeypatch.setattr(answer_length, "_MAX_NODES", 400)
@@ -198,27 +160,6 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lengths._nodes) <= 400
     assert len(lengths._mixed) <= 100
     assert median(lengths, KEY) < 60
-
-
-def test_a_curve_that_nobody_can_ask_for_any_more_is_forgotten() -> None:
-    """Deadlines are hardly ever the same to the microsecond."""
-    lengths = AnswerLengths()
-    for i in range(100):
-        key = LengthKey("m", "t", 64, 1000.0 + i / 1000)
-        lengths.curve(key)
-        assert len(lengths._asked) == 1
-        lengths.answered(key, 30, finished=True)
-    assert not lengths._asked and len(lengths._mixed) < 5
-
-
-def test_a_curve_that_was_given_does_not_change() -> None:
-    lengths = taught(AnswerLengths(), KEY, [30] * 50)
-    curve = lengths.curve(KEY)
-    before = curve.left(0, CAP)
-    assert lengths.curve(KEY) is curve
-    taught(lengths, KEY, [900] * 50)
-    assert lengths.curve(KEY) is not curve
-    assert curve.left(0, CAP) == before
 
 
 def test_what_is_learnt_takes_the_memory_that_is_told() -> None:

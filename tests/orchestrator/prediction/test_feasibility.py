@@ -12,7 +12,6 @@ from orchestrator.prediction.step_model import StepModel
 from orchestrator.tasks.ending import Ending
 from protocol import End, FinishReason, Outcome, Sampling
 from tests.support.admission import PACE, Rig
-from tests.support.cases import for_each
 
 
 def test_dl7_the_least_work_at_the_best_pace_decides() -> None:
@@ -65,18 +64,6 @@ def test_dl7_a_refusal_says_what_would_do() -> None:
         assert isinstance(body, dict)
         assert body["code"] == "deadline_infeasible"
         assert body["predicted_finish_ms"] == details["predicted_finish_ms"]
-
-
-@for_each(
-    ("tokens", "prompt", "floor_ms", "binding"),
-    [(100, 10, 0, "decode"), (1, 1, 100, "route"), (1, 50_000, 100, "route")],
-)
-def test_dl7_the_binding_constraint(
-    tokens: int, prompt: int, floor_ms: float, binding: str
-) -> None:
-    rig = Rig(min_start_ms=floor_ms)
-    error = rig.feasibility.infeasible(rig.task(11, tokens, prompt))
-    assert error.details["binding_constraint"] == binding
 
 
 def test_dl8_what_waited_in_vain_was_bound_by_the_queue() -> None:

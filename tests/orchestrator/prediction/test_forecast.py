@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.prediction.forecast import DRAWS, Asked, Machine, play
+from orchestrator.prediction.forecast import Asked, Machine, play
 from tests.support.cases import for_each
 
 ROWS_8 = Machine(base_ms=5.0, row_ms=0.5, rows=8)
@@ -61,14 +61,6 @@ def test_a_prompt_holds_up_all_of_its_instance() -> None:
     assert (two.first_ms[:, 1] >= 100.0).all(), "its own waits for all of it"
 
 
-def test_a_prompt_that_takes_a_row_delays_nobody_who_left_it() -> None:
-    """Of equal lengths all end at one step, and the next ones begin there."""
-    machine = Machine(5.0, 0.5, rows=2)
-    played = play([asked(key, 10, prompt_ms=100.0) for key in range(4)], machine)
-    assert played.end_ms[:, :2] == pytest.approx(200.0 + 10 * 6.0)
-    assert played.end_ms[:, 2:] == pytest.approx(400.0 + 20 * 6.0)
-
-
 def test_what_is_cut_at_its_deadline_leaves_its_row_then() -> None:
     machine = Machine(5.0, 0.5, rows=1)
     played = play([asked(1, 1000, stop_ms=110.0, whole_ms=110.0), asked(2, 10)], machine)
@@ -96,14 +88,6 @@ def test_dl14_every_stated_part_counts(stated: dict[str, float], chance: float) 
     assert play([one], ROWS_8).chances([one]).tolist() == [chance]
 
 
-def test_each_length_comes_once() -> None:
-    left = tuple(float(10 * i) for i in range(1, DRAWS + 1))
-    one = Asked(5, left, 0.0, 1, inf, 8 * 55.0)
-    played = play([one], ROWS_8)
-    assert sorted(played.tokens[:, 0].tolist()) == list(left)
-    assert played.chances([one])[0] == 0.5
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 10**6), st.floats(1, 500), st.floats(0, 50)), min_size=1),
     st.integers(1, 6),
@@ -120,7 +104,3 @@ def test_more_ahead_never_means_sooner(
         for count in range(len(line) + 1)
     ]
     assert all((later >= sooner - 1e-6).all() for sooner, later in pairwise(starts))
-
-
-def test_nobody_asked() -> None:
-    assert play([], ROWS_8).chances([]).tolist() == []

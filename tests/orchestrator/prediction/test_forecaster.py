@@ -38,17 +38,3 @@ def test_or18_work_waits_longer_where_others_fill_most_of_the_slots() -> None:
         forecaster.begin_plans(waiting, 0.0)
         found.append(forecaster._wait_ms["m"])
     assert found[1] == 4 * found[0]
-
-
-def test_an_answers_token_costs_no_share_of_others_prompts() -> None:
-    """Prompts cost the jobs that bring them; a token among them only takes longer."""
-    found = []
-    for prompts in (0.0, 90.0):
-        pace = StepModel(8, 512, 6.0, 0.5, 0.4, prompt_tokens_per_step=prompts)
-        capacity = Capacity((pace,), slots=8, free=0, min_start_ms=0.0)
-        costs = Forecaster(lambda _, of=capacity: of, drops_infeasible=True)._costs_of("m", 0.0)  # type: ignore[misc]
-        assert costs is not None
-        found.append(costs)
-    plain, among_prompts = found
-    assert (plain.token_ms, among_prompts.token_ms) == (10.0, 46.0)
-    assert plain.token_work_ms == among_prompts.token_work_ms == 1.25

@@ -9,12 +9,6 @@ from orchestrator.prediction.quotes import BINS, HALF_LIFE, Reliability
 GRID = [at / 50 for at in range(51)]
 
 
-def test_a_chance_means_what_it_says_until_something_is_known() -> None:
-    fresh = Reliability()
-    for chance in GRID:
-        assert fresh.calibrated(chance) == pytest.approx(chance, abs=0.03)
-
-
 def test_what_a_chance_came_to_is_what_it_means_and_more_is_never_less() -> None:
     found, rng = Reliability(), random.Random(1)
     for _ in range(2000):

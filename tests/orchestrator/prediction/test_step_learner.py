@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.prediction.quantiles import Quantiles
 from orchestrator.prediction.step_learner import LEARNT_STEPS, StepLearner
 from orchestrator.prediction.step_model import MIN_SHARE, Load, StepModel, Work
 from protocol import StepCosts, WorkerStats
@@ -187,19 +186,6 @@ def test_one_pause_of_the_machine_is_no_change_of_pace() -> None:
     assert learner.model.step_ms(16) == pytest.approx(before, rel=0.1)
 
 
-def test_a_constant_load_does_not_wind_up() -> None:
-    """Hours of one and the same load, then another: the model is still physical and near."""
-    worker = Steps()
-    learner = learnt(worker)
-    for _ in range(5000):
-        learner.observe(worker.run(5, 8, 0))
-    model = learner.model
-    assert model.base_ms + model.row_ms * 8 == pytest.approx(16.0, rel=0.05)
-    for _ in range(20):
-        learner.observe(worker.run(5, 32, 0))
-    assert learner.model.step_ms(32) == pytest.approx(28.0, rel=0.15)
-
-
 def test_a_worker_that_restarts_or_says_little() -> None:
     learner = StepLearner(8, 512)
     learner.observe(Steps().run(0, 0, 0))
@@ -316,16 +302,6 @@ def test_dl6_what_fits_is_what_service_ms_allows(budget: float, work: Work) -> N
 
     assert count == 0 or usual(count) <= budget * (1 + 1e-9)
     assert usual(count + 1) > budget * (1 - 1e-9)
-
-
-@given(values=st.lists(st.floats(-100, 100), min_size=1, max_size=60))
-def test_a_window_forgets_its_prior_first(values: list[float]) -> None:
-    window = Quantiles([1000.0] * 4, size=8)
-    for value in values:
-        window.add(value)
-    kept = ([1000.0] * 4 + values)[-8:]
-    assert window.at(0.0) == min(kept)
-    assert window.at(1.0) == max(kept)
 
 
 def test_what_is_no_number_teaches_nothing() -> None:

@@ -99,22 +99,6 @@ def test_with_a_long_wait_it_is_density(tokens: list[int], rng: random.Random) -
     assert [count for count, _ in jobs] == sorted(tokens)
 
 
-def test_chance_counts_against_work() -> None:
-    sure, risky = of([50], AMPLE, 1e9), of([10, 10, 10, 500], 1000, 1e9)
-    assert risky.chance == pytest.approx(0.75)
-    assert risky.log_urgency > sure.log_urgency  # three in four for less than half the work
-
-
-def test_ranks_keep_while_time_passes() -> None:
-    """While slack is left, all grow at the same pace: a plan need not be made anew at once."""
-    wait = 500.0
-    one, two = ([10.0, 20.0], 2000.0), ([100.0], 3000.0)
-    before = [of(left, ms, wait).log_urgency for left, ms in (one, two)]
-    after = [of(left, ms - 300, wait).log_urgency for left, ms in (one, two)]
-    for then, now in zip(before, after, strict=True):
-        assert now - then == pytest.approx(300 / wait)
-
-
 def test_dl14_a_first_token_that_is_due_is_urgent_and_one_that_is_lost_hopeless() -> None:
     whole, soon, lost = (
         of([50], AMPLE, 100.0, **due)
@@ -144,9 +128,3 @@ def test_a_prompt_with_more_slack_or_work_is_no_more_urgent(
     assert prompt_urgency(slack + more, work, backlog) <= found
     assert prompt_urgency(slack, work + more, backlog) <= found
     assert math.isfinite(found)
-
-
-def test_prompts_go_by_slack_alone_and_by_length_in_a_crowd() -> None:
-    long_tight, short_loose = (0.05, 0.5), (2.0, 0.02)
-    assert prompt_urgency(*long_tight, 0.1) > prompt_urgency(*short_loose, 0.1)
-    assert prompt_urgency(*long_tight, 10.0) < prompt_urgency(*short_loose, 10.0)

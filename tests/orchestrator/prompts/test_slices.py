@@ -10,7 +10,6 @@ from tokenizers import Tokenizer
 
 from orchestrator.prompts.cuts import Lookalikes, Slicer
 from orchestrator.prompts.tokens import VocabularyTexts
-from tests.support.cases import for_each
 from tests.support.tokenizers_of_all_kinds import byte_level, demo, metaspace
 
 KINDS = (byte_level, metaspace, demo)
@@ -61,14 +60,6 @@ def test_slices_have_the_tokens_of_the_whole(kind: Callable[[], Tokenizer], text
         i for s in slicer.slices(text) for i in tokenizer.encode(s, add_special_tokens=False).ids
     ]
     assert ids == tokenizer.encode(text, add_special_tokens=False).ids
-
-
-@for_each("kind", KINDS)
-def test_prose_is_cut_into_many_slices(kind: Callable[[], Tokenizer]) -> None:
-    text = "Once upon a time there was a little tiger, who liked tea. " * 100
-    slices = list(slicer_of(kind).slices(text))
-    assert len(slices) > 50
-    assert max(map(len, slices)) < 200
 
 
 def test_what_cannot_be_cut_is_one_slice() -> None:

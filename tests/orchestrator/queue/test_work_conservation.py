@@ -53,25 +53,6 @@ async def leaves_nothing(service: Service, *workers: FakeWorker) -> None:
         assert instance.concurrency.paused == instance.load == 0
 
 
-async def test_dl15_a_chat_is_met_beside_one_busy_slot_of_64(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    """The first one on a fresh service, after nothing but one that goes on and on."""
-    worker = await make_worker(max_running=64, can_pause=True)
-    speaks(worker)
-    service = await make_service(worker)
-    busy = asyncio.create_task(ask(service, "/v1/chat/completions", CHAT | {"seed": 350}))
-    await worker.until(lambda: worker.running == 1)
-    await asyncio.sleep(0.3)
-    status, answer = await ask(service, "/v1/chat/completions", CHAT)
-    assert status == 200
-    assert answer["choices"][0]["finish_reason"] == "length"  # the fake's own end
-    assert service.outcomes() == ["met"]
-    assert worker.pauses == []
-    busy.cancel()
-    await leaves_nothing(service, worker)
-
-
 @pytest.mark.parametrize("chance", [0.0, 1.0])
 async def test_dl15_a_free_slot_takes_whoever_waits_whatever_is_predicted(
     make_worker: MakeWorker,

@@ -5,7 +5,6 @@ How each request ended is counted by every service when it is closed (DL-10): no
 
 import asyncio
 import logging
-import re
 from typing import Any
 
 import pytest
@@ -107,31 +106,6 @@ async def test_who_is_cut_off_goes_on_alone_and_comes_back(
     held.release.set()
     assert (await events_of(one, task_id))[-1].event == "end"
     assert (await submit(one))[0] == 202
-
-
-async def test_a_wrong_password_is_named(sharing: Sharing, worker: FakeWorker) -> None:
-    url = sharing.store.url_at(sharing.store.port, "let me in")
-    one = await sharing.loner(worker, state__url=url)
-    fault = await fault_of(one)
-    assert fault == "the store refuses this user or password (TIDEGATE_STATE__URL)"
-    status, answer = await submit(one)
-    assert status == 503 and fault in answer["error"]["message"]
-    assert (await submit(one, durable=False))[0] == 202
-
-
-async def test_a_store_that_is_too_old_is_not_used(
-    sharing: Sharing, worker: FakeWorker, network: RoughNetwork
-) -> None:
-    network.rewrite = lambda piece: re.sub(rb"((?:redis|valkey)_version):\d", rb"\1:5", piece)
-    one = await sharing.loner(worker, state__url=sharing.far_url)
-    assert re.fullmatch(
-        r"the store is of version 5\.\S+, and 6\.2 is the least that will do: upgrade it",
-        await fault_of(one),
-    )
-    status, answer = await submit(one)
-    assert status == 503 and "upgrade it" in answer["error"]["message"]
-    async with sharing.store.client() as client:
-        assert not await client.keys("*")
 
 
 async def test_what_another_version_has_is_not_touched(

@@ -18,7 +18,6 @@ from orchestrator.state.shares import (
     MEMBERS_EACH,
     SlotShares,
     front_of,
-    sample_of,
     shares_of,
 )
 from tests.support.cases import for_each
@@ -188,12 +187,6 @@ def test_or18_however_many_members_there_are_shares_add_up_to_the_slots() -> Non
         assert {one.share for one in fleet.at(number) if not one.is_ours} == {1}
 
 
-def test_or18_a_model_of_few_instances_is_for_all_members() -> None:
-    fleet = Fleet(20, 20, models=10)
-    fleet.renew()
-    assert all(one.is_ours for registry in fleet.registries.values() for one in registry)
-
-
 def test_or18_what_is_demanded_no_more_is_taken_back() -> None:
     fleet = Fleet(8, 200)
     fleet.renew()
@@ -210,13 +203,3 @@ def test_or18_what_is_demanded_no_more_is_taken_back() -> None:
     give_jobs(other, 0)
     fleet.renew()
     assert tag not in fleet.store.of(other.address)
-
-
-def test_or18_a_sample_tells_whether_members_have_instances_in_common() -> None:
-    addresses = addresses_of(1000)
-    whole = sample_of(addresses)
-    assert whole == sample_of(addresses[::-1]) and len(whole) < 10
-    assert set(whole) & set(sample_of(addresses[:700]))
-    assert not set(sample_of(addresses[:500])) & set(sample_of(addresses[500:]))
-    assert set(sample_of(addresses[:3])) & set(sample_of(addresses[2:5]))
-    assert sample_of([]) == []

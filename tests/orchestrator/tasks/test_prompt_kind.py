@@ -3,8 +3,7 @@
 import pytest
 
 from orchestrator.tasks.job import Chat, Message, Prompt, Tool
-from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind, kind_of
-from protocol import Grammar, GrammarKind
+from orchestrator.tasks.prompt_kind import PromptKind, kind_of
 from tests.support.cases import for_each
 
 
@@ -39,17 +38,6 @@ def test_prompts_of_one_kind_begin_alike(
     kinds = [kind_of(prompt) for prompt in (one, other)]
     assert (kinds[0].instructions == kinds[1].instructions) is shares_instructions
     assert (kinds[0].opening == kinds[1].opening) is shares_opening
-
-
-def test_what_the_answer_must_match_is_part_of_the_instructions() -> None:
-    grammar = Grammar(GrammarKind.REGEX, "[a-z]+")
-    assert kind_of("Hi").instructions == b""
-    assert kind_of("Hi", grammar).instructions
-
-
-@for_each("prompt", ["", " ", (), (1, 2, 3), Chat(())])
-def test_a_prompt_that_says_nothing_has_no_kind(prompt: Prompt) -> None:
-    assert kind_of(prompt) == ANY_KIND
 
 
 def test_a_kind_is_short_and_has_no_content(monkeypatch: pytest.MonkeyPatch) -> None:

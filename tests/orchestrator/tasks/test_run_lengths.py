@@ -9,7 +9,7 @@ from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import TellTime
 from orchestrator.tasks.prompt_kind import PromptKind
-from orchestrator.tasks.run_lengths import HALF_LIFE, MAX_CALLS, RunLengths, RunWatch
+from orchestrator.tasks.run_lengths import RunLengths, RunWatch
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import refused
 from orchestrator.telemetry.trace_context import TraceContext
@@ -28,18 +28,6 @@ def learnt(*lengths: int, ended: bool = True) -> RunLengths:
     return found
 
 
-@for_each("made", [1, 2, 3, 4])
-def test_runs_that_always_have_four_calls_have_what_is_left_of_them(made: int) -> None:
-    calls, _ = learnt(*[4] * 30).to_come(AGENT, made)
-    assert calls == pytest.approx(4 - made, abs=0.3)
-
-
-def test_what_is_to_come_is_the_mean_of_those_that_got_so_far() -> None:
-    lengths = learnt(*[2, 8] * 40)
-    assert lengths.to_come(AGENT, 1).calls == pytest.approx(4, abs=0.7)
-    assert lengths.to_come(AGENT, 3).calls == pytest.approx(5, abs=0.7)  # a long one
-
-
 def test_an_agent_seen_seldom_leans_on_its_tenant() -> None:
     lengths = RunLengths()
     for _ in range(40):
@@ -49,16 +37,6 @@ def test_an_agent_seen_seldom_leans_on_its_tenant() -> None:
     for _ in range(40):
         lengths.add(stranger, 1, ended=True)
     assert lengths.to_come(stranger, 1).calls < 0.5
-
-
-def test_another_habit_is_learnt_anew_and_no_run_is_too_long() -> None:
-    lengths = learnt(*[8] * 40)
-    for _ in range(3 * HALF_LIFE):
-        lengths.add(AGENT, 1, ended=True)
-    assert lengths.to_come(AGENT, 1).calls < 1
-    endless = learnt(*[10 * MAX_CALLS] * 30)
-    assert endless.to_come(AGENT, 10 * MAX_CALLS).calls == 0
-    assert endless.to_come(AGENT, 1).calls < MAX_CALLS
 
 
 class Bench:

@@ -30,22 +30,6 @@ def test_dl9_the_worker_divides_the_time_to_the_first_token() -> None:
     )
 
 
-def test_dl18_a_first_token_that_came_late_is_on_the_way_once() -> None:
-    """The worker decoded meanwhile: its time is not counted beside the way's."""
-    spent = spent_at(100.0, sent=100.0, started=100.3, token=100.4)
-    budget = spent.budget(100.5, 0.0, end_with(wait_ms=0.0, prefill_ms=20.0, decode_ms=480.0))
-    assert str(budget) == "queue=0.0;route=380.0;prefill=20.0;decode=100.0;left=0.0"
-
-
-def test_dl18_what_no_worker_has_begun_waits() -> None:
-    spent = TimeSpent(100.0)
-    assert str(spent.budget(101.2, -200.0)) == (
-        "queue=1200.0;route=0.0;prefill=0.0;decode=0.0;left=-200.0"
-    )
-    spent.sent(101.2)
-    assert str(spent.budget(102.2, 0.0)).startswith("queue=2200.0;route=0.0;")
-
-
 def test_dl18_a_lost_attempt_keeps_its_parts_and_the_next_one_begins_anew() -> None:
     spent = spent_at(100.0, sent=100.1, started=100.2, token=100.5)
     spent.waits(100.6)

@@ -176,14 +176,3 @@ async def test_of_several_gguf_files_one_is_chosen_by_a_pattern(
     await start_hub(Hub(GGUFS))
     entry = await add(catalog, file="*Q4*")
     assert catalog.servable_path(entry).name == "m-Q4_K_M.gguf"
-
-
-async def test_a_licence_that_drives_a_terminal_does_not_come_through(
-    catalog: ModelCatalog, start_hub: StartHub
-) -> None:
-    hub = Hub(checkpoint())
-    hub.licence = "mit\x1b]0;owned\x07\n" + "x" * 1000
-    await start_hub(hub)
-    entry = await add(catalog)
-    assert entry.licence.isprintable() and entry.licence.startswith("mit]0;owned")
-    assert len(entry.licence) <= 120

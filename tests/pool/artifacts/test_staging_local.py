@@ -51,13 +51,6 @@ async def test_a_folder_is_taken_without_a_second_copy_of_its_weights(
     assert (catalog.path_of(copied) / "model.safetensors").stat().st_ino != weights.st_ino
 
 
-async def test_a_gguf_file_tells_its_licence(catalog: ModelCatalog, tmp_path: Path) -> None:
-    make_folder(tmp_path, {"tiny.gguf": gguf(licence="mit")})
-    entry = await add(catalog, tmp_path / "tiny.gguf")
-    assert (entry.name, entry.licence, entry.format) == ("tiny", "mit", ModelFormat.GGUF)
-    assert entry.digest == model_digest(tmp_path / "tiny.gguf")
-
-
 async def test_of_a_gguf_model_that_we_run_a_checkpoint_is_made(
     catalog: ModelCatalog, tmp_path: Path
 ) -> None:
@@ -223,17 +216,6 @@ async def test_a_name_that_would_name_something_else_is_refused(
     assert catalog.entries() == ()
 
 
-async def test_an_id_is_nobody_elses_name(catalog: ModelCatalog, tmp_path: Path) -> None:
-    entry = await add(catalog, make_folder(tmp_path / "mine"))
-    other = make_folder(tmp_path / "other")
-    with pytest.raises(StagingFailed, match="is taken by"):
-        await add(catalog, other, name=entry.id)
-    second = await add(catalog, other)
-    with pytest.raises(StagingFailed, match="is taken by"):
-        await add(catalog, other, name=entry.name)
-    assert catalog.get(second.id).name == "other"
-
-
 def test_of_two_that_begin_at_once_one_has_the_name(catalog: ModelCatalog) -> None:
     """Both looked before either had written."""
 
@@ -266,15 +248,3 @@ async def test_a_model_that_cannot_be_linked_has_to_have_room(
     monkeypatch.setattr(staging, "can_link", lambda *_: False)
     with pytest.raises(NoRoom):
         await add_model(catalog, AddRequest(str(source), keep_free=1.0))
-
-
-async def test_a_folder_called_demo_does_not_become_a_model_that_nobody_can_start(
-    catalog: ModelCatalog, tmp_path: Path
-) -> None:
-    source = make_folder(tmp_path / "demo")
-    with pytest.raises(StagingFailed, match="comes with Tidegate"):
-        await add(catalog, source)
-    await add(catalog, source / ".." / "demo", name="mine")
-    (source / "sub").mkdir()
-    entry = await add(catalog, source / "sub" / "..", copy=True)
-    assert entry.name == "model", "and not .., which is a folder"

@@ -206,27 +206,3 @@ async def test_a_real_orchestrator_takes_what_it_is_told(
         await service.until(lambda: instances[worker.address].ready)
         await rig.tell()
         assert instances[worker.address].retiring_since is not None
-
-
-async def test_an_answer_in_any_encoding_ends_nothing(fake: FakeOrchestrator) -> None:
-    """As of a proxy in front of it; it is told again until it takes it."""
-    fake.status, fake.said = 502, b"<h1>d\xe9sol\xe9\x1b[2J</h1>\n" * 10_000
-    async with Rig(HttpTarget(fake.url, "", 45.0)) as rig:
-        rig.registrar.set_ready(frozenset({"a:1"}))
-        await rig.until(lambda: bool(rig.registrar.errors))
-        (said,) = rig.registrar.errors.values()
-        assert said.isprintable() and said.startswith("HTTP 502: <h1>d") and len(said) < 250
-        fake.status, fake.said = 201, None
-        rig.registrar.set_ready(frozenset({"b:1"}))
-        await rig.until(lambda: set(fake.known) == {"b:1"})
-
-
-@pytest.mark.parametrize(("heartbeats_s", "told_s"), [(0.3, 1.0), (45.0, 45.0), (86_400.0, 3600.0)])
-async def test_any_heartbeat_makes_a_time_to_live_that_orchestrators_take(
-    fake: FakeOrchestrator, heartbeats_s: float, told_s: float
-) -> None:
-    target = HttpTarget(fake.url, "", heartbeats_s)
-    async with Rig(target) as rig:
-        await rig.tell("a:1")
-    assert fake.known == {"a:1": told_s}
-    assert target.renew_s is not None and target.renew_s <= told_s / 3

@@ -17,7 +17,7 @@ from catalog.errors import (
 from pool import pool_command
 from pool.events import EventKind, PoolEvent
 from pool.fleet import service as service_module
-from pool.fleet.home import ControlSocket, PoolHome, ask
+from pool.fleet.home import PoolHome, ask
 from pool.fleet.registrar import AddressList
 from pool.fleet.service import ManagerEnd, PoolService
 from pool.process.ports import free_ports
@@ -245,24 +245,3 @@ def test_status_without_a_manager_fails(
     for as_json in (False, True):
         assert pool_command.status(None, as_json=as_json) == 1
         assert "no manager runs" in capsys.readouterr().err
-
-
-async def test_a_home_with_a_long_name_can_be_asked(tmp_path: Path) -> None:
-    home = tmp_path / ("x" * 150)
-    home.mkdir()
-
-    async def answer(order: dict[str, Any]) -> dict[str, Any]:
-        return order
-
-    socket = ControlSocket(home, answer)
-    await socket.open()
-    assert await ask(home, {"do": "x"}, PATIENCE_S) == {"do": "x"}
-    await socket.close()
-
-
-async def test_reasons_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """A log's lines have brackets, which are nobody's markup."""
-    table = pool_command._table("why")
-    table.add_row("[/opt/tritonserver] :smile: [libprotobuf ERROR message.cc:1]")
-    pool_command._show(table)
-    assert "[/opt/tritonserver] :smile: [libprotobuf ERROR" in capsys.readouterr().out

@@ -58,12 +58,6 @@ def test_a_command_that_cannot_run_is_said_so(marked: Marked) -> None:
     assert b"cannot run /nonexistent/tritonserver: No such file" in done.stderr
 
 
-def test_a_dead_command_takes_its_children_along(marked: Marked) -> None:
-    with start(marked, f"({WITH_STRAYS}) & sleep 0.1; kill -KILL $$") as process:
-        assert process.wait() == 128 + signal.SIGKILL
-    assert marked.pids() == []
-
-
 def test_end_of_the_launcher_ends_everything(marked: Marked) -> None:
     """A launcher killed with -9 tells nothing; the kernel does."""
     guarded = [sys.executable, "-I", "-S", guardian.__file__, "--grace=0.1", "--starter=$$", "--"]
@@ -100,13 +94,6 @@ def test_sigterm_is_enough_for_a_polite_command(marked: Marked) -> None:
         wait_up(process)
         process.send_signal(guardian.END)
         assert process.wait() == 5
-
-
-def test_a_killed_guardian_takes_the_command_along(marked: Marked) -> None:
-    with start(marked, "echo up >&2; exec sleep 1000") as process:
-        wait_up(process)
-        process.kill()
-    marked.wait_gone(set())
 
 
 def test_the_command_starts_with_default_signals_in_its_own_session(marked: Marked) -> None:

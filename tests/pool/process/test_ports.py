@@ -2,7 +2,6 @@
 
 import resource
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -28,22 +27,6 @@ def test_ports_that_others_asked_for_are_left_out(monkeypatch: pytest.MonkeyPatc
     assert free_ports(1, but={asked}) == [free]
 
 
-def test_no_outgoing_connection_is_given_one_of_them() -> None:
-    """A server may listen seconds later."""
-    outgoing = range(int(ports._OUTGOING_PORTS.read_text().split()[0]), 65536)
-    if outgoing[0] > ports.FIRST_PORT + 1000:
-        assert not set(free_ports(50)) & set(outgoing)
-
-
-def test_where_the_kernel_keeps_nearly_all_ports_it_chooses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for text in ("1024 65535", "10001 65535", "nonsense"):
-        (tmp_path / "range").write_text(text)
-        monkeypatch.setattr(ports, "_OUTGOING_PORTS", tmp_path / "range")
-        assert len(set(free_ports(5))) == 5
-
-
 def test_a_taken_port_is_named_with_the_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -57,18 +40,6 @@ def test_a_taken_port_is_named_with_the_remedy() -> None:
 def test_no_port_is_free_on_a_host_that_is_not_ours(host: str) -> None:
     with pytest.raises(PortInUse, match="give an address"):
         free_ports(3, host)
-
-
-def test_more_ports_than_there_can_be() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
-    try:
-        with pytest.raises(PortInUse, match="fewer instances"):
-            free_ports(300)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    with pytest.raises(PortInUse, match="no port 65540, the last is 65535; take another"):
-        require_free("127.0.0.1", 65540, "take another")
 
 
 def test_how_hosts_are_spelled_and_which_are_ours() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from catalog.errors import StartFailed
-from pool.process.proc import ProcessId, children_of, is_running
+from pool.process.proc import ProcessId
 from pool.process.process import GuardedProcess, clear_remains, find_detached
 from tests.support.processes import Marked, eventually
 
@@ -148,17 +148,3 @@ async def test_a_mark_that_would_leave_its_folder_is_no_mark(home: Home, mark: s
         process.wait()
         assert process.stdin is not None
         process.stdin.close()
-
-
-def test_processes_that_are_hidden_from_us_are_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with ``hidepid=1``."""
-
-    def refused(*_: object, **__: object) -> str:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(Path, "read_text", refused)
-    assert ProcessId.of(os.getpid()) is None
-    assert not is_running(os.getpid()) and children_of(os.getpid()) == []
-    assert find_detached(tmp_path) == []

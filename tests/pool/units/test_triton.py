@@ -1,6 +1,5 @@
 """One real Triton: started, lost in every way, ended; and nothing left each time (OR-14, PV-1)."""
 
-import asyncio
 import os
 import signal
 import socket
@@ -9,9 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from catalog.errors import StartFailed
 from catalog.paths import state_dir
@@ -97,23 +94,6 @@ async def test_a_planned_end_finalizes_and_leaves_nothing(run: Run) -> None:
     await triton.stop(1.0)  # idempotent
 
 
-async def test_paths_that_a_shell_would_take_apart_are_served(run: Run, tmp_path: Path) -> None:
-    """Triton starts a model by ``bash -c "exec …"`` and quotes nothing."""
-    strange = tmp_path / "a b ü; $(touch shell)"
-    strange.mkdir()
-    installed = find_triton(None, state_dir())
-    (strange / "backends").symlink_to(installed.backend_dir)
-    run.repository = strange / "models"
-    triton = run.make(QUIET, install=replace(installed, backend_dir=strange / "backends"))
-    await triton.start()
-    regions = run.marked.regions()
-    (prefix,) = {name[: len("tidegate_") + 13] for name in regions}
-    assert os.readlink(f"/dev/shm/{prefix}models") == str(strange / "models")
-    await triton.stop(1.0)
-    run.marked.wait_gone(regions | {f"{prefix}models", f"{prefix}backends"})
-    assert "shell" not in os.listdir()
-
-
 async def test_a_model_whose_process_cannot_be_started_is_told_at_once(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,28 +157,6 @@ async def test_a_server_that_hangs_misses_its_heartbeats(
     assert "heartbeats" in await triton.lost()
     await triton.stop(0.0)
     run.marked.wait_gone(regions)
-
-
-@pytest.mark.slow
-async def test_a_model_loaded_anew_is_not_lost_and_an_unloaded_one_is(run: Run) -> None:
-    triton = run.make(QUIET, is_locked=False)
-    await triton.start()
-    losing = asyncio.create_task(triton.lost())
-    _, stub = pids_of(triton)
-    async with grpc.aio.insecure_channel(triton.grpc_address) as channel:
-        control = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        load = service_pb2.RepositoryModelLoadRequest(model_name="tiny")
-        await control.RepositoryModelLoad(load)
-        assert pids_of(triton)[1] == stub, "nothing has changed, no compiled file either"
-        (run.repository / "tiny" / "1" / "model.py").write_text(QUIET + "\n")
-        await control.RepositoryModelLoad(load)
-        while pids_of(triton)[1] == stub:  # noqa: ASYNC110 - it looks at /proc now and then
-            await asyncio.sleep(0.05)
-        assert not losing.done(), "the new process has taken the place of the old one"
-        unload = service_pb2.RepositoryModelUnloadRequest(model_name="tiny")
-        await control.RepositoryModelUnload(unload)
-    assert "process ended" in await losing
-    await triton.stop(0.0)
 
 
 async def test_a_model_that_does_not_load_says_why(run: Run) -> None:

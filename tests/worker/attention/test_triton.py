@@ -13,7 +13,7 @@ import torch
 
 from tests.support.attention_cases import DTYPES, random_case
 from worker.attention import KVPool
-from worker.attention.choice import TOLERANCE, error_of, exact, make_trial
+from worker.attention.choice import TOLERANCE, error_of, exact
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -61,60 +61,6 @@ def test_keys_split_over_programs(seed: int) -> None:
     for layer, window in enumerate(case.windows):
         expected = exact(case.pool, layer, case.trial, window)
         assert error_of(backend, layer, case.trial, expected) < TOLERANCE[torch.float32], str(case)
-
-
-SHARED = {1: 64, 2: 16, 5: 32, 8: 48, 16: 16}
-"""Tokens of a block by query heads per KV head."""
-
-
-@pytest.mark.parametrize("shared", SHARED)
-@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
-def test_decodes_and_chunks_of_uneven_lengths(dim: int, shared: int) -> None:
-    """In one step, with heads and blocks of every size that models have."""
-    contexts, chunks, page = [1, 75, 20], [(5, 5), (3, 70)], SHARED[shared]
-    for dtype in TYPES:
-        pool = KVPool(
-            layers=1,
-            blocks=sum(-(-keys // page) for keys in (1, 75, 20, 5, 70)),
-            block_tokens=page,
-            kv_heads=1,
-            head_dim=dim,
-            dtype=dtype,
-            device=DEVICE,
-        )
-        pool.data.normal_(generator=torch.Generator(DEVICE).manual_seed(shared))
-        trial = make_trial(pool, shared, contexts, chunks, np.random.default_rng(dim))
-        expected = exact(pool, 0, trial, 0)
-        assert error_of(TritonAttention(pool, shared), 0, trial, expected) < TOLERANCE[dtype]
-
-
-HEAD_SHAPES = [(80, 16, 64), (96, 3, 32), (256, 5, 16), (64, 1, 16), (128, 8, 16)]
-"""Dimensions of a head, query heads per KV head, and tokens of a block. The last two fill their
-tiles, and are left to a GPU: the interpreter takes more than a second for each."""
-
-
-@pytest.mark.parametrize(("dim", "shared", "page"), HEAD_SHAPES[: 3 if INTERPRETED else None])
-def test_one_long_text_among_short_ones(dim: int, shared: int, page: int) -> None:
-    """Its keys are split over programs, beside decodes and chunks that are done by one each."""
-    contexts, chunks = [5, 300, 1, 33, *[2] * 6], [(2, 420), (20, 20), (1, 90)]
-    dtype = torch.float32 if INTERPRETED else torch.bfloat16
-    pool = KVPool(
-        layers=1,
-        blocks=sum(-(-keys // page) for keys in (*contexts, 420, 20, 90)),
-        block_tokens=page,
-        kv_heads=2,
-        head_dim=dim,
-        dtype=dtype,
-        device=DEVICE,
-    )
-    pool.data.normal_(generator=torch.Generator(DEVICE).manual_seed(0))
-    trial = make_trial(pool, 2 * shared, contexts, chunks, np.random.default_rng(dim))
-    backend = TritonAttention(pool, 2 * shared)
-    step = backend.prepare(trial.batch)
-    counts = [a_pass.items.part_counts.tolist() for a_pass in step.passes]
-    assert counts[0][1] > 2 and counts[0][0] == counts[0][2] == 1
-    assert min(counts[1]) == 1 and (max(counts[1]) > 1 or not INTERPRETED)
-    assert error_of(backend, 0, trial, exact(pool, 0, trial, 0)) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("contexts", [[1], [5, 3000, 1, 40], [64] * 33, [900, 900, 900]])

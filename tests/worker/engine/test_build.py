@@ -1,7 +1,6 @@
 import hashlib
 import json
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from msgspec.structs import replace
 
 from tests.support.checkpoints import DEMO, edit_config
-from worker.engine import build as factory
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.environment import nested
@@ -151,22 +149,6 @@ def test_every_phase_of_the_start_is_timed(tiny: Path) -> None:
     phases = build_engine(settings(tiny)).load_ms
     assert {"tokenizer", "cpu_init", "model_load", "kv_pool", "digest", "total"} <= phases.keys()
     assert all(0 <= ms <= phases["total"] for ms in phases.values())
-
-
-def test_a_build_leaves_no_thread_behind(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Idle OpenMP workers of the thread that built would slow down those of the engine's."""
-    built_on: list[threading.Thread] = []
-    build = factory._build
-
-    def recording(*args: object) -> factory.LoadedEngine:
-        built_on.append(threading.current_thread())
-        return build(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(factory, "_build", recording)
-    build_engine(settings(tiny))
-    (thread,) = built_on
-    assert thread is not threading.current_thread()
-    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(

@@ -100,14 +100,3 @@ def test_cached_tokens_are_counted_and_reported() -> None:
     assert stats.steps_total == 4
     assert stats.context_tokens_total == 2 * 13, "by the step that decodes in each"
     assert bench.is_clean
-
-
-def test_an_aborted_prompt_leaves_what_it_has_computed() -> None:
-    bench = Bench()
-    job = bench.submit(prompt=60, max_tokens=4)
-    bench.step(2)
-    bench.engine.cancel(job, AbortCause.CANCEL)
-    bench.step()
-    assert bench.engine.stats().kv_blocks_used == 0
-    again = bench.submit(prompt=60, max_tokens=2)
-    assert end_of(again, bench.finish()).cached_tokens == 32

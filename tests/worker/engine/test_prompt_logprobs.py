@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from protocol import AbortCause, Code, FinishReason, TokenLogprob
-from tests.support.engine import Bench, end_of, ids_of
+from protocol import TokenLogprob
+from tests.support.engine import end_of
 from tests.support.lazy import transformers
 from tests.worker.engine.test_torch_engine import build, greedy, prompt, run
 from worker.core import Event, Job, JobPrompt
@@ -55,39 +54,3 @@ def test_a_cached_prefix_is_read_again(tiny: Path) -> None:
     events = run(engine, [job])
     assert len(read_of(job, events)) == 39 and end_of(job, events).cached_tokens == 0
     assert end_of(after, run(engine, [after])).cached_tokens > 0
-
-
-def test_a_prompt_that_is_only_read_makes_no_token(tiny: Path) -> None:
-    jobs = [greedy(prompt(n), 0, prompt_logprobs=1, min_tokens=0) for n in (1, 2, 30)]
-    events = run(build(tiny), jobs)
-    for job in jobs:
-        end = end_of(job, events)
-        assert (end.reason, end.code, end.completion_tokens) == (FinishReason.LENGTH, None, 0)
-        assert not ids_of(job, events)
-        assert len(read_of(job, events)) == len(job.token_ids) - 1
-
-
-def test_a_job_that_ends_in_the_middle_tells_no_more() -> None:
-    """DL-3, DL-4: a cancel and a deadline hold between the chunks of a prompt."""
-    bench = Bench(max_step_tokens=4)
-    cancelled = bench.submit(12, prompt_logprobs=0, max_tokens=0)
-    events = bench.step()
-    bench.engine.cancel(cancelled, AbortCause.CANCEL)
-    events += bench.finish()
-    assert end_of(cancelled, events).code is Code.CANCELLED
-    late = bench.submit(12, prompt_logprobs=0, max_tokens=0, left_s=1.0)
-    events = bench.step()
-    bench.clock.now += 2.0
-    assert end_of(late, events + bench.finish()).code is Code.DEADLINE_EXCEEDED
-    assert bench.is_clean
-
-
-def test_numbers_survive_the_packing() -> None:
-    rng = np.random.default_rng(3)
-    entries = [
-        TokenLogprob(float(np.float32(rng.normal())), [(int(rng.integers(2**31)), -0.5)] * 2, 7)
-        for _ in range(5)
-    ]
-    packed = prompt_results.PromptLogprobs.pack(9, entries)
-    assert (packed.first, packed.top, len(packed)) == (9, 2, 5)
-    assert packed.unpack() == entries

@@ -111,14 +111,6 @@ def test_the_greedy_text_is_our_own_engines(
         assert answer.ids[-1] in served.card.eos_token_ids
 
 
-def test_max_tokens_is_the_length(served: Served, lane: LaneClient) -> None:
-    answer = lane.run(served.encode(PROMPT), max_tokens=7)
-    assert (answer.end.reason, answer.end.code) == (FinishReason.LENGTH, None)
-    assert len(answer.ids) == answer.end.completion_tokens == 7
-    assert answer.end.prompt_tokens == len(served.encode(PROMPT))
-    assert lane.run(served.encode(PROMPT), max_tokens=1).end.completion_tokens == 1
-
-
 def test_an_answer_ends_by_itself_and_goes_on_where_that_is_ignored(
     served: Served, lane: LaneClient
 ) -> None:
@@ -314,48 +306,4 @@ def test_dl23_a_text_is_brought_to_a_whole_end_before_its_deadline(
     assert lane.text(handle).rstrip()[-1:] in tuple(".!?\"')"), lane.text(handle)
 
 
-def test_dl3_no_time_to_start_is_no_start(served: Served, lane: LaneClient) -> None:
-    answer = lane.run(served.encode(PROMPT), budget_ms=0.5)
-    assert (answer.end.code, answer.ids) == (Code.DEADLINE_EXCEEDED, [])
-
-
 # ── many at once ─────────────────────────────────────────────────────────────────────────────
-
-
-def test_many_jobs_at_once_all_end_once(served: Served, lane: LaneClient) -> None:
-    before = served.stats()
-    lengths = [1 + 3 * i % 17 for i in range(5 * MAX_RUNNING)]
-    texts = ["hello", PROMPT, "The deadline", "Tide and time"]
-    jobs = [
-        lane.submit(served.encode(texts[i % 4]), max_tokens=length)
-        for i, length in enumerate(lengths)
-    ]
-    ends = [lane.end(handle) for handle in jobs]
-    for handle, length, end in zip(jobs, lengths, ends, strict=True):
-        assert end.code is None
-        assert end.reason in (FinishReason.LENGTH, FinishReason.STOP)
-        assert end.completion_tokens == len(lane.ids(handle)) <= length
-        assert end.completion_tokens == length or end.reason is FinishReason.STOP
-    after = served.stats()
-    assert after.jobs_total - before.jobs_total == len(jobs)
-    told = sum(end.completion_tokens for end in ends)
-    assert after.tokens_total - before.tokens_total == told
-    assert (after.running, after.waiting) == (0, 0)
-    assert after.steps_total > before.steps_total
-    assert after.kv_blocks_used + after.kv_blocks_free == after.kv_blocks_total
-
-
-def test_a_prompt_beyond_the_context_is_a_clear_error(served: Served, lane: LaneClient) -> None:
-    end = lane.run([9] * served.card.context_tokens).end
-    assert end.code is Code.CONTEXT_OVERFLOW
-    assert str(served.card.context_tokens - 1) in end.message
-
-
-def test_an_answer_ends_with_the_context(served: Served, lane: LaneClient) -> None:
-    room = 5
-    prompt = (served.encode(PROMPT) * served.card.context_tokens)[
-        : served.card.context_tokens - room
-    ]
-    end = lane.run(prompt, max_tokens=100).end
-    assert end.code is None
-    assert end.completion_tokens == room or end.reason is FinishReason.STOP

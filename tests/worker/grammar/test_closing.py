@@ -127,17 +127,6 @@ def test_a_value_is_whole_within_max_tokens_without_any_word_of_a_deadline(
         assert job.constraint is not None and not job.constraint.has_closed
 
 
-def test_a_number_is_left_for_what_must_follow_it(loaded: LoadedEngine) -> None:
-    """Another digit may come behind each, and is no step towards the end."""
-    of, sides = Steps(loaded), ("latitude", "longitude")
-    place = {"properties": {side: {"type": "number"} for side in sides}, "required": sides}
-    of_digits = {"logit_bias": ((loaded.tokenizer.encode("5")[-1], 30.0),), "max_tokens": 60}
-    job = of.job(math.inf, 0, schema({"type": "object", **place}), **of_digits)
-    events = of.run([job])
-    assert tuple(json.loads(text_of(loaded, job, events))) == sides
-    assert end_of(job, events).reason is FinishReason.STOP
-
-
 HEX, WORDS = "0x[0-9a-f]+;", "([a-z]+ )+end"
 ROUND: Mapping[str, Grammar] = {
     **{
@@ -218,15 +207,6 @@ def test_searches_in_vain_are_rare(loaded: LoadedEngine, masks: list[object]) ->
     job = of.job(math.inf, 0, grammar, max_tokens=100)
     assert end_of(job, of.run([job])).reason is FinishReason.LENGTH
     assert 500 < len(masks) < 80 * 100
-
-
-def test_of_long_texts_in_a_grammar_only_the_beginning_is_spelled(loaded: LoadedEngine) -> None:
-    of = Steps(loaded)
-    long = "ab" * 2000
-    source = f'// {long}\nstart: "the end" | "{long}"  // or {long}\n' + 'x: "stop"\n' * 400
-    spelled = [b"".join(map(of.tables.piece_of, one)) for one in of.tables.literals(source)]
-    assert b"the end" in spelled and b"stop" in spelled
-    assert {long[:64].encode()} == {text for text in spelled if b"abab" in text}
 
 
 def test_free_text_that_matches_is_not_shortened(loaded: LoadedEngine) -> None:

@@ -226,25 +226,3 @@ def test_who_waits_for_a_grammar_holds_nobody_up(loaded: LoadedEngine) -> None:
     assert end_of(never[1], events).reason is FinishReason.CANCELLED
     while engine.scheduler.has_work:
         events += engine.step()
-
-
-def test_a_job_starts_whose_grammar_was_ready_while_a_step_took_its_commands(
-    loaded: LoadedEngine,
-) -> None:
-    engine = loaded.engine
-    assert isinstance(engine, Engine)
-    grammar = Grammar(GrammarKind.CHOICE, '["yes", "no"]')
-    run(loaded, [job(loaded, grammar)])
-    late, take = job(loaded, grammar), engine._take_commands
-    assert late.constraint is not None and late.constraint.is_ready
-
-    def take_then_submit(now: float, events: list[Event]) -> None:
-        take(now, events)
-        engine._take_commands = take  # type: ignore[method-assign]
-        engine.submit(late)
-
-    engine._take_commands = take_then_submit  # type: ignore[method-assign]
-    events: list[Event] = []
-    for _ in range(40):
-        events += engine.step()
-    assert end_of(late, events).reason is FinishReason.STOP

@@ -203,37 +203,12 @@ def test_a_load_is_waited_for_while_that_pays_and_keeps_the_deadline(
     assert again.cached_tokens == 0
 
 
-def test_who_is_cancelled_while_loading_leaves_its_blocks_to_others(rig: Rig) -> None:
-    first = rig.talk(list(range(10, 30)), session="s")
-    rig.restart()
-    gone = rig.submit([*first.tokens, 50, 51])
-    rig.end(gone)
-    rig.loading.run()
-    rig.step()
-    assert rig.scheduler.pool.used_count == 0
-    assert rig.talk([*first.tokens, 52]).cached_tokens == 20
-
-
 def test_what_is_about_to_be_evicted_is_saved_ahead(rig: Rig) -> None:
     """WK-5: without a session too, when empty blocks run low."""
     for start in range(10, 70, 20):
         rig.talk(list(range(start, start + 20)))
     assert 0 < len(rig.store) <= 18
     assert rig.scheduler.pool.used_count == 0
-
-
-def test_a_block_that_is_being_saved_stays_as_it_is(rig: Rig) -> None:
-    one = rig.submit(list(range(10, 30)), session="s")
-    while one not in rig.step():
-        pass
-    assert rig.scheduler.pool.used_count == 4, "pinned for the saver"
-    rig.scheduler.check_integrity()
-    big = rig.submit([70] * 60, max_tokens=4)
-    rig.step()
-    assert big.slot < 0, "it needs 16 of 18 blocks"
-    rig.saving.run()
-    rig.step()
-    assert big.slot >= 0
 
 
 def test_tenants_find_nothing_of_each_other_on_disk(rig: Rig) -> None:

@@ -1,7 +1,6 @@
 """Weights in blocks, against float64; and what a machine without the kernel does."""
 
 import logging
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from worker.models import blocked, loader
 from worker.models.blocked import BlockedFormat, DottedLinear, blocks_fit
 from worker.models.linear import DenseFormat, PackedFormat, packs
 from worker.models.loader import Layout
-from worker.models.parameters import Kind, Parameter, StoredPart
 
 SHAPES = ((64, 96), (33, 70), (15, 6), (500, 129), (500, 130))
 
@@ -153,25 +151,6 @@ def test_dot_products_are_one_instruction_where_the_cpu_has_it() -> None:
     code = machine.emit_assembly(binding.parse_assembly(str(module)))
     (line,) = [line for line in code.splitlines() if "vdpbf16ps" in line]
     assert line.split() == ["vdpbf16ps", "%zmm1,", "%zmm0,", "%zmm2"]
-
-
-@needs_kernel
-@pytest.mark.parametrize("has_it", [True, False])
-def test_dot_products_are_tried_where_the_cpu_has_them(
-    has_it: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[str] = []
-
-    def first(formats: dict[str, Any], *about: object, **choices: object) -> object:
-        tried.extend(formats)
-        return next(iter(formats.values()))
-
-    monkeypatch.setattr(loader, "has_dots", lambda: has_it)
-    monkeypatch.setattr(loader, "fastest_format", first)
-    monkeypatch.setattr(block_products, "tiles_problem", lambda: "not now")
-    parameters = {"layers.0.up": Parameter(Kind.LINEAR, (StoredPart("up", (64, 32)),))}
-    loader._format(Layout(measured=True), torch.bfloat16, parameters)
-    assert ("blocks by vdpbf16ps" in tried) is has_it
 
 
 @needs_kernel

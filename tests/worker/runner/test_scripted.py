@@ -97,13 +97,6 @@ def test_the_latest_match_wins_and_groups_are_filled_in() -> None:
     assert script.answer(OFFER, "hello") == "The script has no answer to this."
 
 
-@pytest.mark.parametrize("begun", ["", "hello,"])
-def test_a_text_that_another_worker_began_goes_on(scripted: LoadedEngine, begun: str) -> None:
-    assert said(scripted, "<|user|>Say hello, fox.<|end|><|assistant|>", begun=begun) == (
-        "hello, fox."
-    )
-
-
 def test_a_grammar_holds_the_answer_to_its_schema(scripted: LoadedEngine) -> None:
     schema = {
         "type": "object",
@@ -134,21 +127,6 @@ def test_a_call_that_must_be_made(scripted: LoadedEngine) -> None:
     assert said(scripted, OFFER + asked, forced) == CALL
     other = said(scripted, OFFER + "<|user|>Say no.<|end|><|assistant|>", forced)
     assert other in (CALL, CALL.replace("Oslo", "Rome"))
-
-
-def test_an_answer_that_may_not_end_begins_anew(scripted: LoadedEngine) -> None:
-    prompt = "<|user|>Say fox!<|end|><|assistant|>"
-    length = len(scripted.tokenizer.encode("fox!"))
-    assert said(scripted, prompt, min_tokens=2 * length) == "fox!fox!"
-    assert said(scripted, prompt, max_tokens=3 * length, ignore_eos=True) == "fox!fox!fox!"
-
-
-def test_another_script_is_another_model(tmp_path: Path, scripted: LoadedEngine) -> None:
-    """So that no text is gone on with by it."""
-    (tmp_path / "script.toml").write_text(SCRIPT)
-    other = load(tmp_path / "script.toml")
-    assert other.card.context_tokens == 4096
-    assert other.card.model_digest != scripted.card.model_digest
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 import hashlib
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import block_hashes, hash_block, prefix_salt, root_hash
-from tests.support.cases import for_each
+from protocol import block_hashes, hash_block, root_hash
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
@@ -26,15 +24,3 @@ def test_names_grow_block_by_block(ids: list[int], more: list[int], block_tokens
     for i, block_hash in enumerate(hashes):
         parent = hash_block(parent, (ids + more)[i * block_tokens : (i + 1) * block_tokens])
         assert parent == block_hash
-
-
-def test_salts_keep_names_apart() -> None:
-    salts = [prefix_salt(b"m", ""), prefix_salt(b"m", "a"), prefix_salt(b"m", "b"), b"n"]
-    assert salts[0] == b"m"
-    assert len({tuple(block_hashes([1, 2], 1, salt)) for salt in salts}) == len(salts)
-
-
-@for_each("ids", [[-1], [2**32]])
-def test_what_is_no_token_id_is_refused(ids: list[int]) -> None:
-    with pytest.raises(OverflowError):
-        block_hashes(ids, 1, b"")

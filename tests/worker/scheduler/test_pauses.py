@@ -1,17 +1,10 @@
 """Paused jobs: out of the batch, their KV kept, with the same tokens in the end."""
 
-import threading
-import time
-
-from protocol import AbortCause, Code, FinishReason, Sampling
-from tests.support.engine import EOS, Bench, end_of, ids_of, was_started
+from protocol import FinishReason, Sampling
+from tests.support.engine import Bench, end_of, ids_of, was_started
 from tests.support.fake_device import continuation
-from tests.worker.engine.test_engine_thread import PATIENCE_S, Collector
 from tests.worker.engine.test_overlap import Bench as OverlapBench
 from worker.core import Event, Job, JobPaused, JobResumed
-from worker.engine.engine import Engine, EngineConfig
-from worker.engine.loop import PAUSED_S
-from worker.runner.synthetic import FreeRunner
 
 
 def paused(job: Job, events: list[Event]) -> bool:
@@ -20,33 +13,6 @@ def paused(job: Job, events: list[Event]) -> bool:
 
 def resumed(job: Job, events: list[Event]) -> bool:
     return any(isinstance(e, JobResumed) and e.job is job for e in events)
-
-
-def computed_in(bench: Bench, job: Job) -> list[tuple[int, int]]:
-    """First position and count of each row that the job had."""
-    rows = (row for plan in bench.runner.plans for row in plan.rows)
-    return [(row.start, row.count) for row in rows if row.request.job is job]
-
-
-def test_a_paused_job_leaves_its_slot_and_computes_nothing_twice() -> None:
-    bench = Bench(max_running=1)
-    job = bench.submit(prompt=3, max_tokens=8)
-    bench.step(3)
-    used = bench.scheduler.pool.used_count
-    bench.engine.pause(job)
-    other = bench.submit(prompt=3, max_tokens=2, left_s=200)
-    events = bench.step()
-    assert paused(job, events) and was_started(other, events)
-    stats = bench.engine.stats()
-    assert (stats.running, stats.paused) == (1, 1)
-    assert stats.kv_blocks_used == used + 2
-    bench.step(2)
-    bench.engine.resume(job)
-    events = bench.finish()
-    assert resumed(job, events)
-    assert end_of(job, events).completion_tokens == 8
-    assert computed_in(bench, job) == [(0, 3)] + [(n, 1) for n in range(3, 10)]
-    assert bench.is_clean
 
 
 def test_who_resumes_comes_before_who_waits() -> None:
@@ -113,41 +79,3 @@ def test_with_overlap_the_step_under_way_is_read_first() -> None:
     bench.engine.resume(job)
     events += bench.finish()
     assert ids_of(job, events) == continuation([9] * 3, 9, ignore_eos=True)
-
-
-def test_an_engine_with_nothing_but_paused_jobs_sleeps() -> None:
-    """And wakes for a resume, an abort and a deadline. Nothing here depends on how fast it is."""
-    bench = Bench(blocks=1000, context_tokens=100_000, block_tokens=16)
-    engine = Engine(bench.scheduler, FreeRunner([7, 8, 9]), EngineConfig([EOS]))
-    sink = Collector()
-    engine.start(sink)
-
-    def job(left_s: float) -> Job:
-        one = Job([1, 2], Sampling(max_tokens=90_000), time.monotonic() + left_s)
-        engine.submit(one)
-        engine.pause(one)
-        return one
-
-    def wait(condition: object) -> None:
-        give_up_at = time.monotonic() + PATIENCE_S
-        while not condition() and time.monotonic() < give_up_at:  # type: ignore[operator]
-            time.sleep(0.005)
-        assert condition()  # type: ignore[operator]
-
-    try:
-        late, cancelled, going = job(0.5), job(1000), job(1000)
-        wait(lambda: all(paused(one, sink.events) for one in (cancelled, going)))
-        sink.wait_ended(1)
-        assert end_of(late, sink.events).code is Code.DEADLINE_EXCEEDED
-        steps = engine._expiry._checks
-        began = time.monotonic()
-        threading.Event().wait(0.5)
-        woken = 2 + (time.monotonic() - began) / PAUSED_S
-        assert engine._expiry._checks - steps <= 2 * woken, "it spins"
-        engine.cancel(cancelled, AbortCause.CANCEL)
-        sink.wait_ended(2)
-        engine.resume(going)
-        wait(lambda: ids_of(going, sink.events))
-    finally:
-        engine.stop()
-    assert bench.is_clean

@@ -1,5 +1,4 @@
 import math
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -414,16 +413,6 @@ def test_dl14_the_most_urgent_first_token_is_computed_first() -> None:
     assert run_steps(scheduler, 3) == [[(one, 0, 8)] for one in (first, soon, late)]
 
 
-def test_an_urgent_prompt_does_not_wait_for_a_long_one_under_way() -> None:
-    """While a slot is free it is admitted, and its prompt goes first."""
-    scheduler = Scheduler(config(max_step_tokens=8), BlockPool(64))
-    long, urgent = request(40, 1, deadline=90.0), request(8, 1, deadline=9.0)
-    assert scheduler.enqueue(long, 0.0) is None
-    assert run_steps(scheduler) == [[(long, 0, 8)]]
-    assert scheduler.enqueue(urgent, 0.0) is None
-    assert run_steps(scheduler, 2) == [[(urgent, 0, 8)], [(long, 8, 8)]]
-
-
 def test_what_has_not_begun_gives_way_to_what_is_more_urgent() -> None:
     """All slots are given to long prompts, of which one has begun; the last in line steps back."""
     scheduler = Scheduler(config(max_step_tokens=8, max_running=3), BlockPool(64))
@@ -453,15 +442,6 @@ def test_blocks_that_adoption_gives_back_are_given_out_again() -> None:
     run_steps(scheduler, 6)
     scheduler.check_integrity()
     assert len(scheduler.running) == 8
-
-
-def test_dl14_the_rest_of_the_prompt_comes_off_a_first_token_deadline() -> None:
-    scheduler = Scheduler(config(max_step_tokens=80), BlockPool(64))
-    scheduler.step_time.prefilled(1.0, 10)
-    short, long = request(10, 1, first_token_by=20.0), request(60, 1, first_token_by=22.0)
-    for one in (short, long):
-        assert scheduler.enqueue(one, 0.0) is None
-    assert scheduler.waiting == [long, short]
 
 
 def test_a_prefix_is_computed_once() -> None:
@@ -525,16 +505,6 @@ def test_tenants_with_a_salt_of_their_own_share_nothing() -> None:
         assert one.cached_tokens == expected
 
 
-def test_without_a_cache_everything_is_computed() -> None:
-    scheduler = Scheduler(config(prefix_cache=False), BlockPool(64))
-    for _ in range(2):
-        one = request([5] * 12, max_tokens=1)
-        labelled(scheduler, one)
-        run_steps(scheduler)
-        assert one.cached_tokens == 0
-    assert scheduler.pool.cached_count == 0
-
-
 def test_only_what_is_not_shared_is_reserved() -> None:
     """Two long prompts with one head fit into a pool that could not hold them apart."""
     scheduler = Scheduler(config(), BlockPool(16))
@@ -555,18 +525,3 @@ def test_prompts_outside_the_vocabulary_are_refused(ids: list[int]) -> None:
     refusal = Scheduler(config(), BlockPool(4)).enqueue(one, 0.0)
     assert refusal is not None
     assert refusal.code is Code.INVALID_REQUEST
-
-
-def test_a_prompt_that_is_too_long_is_refused_without_a_look_at_all_of_it() -> None:
-    """WK-8: millions of ids would hold up everybody's step."""
-
-    class Unread(list[int]):
-        def __iter__(self) -> Iterator[int]:
-            raise AssertionError("it was read")
-
-    scheduler = Scheduler(config(), BlockPool(6))
-    new = request([1])
-    new.tokens = Unread([1] * 1000)
-    new.prompt_tokens = 1000
-    refusal = scheduler.enqueue(new, 0.0)
-    assert refusal is not None and refusal.code is Code.CONTEXT_OVERFLOW

@@ -24,14 +24,6 @@ def test_what_a_step_costs_anyway_is_not_charged_to_its_prompts() -> None:
     assert step_time.prompt_tokens_within(0.05, 512) == 512
 
 
-def test_long_chunks_weigh_more_than_short_ones() -> None:
-    step_time = StepTime()
-    step_time.prefilled(1.0, 1000)
-    for _ in range(5):
-        step_time.prefilled(0.01, 1)
-    assert step_time.prefill_tokens_per_s == pytest.approx(1000, rel=0.1)
-
-
 def test_an_accident_does_not_cut_the_chunks_that_follow() -> None:
     """A step that stood still for a second, among steps of 10 ms and 0.1 ms a prompt's token."""
     step_time = StepTime()
@@ -74,15 +66,6 @@ def test_what_is_certain_is_not_learnt_from_few_steps_or_from_batches() -> None:
     decode(step_time, 0.02, 1000, rows=8)
     assert step_time.least_token_s == 0.0
     decode(step_time, 0.01, 200)
-    assert step_time.least_token_s == pytest.approx(0.008)
-
-
-def test_what_is_certain_never_goes_up() -> None:
-    """DL-3: not in a dip, not in a large batch, however long it lasts."""
-    step_time = StepTime()
-    decode(step_time, 0.01, 200)
-    decode(step_time, 0.1, 5000)
-    decode(step_time, 0.2, 5000, rows=32)
     assert step_time.least_token_s == pytest.approx(0.008)
 
 

@@ -20,12 +20,10 @@ from protocol import (
     Submit,
     TokenLogprob,
 )
-from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call, plain_call
+from tests.support.triton_calls import FakeResponder, lane_call, plain_call
 from tests.worker.service.conftest import Harness
-from worker.core import Job, JobFinished, JobPaused, JobPrompt, JobResumed, JobStarted, JobTokens
-from worker.service.emitter import CHECK_EARLY, IDLE_LANE_CHECK_S, LANE_CHECK_S, Emitter
-from worker.service.lane import Lane, LaneJob
-from worker.text.tokenizer import Tokenizer
+from worker.core import JobFinished, JobPaused, JobPrompt, JobResumed, JobStarted, JobTokens
+from worker.service.lane import Lane
 
 
 def test_the_first_frame_carries_card_cache_and_statistics(harness: Harness) -> None:
@@ -151,42 +149,6 @@ def test_wp3_a_lost_lane_stops_all_its_jobs(harness: Harness) -> None:
     assert {job for job, _ in cancelled} == set(jobs)
     assert {cause for _, cause in cancelled} == {AbortCause.LANE_LOST}
     harness.lane.wait_final()
-
-
-def test_a_lane_is_looked_at_often_only_while_it_has_jobs(tokenizer: Tokenizer) -> None:
-    """An idle worker costs next to nothing; a lane with jobs is looked at soon after each began."""
-    now, looks = 0.0, 0
-
-    class Counting(FakeResponder):
-        def is_cancelled(self) -> bool:
-            nonlocal looks
-            looks += 1
-            return False
-
-    emitter = Emitter(FakeEngine(), heartbeat_s=10.0, clock=lambda: now)
-    lane = Lane("lane", Counting())
-    emitter.open_lane(lane)
-
-    def looks_in(seconds: float) -> int:
-        nonlocal now, looks
-        looks = 0
-        for _ in range(round(seconds / 0.001)):
-            now += 0.001
-            emitter.cycle()
-        return looks
-
-    looks_in(0.1)
-    assert looks_in(1.0) <= 1.0 / (IDLE_LANE_CHECK_S * (1 - CHECK_EARLY)) + 1
-    job = Job([1, 2], Sampling(max_tokens=4), math.inf)
-    lane.jobs[1] = emitter.job_replies[job] = LaneJob(
-        lane, 1, job, tokenizer.stream(), FakeResponder()
-    )
-    emitter.watch_closely(lane)
-    assert looks_in(LANE_CHECK_S + 0.002) >= 1
-    assert looks_in(1.0) >= 1.0 / LANE_CHECK_S - 1
-    lane.jobs.clear()
-    looks_in(0.1)
-    assert looks_in(1.0) <= 1.0 / (IDLE_LANE_CHECK_S * (1 - CHECK_EARLY)) + 1
 
 
 def test_a_send_that_triton_refuses_loses_the_lane(harness: Harness) -> None:

@@ -23,7 +23,7 @@ from protocol import (
     SwapPhase,
     SwapReport,
 )
-from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call, plain_call
+from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call
 from tests.worker.service.conftest import Harness, loaded_by, serving
 from worker.core import Clock, Job, JobFinished
 from worker.environment import nested
@@ -157,21 +157,6 @@ def test_wk7_what_runs_finishes_and_what_waits_is_handed_back(
     assert harness.text(1) == "to the end"
 
 
-def test_wk7_the_new_model_serves_lanes_and_plain_requests(
-    harness: Harness, models: Models
-) -> None:
-    outcome(swap(harness, "second"))
-    (engine,) = models.engines
-    harness.send(Submit("lane", 7, [1], Sampling(max_tokens=1), 1000.0, serving=1))
-    engine.wait_submitted(1)
-    harness.service.accept(plain_call("ab", FakeResponder()))
-    assert len(engine.wait_submitted(2)) == 2
-    assert harness.engine.submitted == []
-    for one in engine.submitted:
-        engine.emit(_ended(one))
-    harness.wait_end(7)
-
-
 def _ended(job: Job) -> JobFinished:
     return JobFinished(job, FinishReason.LENGTH, None, "", 1, 0, 0, 0.0, 0.0, 0.0, 0.0, None)
 
@@ -225,25 +210,6 @@ def test_wk7_where_neither_can_be_loaded_the_process_ends(harness: Harness, mode
     assert "cannot be loaded again" in report.error
 
 
-@pytest.mark.slow
-def test_wk7_where_the_device_is_lost_meanwhile_the_process_ends(
-    harness: Harness, models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else it would stay without a model, and draining, for ever."""
-
-    class Lost(Meter):
-        def drop_caches(self) -> None:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(swapping, "meter_of", lambda settings: Lost(0, 0))
-    models.beside, models.broken = False, {"second", "first"}
-    ended = threading.Event()
-    harness.service._swapper._die = ended.set
-    report = outcome(swap(harness, "second"))
-    assert ended.wait(60)
-    assert report.phase is SwapPhase.FAILED and "illegal memory access" in report.error
-
-
 def test_wk7_a_drain_that_does_not_end_is_given_up(
     harness: Harness, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,21 +254,6 @@ def test_wk7_a_worker_can_be_stopped_while_it_swaps(models: Models) -> None:
         done = swap(harness, "second")
         done.wait(lambda: "drain" in phases(done), "the drain")
     assert job.abort is AbortCause.DRAIN
-
-
-def test_wk7_a_lane_may_be_opened_meanwhile(harness: Harness, models: Models) -> None:
-    """An orchestrator that is started anew in the middle."""
-    job, _ = harness.submit(1)
-    harness.begin(job)
-    done = swap(harness, "second")
-    harness.lane.wait(lambda: any(f.draining for f in harness.lane.frames()), "the drain")
-    other = FakeResponder()
-    harness.service.accept(lane_call(Open(PROTOCOL_VERSION, "other", ""), other))
-    other.wait(lambda: other.sent, "the first frame")
-    assert other.frames()[0].draining and other.frames()[0].error is None
-    harness.finish(job)
-    assert outcome(done).phase is SwapPhase.DONE
-    other.wait(lambda: any(f.card and f.card.serving for f in other.frames()), "the new card")
 
 
 def test_wk7_a_lane_that_is_opened_as_the_model_changes_has_the_new_card(harness: Harness) -> None:

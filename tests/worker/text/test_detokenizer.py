@@ -67,21 +67,6 @@ def test_any_text_in_any_split_is_the_library_s_decode(
     assert "".join(detokenize(library, ids, cuts)) == expected
 
 
-def test_half_a_character_waits_for_its_end() -> None:
-    library = ALL["sentencepiece"]
-    smile = [library.token_to_id(f"<0x{byte:02X}>") for byte in "🙂".encode()]
-    the, special = library.token_to_id("▁the"), library.token_to_id(SPECIAL)
-    stream = ours(library).detokenizer()
-    assert stream.feed(smile[:2]) == ["", ""]
-    assert stream.feed([special]) == [""]
-    assert stream.feed(smile[2:]) == ["", "🙂"]
-    assert stream.feed(smile[:3]) == ["", "", ""]
-    assert stream.feed([the]) == ["\ufffd the"]
-    assert stream.feed(smile[:1]) == [""]
-    assert stream.flush() == "\ufffd"
-    assert stream.flush() == ""
-
-
 @for_each("name", NAMES)
 def test_silent_and_unknown_ids_print_nothing(name: str) -> None:
     library = ALL[name]

@@ -220,19 +220,6 @@ async def test_overload_is_529_and_tried_again(
     assert refused() == 2
 
 
-async def test_keys_bodies_and_limits(worker: FakeWorker, make_service: MakeService) -> None:
-    service = await make_service(
-        worker, token="right", http__max_body_bytes=1024, limits__each_key__requests_per_min=1
-    )
-    status, error = await error_of(service, HI)
-    assert (status, error["type"]) == (401, "authentication_error")
-    await answer_of(service, HI, **{"x-api-key": "right"})
-    status, error = await error_of(service, HI, **{"Authorization": "Bearer right"})
-    assert (status, error["type"]) == (429, "rate_limit_error")
-    status, error = await error_of(service, HI | {"system": "x" * 1024}, **{"x-api-key": "right"})
-    assert (status, error["type"]) == (413, "request_too_large")
-
-
 async def test_a_thread_that_was_never_kept_is_refused_so_that_all_of_it_is_sent(
     service: Service,
 ) -> None:

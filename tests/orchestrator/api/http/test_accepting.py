@@ -9,19 +9,10 @@ import pytest
 
 from orchestrator.api.auth import Key, digest_of
 from orchestrator.api.http import accepting
-from orchestrator.api.http.accepting import Port, most_connections
+from orchestrator.api.http.accepting import Port
 from orchestrator.api.server import KEY_SHARES
 from tests.orchestrator.conftest import MakeService
-from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
-
-
-@for_each(("files", "most"), [(64, 32), (256, 128), (1024, 768), (65536, 65280)])
-async def test_some_open_files_are_never_connections(
-    monkeypatch: pytest.MonkeyPatch, files: int, most: int
-) -> None:
-    monkeypatch.setattr(accepting, "raise_file_limit", lambda: files)
-    assert most_connections() == most
 
 
 async def test_a_port_that_is_closed_while_no_file_is_left_stays_closed(

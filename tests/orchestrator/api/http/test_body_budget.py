@@ -23,15 +23,6 @@ def nothing() -> None:
     """Nobody reads."""
 
 
-def test_a_whole_body_is_given_up_for_no_other() -> None:
-    budget = BodyBudget(100)
-    with budget.share(nothing) as whole, budget.share(nothing) as small:
-        whole.take(100)
-        whole.finish()
-        with pytest.raises(NoCapacity):
-            small.take(1)
-
-
 class Books(RuleBasedStateMachine):
     """Bodies come, grow, become whole and go in any order."""
 

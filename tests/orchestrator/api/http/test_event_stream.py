@@ -88,23 +88,6 @@ async def test_wp1_a_closed_socket_stops_the_job(
     assert next(iter(service.orchestrator.registry)).load == 0
 
 
-async def test_wp1_a_client_may_wish_its_work_to_go_on(
-    service: Service, worker: FakeWorker
-) -> None:
-    plan = Plan(stall_at=2)
-    worker.plan = lambda submit: plan
-    client = await send(service, CHAT | {"stream": True, "on_disconnect": "continue"})
-    answer = b""
-    while len(task_id := answer.partition(b'"id":"chatcmpl-')[2][:32].decode()) < 32:
-        answer += await asyncio.get_running_loop().sock_recv(client, 65536)
-    client.close()
-    plan.release.set()
-    await service.until(lambda: service.outcomes() == ["met"])
-    status = await service.ask("GET", f"/v2/tasks/{task_id}")
-    assert status["usage"]["completion_tokens"] == 20
-    assert worker.cancels == []
-
-
 async def test_a_client_gone_while_it_waits_in_the_queue(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:

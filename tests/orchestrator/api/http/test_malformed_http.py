@@ -106,17 +106,6 @@ async def test_or16_malformed_requests_are_answered_in_our_shape_and_leave_no_tr
     )
 
 
-async def test_a_malformed_request_is_counted_and_logged_without_its_content(
-    service: Service, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    await exchange(service, MALFORMED["two lengths"])
-    lines = [r for r in caplog.records if "malformed" in r.getMessage()]
-    assert len(lines) == 1
-    labels = {"status": "400", "code": "invalid_request"}
-    assert service.metric("tidegate_http_errors_total", **labels) == 1
-
-
 async def test_silent_connections_are_closed(
     make_service: MakeService, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

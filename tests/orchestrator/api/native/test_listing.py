@@ -92,34 +92,6 @@ async def test_or21_what_lives_is_listed_and_cancelled_whatever_its_route(
     assert await listed(service) == ([], False)
 
 
-@for_each(
-    ("path", "named_by"),
-    [
-        ("/v1/chat/completions", "shown"),
-        ("/v1/completions", "task_id"),
-        ("/v1/responses", "shown"),
-        ("/v1/messages", "correlation_id"),
-    ],
-)
-async def test_or21_a_stream_is_cancelled_on_the_route_that_shows_its_id(
-    service: Service, worker: FakeWorker, path: str, named_by: str
-) -> None:
-    worker.plan = lambda submit: Plan(stall_at=1)
-    body, _, prefix = LIVE[path]
-    headers = {"X-Correlation-Id": "our-own"}
-    async with service.http.post(path, json=body | {"stream": True}, headers=headers) as stream:
-        shown = ""
-        while f'"{prefix}' not in shown:
-            shown += (await stream.content.readline()).decode()
-        name = shown.split(f'"{prefix}')[1].split('"')[0]
-        ids = {"shown": prefix + name, "task_id": name, "correlation_id": "our-own"}
-        answer = await service.ask("POST", f"{path}/{ids[named_by]}/cancel", 200, 202)
-        assert name in answer.get("task_ids", answer.get("id"))
-        assert "cancelled" in (await stream.content.read()).decode()
-    assert service.outcomes()[-1] == "aborted"
-    await service.ask("POST", f"{path}/nobody/cancel", 404)
-
-
 async def test_or21_another_key_neither_sees_nor_stops_it(
     worker: FakeWorker, make_service: MakeService
 ) -> None:

@@ -1,6 +1,5 @@
 """``/v2/sessions``: what was said is kept, for its own key, and goes on wherever there is room."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -126,19 +125,6 @@ async def test_deleting_ends_what_runs(service: Service, worker: FakeWorker) -> 
     await say(service, session_id, status=404)
     assert service.metric("tidegate_kept_bytes", holder="sessions") == 0
     assert service.metric("tidegate_sessions_ended_total", why="deleted") == 1
-
-
-async def test_deleting_ends_what_is_about_to_run(service: Service, worker: FakeWorker) -> None:
-    """Also while its prompt is encoded, which takes a thread for one so long."""
-    worker.plan = lambda submit: Plan(stall_at=1)
-    session_id = await create(service)
-    session = room(service.orchestrator, SessionRoom).store.get(session_id, None)
-    submitting = asyncio.create_task(say(service, session_id, prompt_token_ids=[5] * 300))
-    await service.until(lambda: session.is_busy)
-    await call(service, "DELETE", f"/v2/sessions/{session_id}", 200)
-    await submitting
-    await service.until(lambda: service.outcomes() == ["aborted"])
-    assert service.metric("tidegate_kept_bytes", holder="sessions") == 0
 
 
 KEYS = {"a": {"token": "token-a"}, "b": {"token": "token-b"}}

@@ -277,17 +277,6 @@ async def test_wp1_a_task_outlives_its_reader_or_not(service: Service, worker: F
     assert (status["outcome"], status["text"]) == ("met", "w0 w1 w2 w3 w4 ")
 
 
-async def test_a_job_that_talks_after_its_end_changes_nothing(
-    service: Service, worker: FakeWorker
-) -> None:
-    worker.plan = lambda submit: Plan(talks_after_end=3)
-    task = await submit(service)
-    events = await follow(service, str(task["events_url"]))
-    again = await submit(service)
-    await follow(service, str(again["events_url"]))
-    assert len(await follow(service, str(task["events_url"]))) == len(events) == 8
-
-
 async def test_or24_a_key_that_fills_the_queue_takes_no_place_from_another(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:

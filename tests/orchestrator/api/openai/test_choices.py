@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from orchestrator.dispatch import time_limits
-from orchestrator.errors import NotReady
-from orchestrator.tasks.task import Task
 from protocol import Submit
 from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
@@ -41,13 +39,6 @@ async def test_n_choices_of_a_chat(service: Service, worker: FakeWorker) -> None
     assert [submit.sampling.seed for submit in worker.submits] == [7, 8, 9]
     assert len({tuple(submit.token_ids) for submit in worker.submits}) == 1
     assert service.outcomes() == ["met"] * 3
-
-
-async def test_the_last_seeds_stay_within_64_bits(service: Service, worker: FakeWorker) -> None:
-    for seed in (2**63 - 1, 2**64 - 1):
-        await answer_of(service, "/v1/completions", TEXT | {"n": 2, "seed": seed})
-    drawn = [submit.sampling.seed for submit in worker.submits]
-    assert [seed % 2**64 for seed in drawn if seed is not None] == [2**63 - 1, 2**63, 2**64 - 1, 0]
 
 
 async def test_several_prompts(service: Service, worker: FakeWorker) -> None:
@@ -139,17 +130,6 @@ async def test_one_that_fails_ends_the_request(service: Service, worker: FakeWor
         await worker.until(lambda: not worker.running)
     await service.until(lambda: len(service.outcomes()) == 4)
     assert sorted(service.outcomes()) == ["aborted"] * 2 + ["failed"] * 2
-
-
-async def test_nothing_follows_an_error_in_a_stream(service: Service, worker: FakeWorker) -> None:
-    """Tokens of the other choices would come behind it."""
-    plans = [Plan(tokens=400, step_s=0.001), Plan(fail_at=2, step_s=0.001)]
-    worker.plan = lambda submit: plans[len(worker.submits) - 1]
-    events = await events_of(service, "/v1/completions", TEXT | {"n": 2, "max_tokens": 400})
-    assert [event for event in events if "error" in event] == [events[-1]]
-    assert events[-1]["error"]["code"] == "engine_error"
-    await worker.until(lambda: not worker.running)
-    assert sorted(service.outcomes()) == ["aborted", "failed"]
 
 
 async def test_nothing_begins_before_all_prompts_are_read(
@@ -266,26 +246,3 @@ async def test_wp1_a_disconnect_ends_all(
 async def test_what_is_refused(service: Service, body: dict[str, object], param: str) -> None:
     error = await answer_of(service, "/v1/completions", TEXT | body, status=400)
     assert (error["error"]["param"], error["error"]["code"]) == (param, "invalid_request")
-
-
-async def test_a_model_that_goes_while_prompts_are_read(
-    service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """DL-10: no task is left that nobody will ever end."""
-
-    def gone(name: str) -> Any:
-        raise NotReady("no instance has been reached yet; try again in a moment")
-
-    prepare = service.orchestrator.prepare
-    for stream in (False, True):
-        with monkeypatch.context() as patch:
-
-            async def prepared(*args: Any) -> Task:
-                task = await prepare(*args)
-                patch.setattr(service.orchestrator.models, "resolve", gone)
-                return task
-
-            patch.setattr(service.orchestrator, "prepare", prepared)
-            await answer_of(service, "/v1/chat/completions", CHAT | {"stream": stream}, status=503)
-        await service.until(lambda: service.orchestrator.live_tasks == 0)
-    assert service.outcomes() == ["aborted"] * 2 and worker.submits == []

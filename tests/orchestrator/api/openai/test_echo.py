@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from orchestrator.api.openai import echo
-from protocol import Submit
 from tests.orchestrator.api.openai.asking import TEXT, answer_of
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import Service
 from tests.support.cases import for_each
-from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker
 
 PATH = "/v1/completions"
 
@@ -88,25 +87,6 @@ async def test_a_stream_begins_with_it(service: Service) -> None:
 async def test_what_is_refused(service: Service, changes: dict[str, Any], field: str) -> None:
     answer = await answer_of(service, PATH, TEXT | changes, status=400)
     assert answer["error"]["param"] == field
-
-
-async def test_a_prompt_is_read_again_where_its_instance_is_lost(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    """OR-10: what the first one told before it died counts no more."""
-
-    def plan(submit: Submit) -> Plan:
-        return Plan(die_at=0) if not died else Plan()
-
-    died: list[object] = []
-    workers = [await make_worker(), await make_worker()]
-    for worker in workers:
-        worker.plan = lambda submit: (
-            plan(submit) if not died.append(submit) and len(died) > 1 else Plan(die_at=0)
-        )
-    service = await make_service(*workers)
-    choice = await choice_of(service, prompt="a longer prompt", echo=True, logprobs=0, max_tokens=1)
-    assert choice["logprobs"]["token_logprobs"] == [None, *[-float(i) for i in range(1, 15)], -0.5]
 
 
 async def test_an_answer_repeats_so_many_tokens(

@@ -138,22 +138,6 @@ async def test_the_sdk_retries_what_may_help_and_nothing_else(
     assert len(worker.submits) == 3
 
 
-async def test_sampling_by_the_sdk(sdk: openai.AsyncOpenAI, worker: FakeWorker) -> None:
-    """WK-8: OpenAI's own parameters, and those of vLLM's server in ``extra_body``."""
-    await sdk.chat.completions.create(
-        **CHAT,  # type: ignore[call-overload]
-        seed=5,
-        presence_penalty=0.5,
-        frequency_penalty=-1.5,
-        logit_bias={"42": -100},
-        extra_body={"min_p": 0.05, "repetition_penalty": 1.1, "top_k": 40},
-    )
-    sampling = worker.submits[0].sampling
-    assert (sampling.seed, sampling.top_k, sampling.min_p) == (5, 40, 0.05)
-    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1.5)
-    assert (sampling.repetition_penalty, sampling.logit_bias) == (1.1, ((42, -100.0),))
-
-
 @for_each(
     ("path", "body", "param"),
     [
@@ -219,26 +203,6 @@ async def test_completions_have_16_tokens_unless_asked(
         body = {**body, "max_tokens": None}
         await service.ask("POST", path, json=body)
         assert worker.submits[-1].sampling.max_tokens == tokens
-
-
-async def test_dl1_the_sdks_own_timeout_is_a_deadline(
-    make_service: MakeService, worker: FakeWorker
-) -> None:
-    """DL-1: an unmodified client has the deadline that it was made with."""
-    service = await make_service(worker)
-    client = await asyncio.to_thread(
-        lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", timeout=20.0)
-    )
-    async with client:
-        await client.chat.completions.create(**CHAT)  # type: ignore[call-overload]
-        assert 15_000 < worker.submits[-1].budget_ms <= 20_000
-        await client.chat.completions.create(  # type: ignore[call-overload]
-            **CHAT, extra_headers={"X-Timeout-Ms": "5000"}
-        )
-        assert worker.submits[-1].budget_ms <= 5000
-        stream = await client.chat.completions.create(**CHAT, stream=True)  # type: ignore[call-overload]
-        assert [chunk async for chunk in stream]
-    assert worker.submits[-1].budget_ms > 100_000  # between two pieces, it would be
 
 
 async def test_how_long_it_took_and_how_many_more_may_wait(

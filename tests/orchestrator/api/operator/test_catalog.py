@@ -259,16 +259,3 @@ async def test_problems_have_no_paths_of_the_machine(
         body, _ = await get(service, "/models", 503)
     assert str(home.parent) not in str(body)
     assert "catalog.json: Is a directory" in caplog.text
-
-
-async def test_a_date_says_that_a_verification_has_not_changed_either(
-    service: Service, home: Path
-) -> None:
-    await asyncio.to_thread(register, home, 1)
-    _, headers = await get(service, "/models")
-    since = {"If-Modified-Since": headers["last-modified"]}
-    await get(service, "/models", 304, **since)
-    asking = OPERATOR
-    await service.ask("POST", "/v2/catalog/models/m-1/verify", 202, headers=asking)
-    body, _ = await get(service, "/models", 200, **since)
-    assert body["models"][0]["verification"]["state"] in ("waiting", "running", "failed")

@@ -1,18 +1,14 @@
 """The page in a real Chromium, in front of a worker that does what each test needs."""
 
-import json
-import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import pytest
-from aiohttp import web
 
 from orchestrator.prediction.forecaster import Capacity
 from orchestrator.prediction.step_model import StepModel
-from protocol import OnDeadline
-from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import MakeService, Service
 from tests.support.browser import CHROMIUM, CTRL, Tab, open_tab
 from tests.support.fake_worker import FakeWorker, Plan
 
@@ -120,61 +116,6 @@ async def test_a_refusal_says_why_and_what_would_do(
 
 
 @pytest.mark.slow
-async def test_a_request_as_a_command(devtools: str, service: Service, worker: FakeWorker) -> None:
-    async with page(devtools, service) as tab:
-        await tab.js("document.querySelector('#prompt').value = \"It's late\"")
-        await tab.js("document.querySelector('[name=on_deadline][value=finish]').click()")
-        await tab.click("#send")
-        assert await ended(tab) == "met"
-        await tab.js("window.prompt = (words, text) => { window.shown = text }")
-        await tab.js("navigator.clipboard.writeText = () => Promise.reject()")
-        await tab.click("#copy")
-        command = shlex.split(await tab.until("window.shown"))
-    assert command[:3] == ["curl", "-N", f"{service.url}/v1/chat/completions"]
-    body = json.loads(command[command.index("-d") + 1])
-    assert body["messages"] == [{"role": "user", "content": "It's late"}]
-    assert body["temperature"] == 0.4
-    async with service.http.post("/v1/chat/completions", json=body) as response:
-        assert response.status == 200 and "[DONE]" in await response.text()
-    first, again = worker.submits
-    assert again.token_ids == first.token_ids and again.on_deadline == first.on_deadline
-    assert first.on_deadline is OnDeadline.FINISH
-
-
-@pytest.mark.slow
-async def test_the_chance_is_quoted_beside_the_deadline(devtools: str, service: Service) -> None:
-    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
-    async with page(devtools, service) as tab:
-        await tab.until("document.querySelector('#odds').innerText.includes('likely in time')")
-        await tab.js("document.querySelector('#exactly').click()")
-        await set_deadline(tab, 0.1)
-        odds = "document.querySelector('#odds').innerText"
-        assert "90 % within" in await tab.until(f"parseFloat({odds}) < 5 && {odds}")
-        assert service.outcomes() == []
-        await tab.js("document.querySelector('#real').hidden = false")  # as with the demo model
-        assert await tab.js("(e => e.scrollWidth <= e.clientWidth)(document.querySelector('#ask'))")
-        # What is cut has half the time that it needs here: 400 tokens of 10 ms each.
-        await tab.click("[data-try=partial]")
-        await ended(tab)
-        assert 1.5 < await tab.js("document.querySelector('#deadline-s').valueAsNumber") < 2.5
-
-
-@pytest.mark.slow
-async def test_what_is_said_of_the_time_that_was_left(devtools: str, service: Service) -> None:
-    """A part of it may be late long before the whole is (DL-14)."""
-    async with page(devtools, service) as tab:
-        for outcome, left, words in (
-            ("met", 12, "12 ms to spare"),
-            ("missed", 12, "given up 12 ms before the deadline"),
-            ("missed", -12, "12 ms too late"),
-            ("aborted", 12, "12 ms before the deadline"),
-        ):
-            run = f"{{isOver: true, outcome: '{outcome}', budget: {{left_ms: {left}}}}}"
-            told = f"import('/page/js/verdict.js').then(({{figuresOf}}) => figuresOf({run}, 0))"
-            assert await tab.js(told) == words
-
-
-@pytest.mark.slow
 async def test_by_keyboard_alone(devtools: str, service: Service, worker: FakeWorker) -> None:
     stalls(worker, 1)
     async with page(devtools, service) as tab:
@@ -231,94 +172,3 @@ async def test_a_key_is_asked_for_and_kept_in_the_tab(
         assert await tab.js("sessionStorage.getItem('tidegate.key')") == KEY
         assert await tab.js("Object.values(localStorage).join() + document.cookie") == ""
         assert not any(KEY in request["url"] for request in tab.requests)
-
-
-@pytest.mark.slow
-async def test_operating_asks_for_the_operators_key(
-    devtools: str, service: Service, worker: FakeWorker
-) -> None:
-    async with page(devtools, service, "/#board") as tab:
-        await tab.until("document.querySelector('#instances button')")
-        await tab.click("#instances button")
-        await tab.until("document.querySelector('#key-dialog').open")
-        assert "the operators' key" in await tab.text("#key-why")
-        await tab.type(OPERATORS_KEY)
-        await tab.press("Enter")
-        await tab.until("document.querySelector('#instances .state').innerText === 'draining'")
-        assert service.orchestrator.registry.instances[worker.address].cordoned
-        tab.console = [line for line in tab.console if "401" not in line]
-
-
-@pytest.mark.slow
-async def test_it_says_that_the_service_drains(devtools: str, service: Service) -> None:
-    async with page(devtools, service) as tab:
-        await tab.until("document.querySelector('#status').dataset.state === 'ready'")
-        service.parts.lifecycle.refuse_new_work()
-        await tab.until("document.querySelector('#status').dataset.state === 'draining'")
-        assert "draining" in await tab.text("#notice")
-        await tab.click("#send")
-        assert await ended(tab) == "refused"
-        assert "draining" in await tab.text("#reason")
-        tab.console = [line for line in tab.console if "503" not in line]
-
-
-@pytest.mark.slow
-async def test_the_board_shows_what_goes_on(
-    devtools: str, service: Service, worker: FakeWorker
-) -> None:
-    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
-    # As `tidegate up` prints it.
-    async with page(devtools, service, f"/#key={OPERATORS_KEY}") as tab:
-        assert await tab.js("location.href") == f"{service.url}/"
-        await tab.until("document.querySelector('#status').dataset.state === 'ready'")
-        await tab.click("#send")
-        assert await ended(tab) == "met"
-        await tab.press("2")
-        await tab.until("document.querySelector('#tiles').innerText.includes('100 %')")
-        assert worker.address in await tab.text("#instances")
-        await tab.until("document.querySelectorAll('#finishes circle').length === 1")
-        assert await tab.js("document.querySelectorAll('.plot canvas').length") == 3
-        await tab.click("#instances button")
-        await tab.until("document.querySelector('#instances .state').innerText === 'draining'")
-        assert service.orchestrator.registry.instances[worker.address].cordoned
-        await tab.click("#instances button")
-        await tab.until("document.querySelector('#instances .state').innerText === 'up'")
-        await tab.resize(360, 740)
-        for name in ("play", "board"):
-            await tab.js(f"location.hash = '#{name}'")
-            await tab.until(f"!document.querySelector('#{name}').hidden")
-            assert await tab.js("document.documentElement.scrollWidth <= innerWidth"), name
-
-
-@pytest.mark.slow
-async def test_it_comes_back_by_itself_after_a_restart(
-    devtools: str, worker: FakeWorker, make_service: MakeService
-) -> None:
-    first = await make_service(worker)
-    async with open_tab(devtools, first.url) as tab:
-        await tab.until("document.querySelector('#status').dataset.state === 'ready'")
-        await first.parts.lifecycle.drain(0.0)
-        await first.runner.cleanup()
-        await tab.until("document.querySelector('#status').dataset.state === 'unreachable'")
-        assert "continues when it is back" in await tab.text("#notice")
-        second = await make_service(worker)
-        await web.TCPSite(second.runner, "127.0.0.1", urlsplit(first.url).port).start()
-        await tab.until("document.querySelector('#status').dataset.state === 'ready'")
-        assert not await tab.js("document.querySelector('#notice').innerText")
-        await set_deadline(tab, 300)
-        await tab.click("#send")
-        assert await ended(tab) == "met"
-    assert second.outcomes() == ["met"]
-
-
-async def test_the_demo_model_is_not_the_best_there_is(
-    devtools: str, make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    """Somebody who sees only the demo model is offered real weights, with their size."""
-    service = await make_service(await make_worker(model="demo"))
-    async with page(devtools, service) as tab:
-        await tab.until("!document.querySelector('#real').hidden")
-        assert "93 MB" in await tab.text("#real-copy")
-        await tab.js("navigator.clipboard.writeText = async (text) => (window.copied = text)")
-        await tab.click("#real-copy")
-        await tab.until("window.copied === 'make demo MODEL=smollm2'")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from orchestrator.clock import Boot, this_boot
+from orchestrator.clock import Boot
 from orchestrator.tasks.journal.records import live_task
 from tests.orchestrator.tasks.journal.conftest import Restarts, status_of, task_of
 from tests.orchestrator.tasks.journal.test_prefixes import accept
@@ -14,14 +14,6 @@ from tests.support.clock import ManualClock
 from tests.support.fake_worker import FakeWorker, Plan
 
 HOUR_S = 3600.0
-
-
-def test_processes_of_one_boot_share_its_clock() -> None:
-    first, second = this_boot(), this_boot()
-    assert first.id and first.id == second.id
-    assert second.has(first.id, first.now()) and not second.has("another", first.now())
-    assert not second.has(first.id, second.now() + HOUR_S)  # of another time namespace
-    assert not Boot("", time.monotonic).has("", 0.0)
 
 
 @pytest.mark.parametrize("jump_s", [-HOUR_S, HOUR_S])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.tasks.journal import durable, file, file_store, store
+from orchestrator.tasks.journal import durable, file_store, store
 from orchestrator.tasks.journal.records import Ended, Operation, StoredTokens, Tokens
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.tasks.journal.conftest import (
@@ -33,30 +33,6 @@ def fault_of(service: Service) -> str:
 def rows(path: Path, query: str) -> list[Any]:
     with closing(sqlite3.connect(path)) as db:
         return db.execute(query).fetchall()
-
-
-async def test_a_full_disk(
-    restarts: Restarts, worker: FakeWorker, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SQLite's own error, by a bound on the file's pages. What ends makes room again."""
-    monkeypatch.setattr(file, "_PRAGMAS", (*file._PRAGMAS, "PRAGMA max_page_count = 40"))
-    held = Plan(stall_at=0)
-    worker.plan = lambda submit: held
-    service = await restarts.start(worker, http__max_body_bytes=10**6)
-    terms: dict[str, Any] = {"prompt": None, "prompt_token_ids": [5] * 500, "max_tokens": 1}
-    accepted = []
-    while (answer := await submit(service, **terms))[0] == 202:
-        accepted.append(answer[1]["task_id"])
-    assert "full" in answer[1]["error"]["message"] and len(accepted) > 10
-    held.release.set()
-    for task_id in accepted:
-        assert (await events_of(service, task_id))[-1].event == "end"
-    await service.until(lambda: not fault_of(service))
-    assert (await submit(service, **terms))[0] == 202
-    ended = "SELECT count(*) FROM tasks WHERE ended_unix IS NOT NULL"
-    await service.until(lambda: service.orchestrator.live_tasks == 0)
-    await service.until(lambda: service.metric("tidegate_journal_live") == 0)
-    assert (await asyncio.to_thread(rows, restarts.path, ended))[0][0] >= len(accepted)
 
 
 async def test_a_damaged_file_is_set_aside_while_running(

@@ -55,20 +55,6 @@ def test_two_orchestrators_never_share_one(path: Path) -> None:
     open_journal(JournalConfig(path)).close()
 
 
-def test_two_names_are_one_journal(path: Path) -> None:
-    """A link to it, or to its folder, has no lock of its own."""
-    first = open_journal(JournalConfig(path))
-    link = path.parent.parent / "link.db"
-    link.symlink_to(path)
-    with pytest.raises(JournalError, match="another orchestrator"):
-        open_journal(JournalConfig(link))
-    folder = path.parent.parent / "other"
-    folder.symlink_to(path.parent)
-    with pytest.raises(JournalError, match="another orchestrator"):
-        open_journal(JournalConfig(folder / path.name))
-    first.close()
-
-
 def test_a_lock_that_is_a_link_is_not_followed(path: Path) -> None:
     """Somebody else may have put it there, to have a file of ours emptied."""
     mine = path.parent.parent / "mine"

@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from orchestrator.dispatch.retry import FATE_DURABLE_S, FATE_LOOK_S
-from tests.orchestrator.conftest import MakeWorker, Service
+from tests.orchestrator.conftest import Service
 from tests.orchestrator.tasks.journal.conftest import (
     Disk,
     Restarts,
@@ -24,8 +24,6 @@ from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.steady_loop import hurry
 
 SECRET = "the password is swordfish"
-
-NONE_KEPT = {"keep_count": 0}
 
 
 async def test_dl18_what_was_decoding_before_a_restart_is_no_wait_after_it(
@@ -156,34 +154,6 @@ async def test_a_drain_that_is_taken_back_takes_its_tasks_back(
     assert sum(service.orchestrator.stages.settler.metrics.settled.values()) == 1
 
 
-@pytest.mark.parametrize("tokens", [0, 4])
-async def test_one_whose_only_instance_is_lost_waits_for_it(
-    restarts: Restarts, worker: FakeWorker, make_worker: MakeWorker, tokens: int
-) -> None:
-    """It was promised, and its client can ask nobody else; it goes on after what it has."""
-    service = await restarts.start(worker)
-    plan = speaking(service, stall_at=tokens)
-    worker.plan = lambda job: plan
-    terms = {"prompt": None, "prompt_token_ids": [70, 71, 72], "max_tokens": 10}
-    task_id = await task_of(service, **terms)
-    following = asyncio.create_task(events_of(service, task_id))
-    await service.until(
-        lambda: (
-            service.orchestrator.store.get(task_id).completion_tokens == tokens
-            and worker.running == 1
-        )
-    )
-    await worker.stop()
-    await service.until(lambda: len(service.orchestrator.queue) == 1)
-    again = await make_worker(port=worker.port)
-    go_on = speaking(service)
-    again.plan = lambda job: go_on
-    events = await following
-    assert again.submits[0].sampling.max_tokens == 10 - tokens
-    assert [int(event.id) for event in events] == list(range(13)) and events[-1].event == "end"
-    assert service.outcomes() == ["met"]
-
-
 @pytest.mark.parametrize("dies", [False, True])
 async def test_a_lane_that_flaps_costs_no_try_and_a_worker_that_dies_does(
     restarts: Restarts, worker: FakeWorker, dies: bool
@@ -258,29 +228,6 @@ async def test_the_books_balance_over_a_drain_that_stays(
     assert again.outcomes() == ["met"]
     assert again.metric("tidegate_recovered_total", api="tasks") == 1
     assert again.metric("tidegate_offered_total", api="tasks") == 0
-
-
-async def test_the_books_balance_over_a_kill(restarts: Restarts, worker: FakeWorker) -> None:
-    """DL-10: of what was offered before, whatever had not ended is recovered, not offered anew,
-    also where its model is not there yet."""
-    service = await restarts.start(worker)
-    worker.plan = lambda job: Plan()
-    await events_of(service, await task_of(service))  # has ended by then
-    running_id = await running(service, worker)
-    waiting_id = await task_of(service)
-    offered, ended = service.metric("tidegate_offered_total", api="tasks"), service.outcomes()
-    assert (offered, ended) == (3, ["met"])
-    await restarts.die()
-    plan = speaking(service)
-    worker.plan = lambda job: plan
-    again = await restarts.start(worker)
-    for task_id in (running_id, waiting_id):
-        await events_of(again, task_id)
-    await task_of(again)
-    await again.until(lambda: len(again.outcomes()) == 3)
-    assert again.metric("tidegate_recovered_total", api="tasks") == 2
-    assert again.metric("tidegate_offered_total", api="tasks") == 1
-    assert again.outcomes() == 3 * ["met"]
 
 
 async def test_a_drain_promises_nothing_that_is_not_on_the_disk(

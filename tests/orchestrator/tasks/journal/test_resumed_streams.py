@@ -200,29 +200,6 @@ async def test_or23_a_text_that_cannot_go_on_is_told_before_its_end(
         assert status["outcome"] == "partial"
 
 
-@pytest.mark.parametrize("terms", [{}, {"stop": ["zz"]}], ids=str)
-async def test_or23_a_text_is_told_before_its_cancel(
-    restarts: Restarts, worker: FakeWorker, make_worker: MakeWorker, terms: dict[str, Any]
-) -> None:
-    """Whether it waits for its model, or is just being made again."""
-    service = await restarts.start(worker)
-    task_id = await running(service, worker, **terms)
-    async with followed_before_its_model_is_there(restarts, service, worker, task_id) as (
-        again,
-        following,
-    ):
-        if terms:
-            back = await make_worker(port=worker.port)
-            plan = speaking(service, stall_at=2)
-            back.plan = lambda job: plan
-            await again.until_tokens(2)
-        await again.ask("DELETE", f"/v2/tasks/{task_id}", 202)
-        events = await following.get_each_once([0, 1, 2, 3, 4, 5, 14])
-    assert events[-1].json()["code"] == "cancelled"
-    status = await status_of(again, task_id)
-    assert status["usage"]["completion_tokens"] == 4 and status["text"] == text_of(events)
-
-
 @pytest.mark.parametrize("plan", [{"shift": 1, "per_delta": 8}, {"tokens": 2}], ids=str)
 async def test_or23_a_text_that_comes_out_differently_is_not_told(
     restarts: Restarts, worker: FakeWorker, make_worker: MakeWorker, plan: dict[str, Any]

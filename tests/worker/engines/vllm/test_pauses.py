@@ -193,24 +193,3 @@ def test_in_any_order_every_text_is_whole_and_ends_once(
             assert made == whole[: len(made)]
             assert end.code is None or one is unwanted
             assert end.code is not None or made == whole
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_text_that_another_worker_began_goes_on_exactly(
-    engine: EngineLoop, loaded: LoadedEngine, kind: str
-) -> None:
-    assert loaded.card.can_continue is is_interpreted(), "it is the second runner that can"
-    if not loaded.card.can_continue:
-        pytest.skip("the first model runner keeps the state of its draws: its card says so")
-    alone = job(loaded, **KINDS[kind])
-    whole = ids_of(alone, run(engine, [alone]))
-    for begun in (1, 7, len(whole) - 1):
-        asked = KINDS[kind] | {"max_tokens": TOKENS - begun}
-        if "min_tokens" in asked:
-            asked["min_tokens"] = max(0, asked["min_tokens"] - begun)
-        rest = job(loaded, **asked)
-        rest.token_ids = [*rest.token_ids, *whole[:begun]]
-        rest.begun_tokens = begun
-        events = run(engine, [rest, job(loaded, "hello")])
-        assert ids_of(rest, events) == whole[begun:]
-        assert end_of(rest, events).completion_tokens == len(whole) - begun

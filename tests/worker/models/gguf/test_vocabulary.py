@@ -141,27 +141,3 @@ def test_tokens_with_a_name_are_said_by_their_text(tmp_path: Path) -> None:
         "unk_token": "<unk>",
     }
     assert vocabulary.end_ids(file) == [2, 5]
-
-
-@pytest.mark.parametrize("wrong", [-1, 10**6])
-def test_a_special_token_that_is_not_there_is_not_named(tmp_path: Path, wrong: int) -> None:
-    metadata = byte_level() | {"general.architecture": "llama"}
-    metadata |= {"tokenizer.ggml.bos_token_id": wrong, "tokenizer.ggml.eos_token_id": 1}
-    file = GgufFile(write_gguf(tmp_path / "m.gguf", metadata))
-    assert vocabulary.token_settings(file) == {"eos_token": "<|end|>"}
-
-
-def test_a_piece_of_many_characters_does_not_hold_up_the_load(tmp_path: Path) -> None:
-    """Each of its cuts would copy it: time that grows with its square."""
-    metadata = with_scores() | {"general.architecture": "llama"}
-    pieces, scores, kinds = (
-        metadata[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores", "token_type")
-    )
-    assert isinstance(pieces, list) and isinstance(scores, list) and isinstance(kinds, list)
-    metadata |= {
-        "tokenizer.ggml.tokens": [*pieces, "t" * 2**20],
-        "tokenizer.ggml.scores": [*scores, -99.0],
-        "tokenizer.ggml.token_type": [*kinds, 1],
-    }
-    made = vocabulary.build_tokenizer(GgufFile(write_gguf(tmp_path / "m.gguf", metadata)))
-    assert Tokenizer.from_str(made.decode()).encode("the").tokens == ["<s>", "▁the"]
