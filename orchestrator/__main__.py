@@ -149,7 +149,7 @@ async def _serve_until_told(
         parts.health,
         parts.discovery,
         parts.api,
-        Control(lifecycle, parts.reloader, keys_of, parts.recorder),
+        Control(lifecycle, parts.reloader, keys_of),
         shutdown_timeout_s=CLOSE_CONNECTIONS_S,
     )
     await runner.setup()

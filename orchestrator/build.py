@@ -53,7 +53,6 @@ from orchestrator.prediction.schedule import Schedule
 from orchestrator.prompts.stage import EncodingStage
 from orchestrator.queue.order import ORDERS, QueueOrder, RowPolicy
 from orchestrator.queue.task_queue import QUEUE, TaskQueue
-from orchestrator.recorder import Recorder
 from orchestrator.recovery import Recovery
 from orchestrator.reload import Reloader
 from orchestrator.retention import Retention
@@ -96,7 +95,6 @@ class Components:
     hedger: Hedger
     pausing: Pausing
     reloader: Reloader
-    recorder: Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,14 +215,8 @@ def build(
     )
     tracing = open_tracing(settings.telemetry.otlp_endpoint, clock)
     orchestrator = Orchestrator(stages, service, metrics, clock, rng, rooms, tracing)
-    recorder = Recorder(registry, foresight.forecaster, clock)
-    dispatch.pausing.listener = recorder
-    registry.listen(recorder)
-    orchestrator.on_offered.append(recorder.offered)
-    orchestrator.on_ended.append(recorder.ended)
     metrics.watch(metrics.holders, KEPT)
     metrics.keeps("tasks", kept_tasks.kept)
-    metrics.keeps("recording", recorder.kept)
     lengths = foresight.forecaster.lengths
     metrics.keeps("lengths", lambda: Kept(len(lengths), lengths.total_bytes))
     metrics.watch(queue, QUEUE)
@@ -254,7 +246,6 @@ def build(
         hedger=dispatch.hedger,
         pausing=dispatch.pausing,
         reloader=reloader,
-        recorder=recorder,
     )
 
 

@@ -62,7 +62,7 @@ async def serve(settings: Settings) -> int:
     pods = Pods(section, clock)
     sources = [source_of(entry) for entry in section.endpoints if is_source(entry)]
     discovery = DiscoverySync(pods, (), sources, clock)
-    dialects = [dialect for served in SERVED for dialect in served.conventions]
+    dialects = [served.conventions for served in SERVED]
     server = PickerServer(EndpointPicker(settings, pods, clock), settings, dialects, clock)
     try:
         port = await server.start()

@@ -12,27 +12,19 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from catalog.errors import NoEngine, PoolInUse, ProvisionError, StartFailed
-from catalog.paths import state_dir
+from catalog.errors import PoolInUse, ProvisionError
 from orchestrator.telemetry import log
 from orchestrator.telemetry.narration import POOL, narrate
-from pool.artifacts.resolve import resolve_model
-from pool.engines.triton import find_triton
 from pool.events import EventKind, PoolEvent, pool_log
-from pool.fleet.gpus import Gpus, need_bytes
 from pool.fleet.home import Answer, PoolHome, ask, home_of
-from pool.fleet.specs import InstanceSpec, OrchestratorSpec, specs_of
 from pool.pool_file import PoolFile, read_pool_file
-from pool.preflight.need import GIB
 from pool.preflight.nvml import Nvml
 from pool.process.process import FoundRun, GuardedProcess, clear_remains, find_detached
-from worker.free_memory import memory_free
 
 EXIT_FAILED = 1
 _ASK_S = 10.0
@@ -84,25 +76,6 @@ async def _run(path: Path) -> None:
         loop.add_signal_handler(signum, stop)
     loop.add_signal_handler(signal.SIGHUP, reload)
     await service.run()
-
-
-def check(path: Path, *, as_json: bool) -> int:
-    """Print what a file would start; returns 1 if some instance of it would not start."""
-
-    async def checked() -> bool:
-        planned = await plan(read_pool_file(path), state_dir(), Nvml())
-        if as_json:
-            print(json.dumps([asdict(each) for each in planned], indent=2))
-        else:
-            table = _table("name", "model", "engine", "device", "GiB", "ports", "problem")
-            for each in planned:
-                need = "" if each.need_gib is None else f"{each.need_gib:g}"
-                row = (each.name, each.model, each.engine, each.device, need, each.ports)
-                table.add_row(*row, each.problem)
-            _show(table)
-        return not any(each.problem for each in planned)
-
-    return _exit(lambda: asyncio.run(checked()))
 
 
 def status(path: Path | None, *, as_json: bool) -> int:
@@ -227,80 +200,3 @@ def _show(table: Table) -> None:
     # their own.
     width = None if sys.stdout.isatty() else 200
     Console(width=width, markup=False, highlight=False, emoji=False).print(table)
-
-
-# ── what would be started ────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """One instance. ``problem`` is empty if it would start now."""
-
-    name: str
-    model: str
-    path: str
-    engine: str
-    device: str
-    need_gib: float | None
-    ports: str
-    problem: str
-
-
-async def plan(file: PoolFile, state_dir: Path, reader: Nvml) -> list[Planned]:
-    """Plan all that ``file`` asks for; earlier instances take of the GPU memory that is free."""
-    lacking = _triton_problem(file, state_dir)
-    gpus = Gpus(reader, file.pool.heartbeat_s, lambda: 0.0, lambda uuid, reason: None)
-    planned = []
-    for spec in specs_of(file).values():
-        if isinstance(spec, OrchestratorSpec):
-            where = f"{spec.host}:{spec.port or 'chosen'}"
-            planned.append(Planned(spec.name, "", "", "", "cpu", None, where, ""))
-        else:
-            one = await _planned(spec, state_dir, gpus)
-            planned.append(replace(one, problem=one.problem or lacking))
-    return planned
-
-
-def _triton_problem(file: PoolFile, state_dir: Path) -> str:
-    """Why no server could be started; empty if one could. A missing server is fetched."""
-    try:
-        find_triton(file.pool.triton, state_dir)
-    except NoEngine:
-        return ""
-    except ProvisionError as error:
-        return str(error)
-    return ""
-
-
-async def _planned(spec: InstanceSpec, state_dir: Path, gpus: Gpus) -> Planned:
-    problem, path, need = "", "", None
-    try:
-        model = resolve_model(spec.model, state_dir)
-    except ProvisionError as error:
-        problem = str(error)
-    else:
-        path, need = str(model), need_bytes(spec, model)
-        problem = await _lack(spec, model, need, gpus)
-    return Planned(
-        name=spec.name,
-        model=spec.model,
-        path=path,
-        engine=spec.settings["TIDEGATE_WORKER__ENGINE"],
-        device=",".join(spec.groups[0]) or "cpu",
-        need_gib=None if need is None else round(need / GIB, 2),
-        ports=" ".join(f"{name} {port or 'chosen'}" for name, port in spec.ports._asdict().items()),
-        problem=problem,
-    )
-
-
-async def _lack(spec: InstanceSpec, model: Path, need: int, gpus: Gpus) -> str:
-    if not spec.on_gpu:
-        free = memory_free()
-        if free is None or need <= free:
-            return ""
-        return f"it needs {need / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory are free"
-    try:
-        await gpus.take(spec.name, spec, model)
-    except StartFailed as error:
-        return str(error)
-    return ""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 from protocol.closed_schema import closed
 from protocol.excerpt import excerpt
 from protocol.grammar import Grammar, GrammarKind, InvalidGrammar
-from protocol.string_forms import with_forms
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
@@ -170,7 +169,7 @@ def _json_source(schema: Any, grammar: Grammar) -> str:
 def _prepared(schema: Any, grammar: Grammar) -> Any:
     if grammar.lenient:
         schema = without_look_around(schema)
-    return closed(with_forms(schema, values=_VALUES))
+    return closed(schema)
 
 
 def _overrides(grammar: Grammar) -> "JsonCompileOptions":

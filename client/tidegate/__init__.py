@@ -139,9 +139,7 @@ __all__ = [
     "Unavailable",
     "Usage",
     "deadline",
-    "meta_deadline",
     "remaining",
     "timeout_headers",
-    "timeout_meta",
     "tool_deadline",
 ]

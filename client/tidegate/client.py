@@ -113,10 +113,6 @@ class Client(FollowedWork[Submitted, Event]):
         """Instances (Tritons) behind the service, as they stand."""
         return (await self._get("/v2/instances", InstanceList)).instances
 
-    async def metrics(self) -> str:
-        """Metrics of the service in Prometheus' text format."""
-        return (await self._transport.send(HttpCall("GET", "/metrics", ends_at=due().at))).decode()
-
     async def tasks(self, *, status: str | None = None, limit: int = 100) -> TaskList:
         """List tasks of this client's key: those that run, then those that ended, newest first.
 

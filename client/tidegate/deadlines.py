@@ -29,7 +29,7 @@ Time limits for an agent's tools, as shares of what is left of its run::
 A tool runs within its own deadline block, so that its own calls (a sub-agent's, for example) state
 what the tool has left. Run and tools share one clock, so unused time stays with the run.
 
-``timeout_headers`` and ``timeout_meta`` pass what is left on to others: over HTTP and over MCP.
+``timeout_headers`` passes what is left on to others over HTTP.
 """
 
 import asyncio
@@ -39,16 +39,11 @@ import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar, Token, copy_context
 from datetime import timedelta
 from functools import wraps
-from typing import Any, Final, ParamSpec, Self, TypeVar, cast
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from tidegate import _clock
 from tidegate.errors import DeadlineExceeded, ToolTimeout
@@ -134,9 +129,6 @@ def to_seconds(deadline: Deadline) -> float:
     """A relative deadline (a ``timedelta`` or milliseconds) in seconds."""
     return deadline.total_seconds() if isinstance(deadline, timedelta) else deadline / 1000
 
-
-TIMEOUT_META_KEY: Final = "tidegate/timeout_ms"
-"""Key in the ``_meta`` of an MCP request: how many ms are left for it as it is sent."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -262,26 +254,6 @@ def timeout_headers() -> dict[str, str]:
     reads on every route. Empty outside of any block."""
     left_s = remaining()
     return {} if left_s is None else {"X-Timeout-Ms": str(_ms(left_s))}
-
-
-def timeout_meta() -> dict[str, Any]:
-    """Entry for the ``_meta`` of an MCP request that passes on what is left of the caller's block,
-    as ``meta_deadline`` reads it. Empty outside of any block."""
-    left_s = remaining()
-    return {} if left_s is None else {TIMEOUT_META_KEY: _ms(left_s)}
-
-
-def meta_deadline(meta: Mapping[str, Any] | None) -> AbstractContextManager[object]:
-    """A block for ``with`` in a tool of an MCP server: its calls share what the request's ``_meta``
-    says is left for it. Raises ``ValueError`` for an invalid time."""
-    if not isinstance(meta, Mapping) or TIMEOUT_META_KEY not in meta:
-        return nullcontext()
-    stated = meta[TIMEOUT_META_KEY]
-    if isinstance(stated, bool) or not isinstance(stated, int | float) or not math.isfinite(stated):
-        raise ValueError(
-            f'"{TIMEOUT_META_KEY}" in _meta is a number, the ms that are left, got {stated!r}'
-        )
-    return deadline(stated / 1000)
 
 
 def _ms(seconds: float) -> int:

@@ -236,7 +236,6 @@ class SyncClient(SyncPart[Client]):
     models = plain(Client.models)
     model_infos = plain(Client.model_infos)
     instances = plain(Client.instances)
-    metrics = plain(Client.metrics)
     tasks = plain(Client.tasks)
     submit = plain(Client.submit)
     quote = plain(Client.quote)

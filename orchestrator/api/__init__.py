@@ -5,6 +5,5 @@
 - ``native``     ``/v2/tasks``
 - ``openai``     ``/v1``
 - ``anthropic``  ``/v1/messages``
-- ``kserve``     ``/v2/models``, ``/v2/health``
 - ``operator``   ``/v2/instances``, ``/health``, ``/metrics``
 """

@@ -157,7 +157,7 @@ class Authenticator:
         )
 
 
-_OPEN_PATHS = ("/health", "/v2/health", "/ping", "/metrics")
+_OPEN_PATHS = ("/health", "/metrics")
 """Paths of probes and scrapers, which need no token and reveal nothing that one would protect. A
 scraper with an operator's token is shown tenants too."""
 _BELOW_OPEN_PATHS = tuple(f"{path}/" for path in _OPEN_PATHS)

@@ -9,9 +9,6 @@ from aiohttp import web
 from orchestrator.api.anthropic import routes as anthropic
 from orchestrator.api.anthropic.shapes import ANTHROPIC
 from orchestrator.api.http.context import Dialect
-from orchestrator.api.kserve import metadata
-from orchestrator.api.kserve import routes as kserve
-from orchestrator.api.kserve.outputs import KSERVE
 from orchestrator.api.native import quotes
 from orchestrator.api.native import routes as native
 from orchestrator.api.native.events import NATIVE
@@ -25,16 +22,15 @@ class Edge(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedDialect:
-    """A dialect: its conventions, by path where it has several, and the modules with its routes."""
+    """A dialect: its conventions, and the modules with its routes."""
 
-    conventions: tuple[Dialect, ...]
+    conventions: Dialect
     edges: tuple[Edge, ...]
 
 
 SERVED: Final = [
-    ServedDialect((ANTHROPIC,), (anthropic,)),
-    ServedDialect((OPENAI,), (openai,)),
-    ServedDialect(KSERVE, (kserve, metadata)),
-    ServedDialect((NATIVE,), (native, quotes)),
+    ServedDialect(ANTHROPIC, (anthropic,)),
+    ServedDialect(OPENAI, (openai,)),
+    ServedDialect(NATIVE, (native, quotes)),
 ]
 """A path belongs to the first that serves it, and else to the last one."""

@@ -113,7 +113,7 @@ def build_runner(
     app[HEALTH] = health
     app[instances.DISCOVERY] = discovery
     app[ORCHESTRATOR] = orchestrator
-    app[DIALECTS] = tuple(each for served in SERVED for each in served.conventions)
+    app[DIALECTS] = tuple(served.conventions for served in SERVED)
     app[HTTP_ERRORS] = orchestrator.metrics.counter(
         "http_errors", "responses", "Error responses", "status", "code"
     )

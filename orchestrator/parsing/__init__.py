@@ -8,8 +8,7 @@
 - ``tagged_call``  one with each argument in tags
 - ``harmony``    the format of gpt-oss: calls and reasoning in messages with headers
 - ``reasoning``  the part in tags before the answer
-- ``thinking``   room for that part in grammars of answers
-- ``call_grammar``, ``rules``  grammars of calls that must be made
+- ``call_grammar``, ``rules``  grammars of calls that must be made, and of answers behind that part
 
 Text that may begin a marker is held back; a malformed call becomes content.
 """

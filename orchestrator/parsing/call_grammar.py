@@ -21,7 +21,7 @@ from orchestrator.parsing.calls import (
 )
 from orchestrator.parsing.formats import READERS, CallFormat, OutputFormat
 from orchestrator.parsing.parser import ToolUse
-from orchestrator.parsing.rules import Rules, quoted, without_notes
+from orchestrator.parsing.rules import AnswerGrammars, Rules, beginnings, quoted, without_notes
 from orchestrator.parsing.tagged_call import (
     GLM45,
     MINIMAX_M2,
@@ -30,7 +30,6 @@ from orchestrator.parsing.tagged_call import (
     TagSyntax,
     types_of,
 )
-from orchestrator.parsing.thinking import AnswerGrammars, beginnings
 from orchestrator.tasks.job import JsonObject, Tool
 from protocol import Grammar, GrammarKind, InvalidGrammar
 from protocol.grammar_source import schema_with_options

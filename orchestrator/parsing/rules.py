@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Mapping
+from typing import NamedTuple
 
+from orchestrator.parsing import harmony
+from orchestrator.parsing.formats import CallFormat, OutputFormat
 from orchestrator.tasks.job import JsonObject, Tool
+from protocol import Grammar
 from protocol.closed_schema import closed
 from protocol.grammar_source import without_look_around
-from protocol.string_forms import with_forms
 
 _JSON_AS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """One way to space JSON, as the templates do: otherwise a weak model writes spaces for ever."""
@@ -69,7 +72,7 @@ class Rules:
         return self._prepared(_as_object(tool), lenient=False)
 
     def _prepared(self, schema: JsonObject, lenient: bool) -> JsonObject:
-        stated = closed(with_forms(without_notes(schema), values=_VALUES))
+        stated = closed(without_notes(schema))
         options = {**_JSON_AS_WRITTEN, "lenient": lenient, "coerce_one_of": lenient}
         return {**stated, "x-guidance": options}
 
@@ -95,3 +98,54 @@ def without_notes(schema: JsonObject) -> dict[str, object]:
 
 def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+_SPACE = r'("\n" | "\n\n")?'
+"""White space between the thinking and the answer."""
+
+
+class Beginnings(NamedTuple):
+    """Terms of a grammar for what precedes an answer; empty where nothing may."""
+
+    usual: str = ""
+    """Where the prompt has nothing of the thinking: the model may think."""
+    begun: str | None = None
+    """The prompt's end within the thinking; None for a format without it."""
+
+
+class AnswerGrammars(NamedTuple):
+    """Grammars of one answer, by what the prompt has of the model's thinking."""
+
+    usual: Grammar
+    begun: Grammar | None
+    over: Grammar
+    """Where the prompt ends behind the thinking."""
+
+
+def beginnings(format: OutputFormat, rules: Rules) -> Beginnings:
+    """What precedes an answer in ``format``, as terms that belong to ``rules``."""
+    tags = format.reasoning
+    if tags is None:
+        return Beginnings()
+    if format.calls is CallFormat.HARMONY:
+        open = rules.spelled(harmony.CHANNEL, "analysis", harmony.MESSAGE)
+        again = rules.spelled(harmony.START, "assistant")
+        thought = f"{rules.text_up_to('thought', harmony.END)} {again}"
+        return Beginnings(f"({open} {thought})? ")
+    thought = f"{rules.text_up_to('thought', tags.close)} {_SPACE} "
+    return Beginnings(f"({rules.spelled(tags.open)} {thought})? ", thought)
+
+
+def behind_thinking(grammar: Grammar, format: OutputFormat, rules: Rules) -> AnswerGrammars:
+    """A client's grammar for the answer alone; ``rules`` are those of a new grammar."""
+    beginning, header = beginnings(format, rules), ""
+    if format.calls is CallFormat.HARMONY:
+        header = rules.spelled(harmony.CHANNEL, "final", harmony.MESSAGE)
+
+    def after(start: str) -> Grammar:
+        if not (start or header):
+            return grammar
+        return grammar.behind("\n".join([*rules.lines, f"before: {start}{header}"]) + "\n")
+
+    begun = None if beginning.begun is None else after(beginning.begun)
+    return AnswerGrammars(after(beginning.usual), begun, after(""))

@@ -107,7 +107,7 @@ class HttpSettings(Section):
     idle_timeout_s: float = Field(default=90.0, gt=0)
     """A connection is closed after this long without a request."""
     strict_fields: bool = False
-    """Whether OpenAI, Anthropic and KServe routes refuse unknown fields instead of naming them in
+    """Whether OpenAI and Anthropic routes refuse unknown fields instead of naming them in
     ``x-tidegate-ignored``. Other routes always refuse them."""
     allowed_hosts: Names = ()
     """Host names other than loopback's that requests without a key may use in ``Host``,

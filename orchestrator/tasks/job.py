@@ -71,7 +71,6 @@ class Api(StrEnum):
     COMPLETIONS = "completions"
     RESPONSES = "responses"
     MESSAGES = "messages"
-    KSERVE = "kserve"
 
 
 class OnDisconnect(StrEnum):

@@ -34,7 +34,7 @@ from opentelemetry.trace import (
 )
 
 from orchestrator.clock import Clock
-from orchestrator.tasks.gen_ai import PROVIDER, operation_of
+from orchestrator.tasks.metrics import PROVIDER, operation_of
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import Field, service_log
 from orchestrator.telemetry.trace_context import TraceContext

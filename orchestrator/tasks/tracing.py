@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.clock import Clock
-from orchestrator.tasks.gen_ai import PROVIDER
+from orchestrator.tasks.metrics import PROVIDER
 from orchestrator.telemetry.log import fields, service_log
 from worker.extras import pip_install
 

@@ -125,7 +125,6 @@ MAX_GROWTH: Final = 0.05
 _CONSTANTS: Final = {
     "orchestrator.build.KEPT_TASKS": {"keep_count": 100, "keep_s": 60.0},
     "orchestrator.api.openai.responses.store.KEPT_RESPONSES": {"keep_count": 20, "keep_s": 60.0},
-    "orchestrator.recorder.MOST": 100,
     "orchestrator.prediction.answer_length._MAX_NODES": 64,
     "orchestrator.prediction.answer_length._MAX_AT_HAND": 64,
     "orchestrator.lanes.config.RENEW_AFTER_BYTES": 2 * 2**20,

@@ -6,7 +6,7 @@ on virtual time, the way to it and the clock are ``replay``'s.
 - ``__main__``   policies compared (``campaign``: ``scenes`` and ``rivals``), or a ``study``
 - ``simulate``   arrivals through orchestrators and workers, and what became of each
 - ``arrivals``   who asks for what, and when
-- ``campaign_report``, ``plot``   what is shown of a campaign
+- ``campaign_report``   what is shown of a campaign
 - ``runs``       runs of calls under one deadline
 - ``quotes``     chances that were told, and what came of it
 - ``reported``   what else clients are told, and what comes of it

@@ -21,9 +21,9 @@ from rich.console import Console
 from perf.load.trace import Manner, TraceError
 from perf.report.command import begin, new_console, new_parser
 from perf.report.recording import Recording
-from perf.sim import counterfactual, crowds, plot, quotes, reported, runs, scaling
+from perf.sim import counterfactual, crowds, quotes, reported, runs, scaling
 from perf.sim.campaign import LABELS, ROWS, run_campaign
-from perf.sim.campaign_report import save, show
+from perf.sim.campaign_report import draw, save, show
 from perf.sim.scenes import FLEET as FLEET  # scripts of others import it from here
 from perf.sim.scenes import QUICK, SLOW, SimScene, drawn_scenes, trace_scenes
 from perf.sim.study import run_cases
@@ -80,7 +80,7 @@ def on_campaign(args: argparse.Namespace, recording: Recording, console: Console
     console.print(f"{seconds} s", style="dim")
     save(cells, seconds, recording)
     if args.plot:
-        plot.draw(cells, args.plot)
+        draw(cells, args.plot)
     return 0
 
 

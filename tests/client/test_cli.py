@@ -210,7 +210,9 @@ def test_serve_becomes_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None
 def test_completion_is_printed_and_answers(
     shell: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["completion", shell]) == 0
+    monkeypatch.setenv("_TIDEGATE_COMPLETE", f"{shell}_source")
+    with pytest.raises(SystemExit, match="0"):
+        main([])
     assert f"_TIDEGATE_COMPLETE={shell}_complete" in capsys.readouterr().out
     monkeypatch.setenv("_TIDEGATE_COMPLETE", f"{shell}_complete")
     monkeypatch.setenv("COMP_WORDS", "tidegate mod" if shell != "fish" else "tidegate ")

@@ -12,7 +12,6 @@ import pytest
 from catalog.atomic import write_atomically
 from catalog.operator_key import key_file
 from orchestrator.settings.sections import QueueSettings
-from tests.client.conftest import in_terminal
 from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import ApiError, Client
@@ -92,19 +91,6 @@ async def test_tasks_are_listed_shown_and_cancelled(
     assert (await ask_json(ask, "tasks", "cancel", stalled)) == {"cancelled": [stalled]}
 
 
-async def test_top_once(ask: Ask, service: Service, worker: FakeWorker) -> None:
-    async with Client(service.url) as client:
-        await client.generate("a", max_tokens=3)
-    status, out, err = await ask("top", "--every", "0")
-    assert (status, err) == (0, "")
-    assert "1 of 1 instances ready" in out and "met 1" in out and worker.address in out
-    facts = await ask_json(ask, "top", "--every", "0.001")
-    assert facts["outcomes"]["met"] == facts["offered"] == 1
-    assert facts["tokens"] == 3
-    assert facts["met_per_s"] == 0
-    assert facts["instances"][0]["address"] == worker.address
-
-
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -119,7 +105,7 @@ async def test_what_does_not_work_is_said_in_one_line(ask: Ask, argv: list[str],
     assert err.startswith(f"tidegate {argv[0]}") and said in err
 
 
-@pytest.mark.parametrize("argv", [["models"], ["tasks", "list"], ["top", "--once"]])
+@pytest.mark.parametrize("argv", [["models"], ["tasks", "list"]])
 def test_nobody_there(argv: list[str], unused_tcp_port: int, capsys: Any) -> None:
     assert main([*argv, "--url", f"http://127.0.0.1:{unused_tcp_port}"]) == 1
     out, err = capsys.readouterr()
@@ -150,17 +136,6 @@ async def test_a_token_is_asked_for(
     assert await asyncio.to_thread(main, argv) == 1
     assert "give its token with --token or TIDEGATE_TOKEN" in capsys.readouterr().err
     assert await asyncio.to_thread(main, [*argv, "--token", "secret"]) == 0
-
-
-async def test_top_lives_in_a_terminal_and_ctrl_c_leaves(service: Service) -> None:
-    words = ("top", "--url", service.url, "--every", "0.01")
-    status, shown = await in_terminal(
-        *words, until=lambda shown: shown.count(b"instances ready") >= 3
-    )
-    assert status == 130
-    assert shown.count(b"\x1b[?1049h") == shown.count(b"\x1b[?1049l") == 1
-    assert b"Traceback" not in shown
-    assert b"\x1b[3" not in shown  # NO_COLOR
 
 
 async def test_or14_an_orchestrator_is_drained_and_taken_back(

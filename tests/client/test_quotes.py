@@ -6,7 +6,6 @@ from contextlib import suppress
 import pytest
 
 import tidegate
-from tests.client.test_commands import Ask
 from tests.client.test_commands import ask as ask
 from tests.orchestrator.conftest import Service
 from tidegate import Client, Quote, QuotedChance
@@ -47,11 +46,3 @@ def test_the_chance_between_two_points_is_on_a_straight_line() -> None:
     quote = Quote("m", 1, 1, points, None, points, None)
     chances = [quote.chance_by(ms) for ms in (50, 100, 150, 200, 900)]
     assert chances == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.6])
-
-
-async def test_the_command_prints_a_quote_and_how_to_use_what_was_reserved(ask: Ask) -> None:
-    status, out, err = await ask("quote", "hi", "--max-tokens", "4", "--reserve", "90")
-    assert (status, err) == (0, "")
-    assert "at most 4 to come" in out and "X-Deadline: " in out
-    status, out, err = await ask("quote")
-    assert status == 2 and "--prompt-tokens" in err

@@ -11,7 +11,7 @@ import tidegate
 from tests.client.conftest import FakeTime
 from tests.support.fake_orchestrator import FakeOrchestrator, end
 from tidegate import Client, ToolTimeout, deadline, remaining, tool_deadline
-from tidegate.deadlines import TIMEOUT_META_KEY, meta_deadline, timeout_headers, timeout_meta
+from tidegate.deadlines import timeout_headers
 
 SOON = 0.01
 """Seconds after which tools that never end are cut."""
@@ -144,16 +144,7 @@ def test_what_is_no_limit_is_refused() -> None:
 
 
 def test_what_is_left_is_passed_on(fake_time: FakeTime) -> None:
-    assert timeout_headers() == timeout_meta() == {}
+    assert timeout_headers() == {}
     with deadline(2):
         fake_time.seconds += 0.5
         assert timeout_headers() == {"X-Timeout-Ms": "1500"}
-        meta = timeout_meta()
-        assert meta == {TIMEOUT_META_KEY: 1500}
-    with meta_deadline({"progressToken": 1, **meta}):
-        assert remaining() == 1.5
-    for nothing in (None, {}):
-        with meta_deadline(nothing):
-            assert remaining() is None
-    with pytest.raises(ValueError, match=r"the ms that are left, got 'soon'"):
-        meta_deadline({TIMEOUT_META_KEY: "soon"})

@@ -72,10 +72,8 @@ COMMANDS = [
 ]
 AGAINST_THE_DEMO = (
     "tidegate tasks list",
-    "tidegate top --once",
     "tidegate chat",
     "tidegate doctor",
-    "tidegate quote",
 )
 """Commands that need nothing but a service; each begins so."""
 OF_THE_DEMO = sorted({command for _, command in COMMANDS if command.startswith(AGAINST_THE_DEMO)})
@@ -91,7 +89,6 @@ NOT_RUN = {
     "pip install ": "changes the environment that runs this",
     "nvidia-smi ": "needs an NVIDIA driver",
     "sudo nvidia-ctk ": "sets up a Docker engine",
-    "python -m perf.sim.what_if ": "needs a recording; tests/perf/replay/test_what_if.py takes one",
     "python -m perf.engine.gpu ": "needs a GPU; tests/perf/test_gpu.py runs it on toy sizes",
     "python -m pytest -m cuda ": "needs a GPU",
     "python -m tools.conformance": "loads a server for minutes; tests/tools tests it",

@@ -78,8 +78,6 @@ class Client:
         status, text = await self.post("/v1/messages", message)
         assert status == 200, text
         self.texts.append(json.loads(text)["content"][0]["text"])
-        status, text = await self.post("/v2/models/demo/generate", {"text_input": STORY})
-        assert status == 200, text
         task = {"prompt": STORY, "max_tokens": 24, "stop": [PLANTED], "session_id": "a-session"}
         status, text = await self.post("/v2/tasks", task)
         assert status == 202, text

@@ -305,7 +305,7 @@ async def make_service(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeSer
             parts.health,
             parts.discovery,
             parts.api,
-            Control(parts.lifecycle, parts.reloader, keys_of, parts.recorder),
+            Control(parts.lifecycle, parts.reloader, keys_of),
             shutdown_timeout_s=0.2,
         )
         runner.app[AUTH].let_operate(OPERATORS_KEY)

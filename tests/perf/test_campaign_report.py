@@ -8,8 +8,7 @@ from rich.console import Console
 
 from perf.load.trace import Manner
 from perf.sim.campaign import LABELS, OURS, CellRun, RowsPolicy, SimCell
-from perf.sim.campaign_report import show
-from perf.sim.plot import draw
+from perf.sim.campaign_report import draw, show
 from perf.sim.scenes import SLOW, SimScene, Traced, drawn_scenes
 
 FLOOD, LONG = (

@@ -17,7 +17,7 @@ from picker.pods import Pods
 from picker.section import PickerSection
 from picker.server import PickerServer
 
-DIALECTS = [dialect for served in SERVED for dialect in served.conventions]
+DIALECTS = [served.conventions for served in SERVED]
 
 
 class FakePod:

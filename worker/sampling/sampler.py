@@ -31,14 +31,18 @@ from worker.cpu_kernels import draws as cpu_draws
 from worker.cpu_kernels.compiled import compiler_problem
 from worker.grammar.masks import Masks
 from worker.pinned import download, upload
-from worker.sampling.filters import Biases, Penalties, apply_masks_, kept_, rows_of
-from worker.sampling.params import (
+from worker.sampling.filters import (
     BIASED,
     CONSTRAINED,
     DRAWS,
     PENALISED,
     WANTS_LOGPROBS,
+    Biases,
+    Penalties,
     SamplingTable,
+    apply_masks_,
+    kept_,
+    rows_of,
 )
 from worker.scheduler.request import Request
 

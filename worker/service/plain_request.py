@@ -31,7 +31,6 @@ from protocol import (
     unstated_of,
 )
 from protocol import tensors as names
-from protocol.tensors import DEFAULT_MAX_TOKENS, UnsupportedParameter, stated_parameters
 from worker.errors import ContextOverflow, InvalidCall
 from worker.service.call import Call
 
@@ -107,8 +106,19 @@ def _options(field: str, value: Any) -> list[tuple[str, Any]]:
 
 MAX_CHOICES = 128
 """Largest ``n``, as on the orchestrator's OpenAI routes."""
-_SERVED = ("n", "best_of", "include_stop_str_in_output")
-"""Parameters that count here, though not where an answer has one text."""
+DEFAULT_MAX_TOKENS = 16
+"""Default of ``max_tokens``, vLLM's own."""
+_NEUTRAL: Mapping[str, object] = {
+    "length_penalty": 1,
+    "use_beam_search": False,
+    "early_stopping": False,
+    "spaces_between_special_tokens": True,
+    "detokenize": True,
+    "bad_words": [],
+}
+"""vLLM parameters that are accepted only at the value that changes nothing."""
+_TRITONS_OWN = ("priority", "timeout", names.PARAM_TOKEN)
+"""Request parameters for Triton itself, or checked earlier; ignored here."""
 _DEADLINES = (
     names.PARAM_DEADLINE_MS,
     names.PARAM_DEADLINE_UNIX_MS,
@@ -297,10 +307,16 @@ def _read_stated(call: Call) -> _Stated:
 
 def _convert(source: Mapping[str, Any]) -> _Stated:
     """Parameters as typed fields, without those that change nothing."""
-    try:
-        stated = stated_parameters(source, _SERVED)
-    except UnsupportedParameter as error:
-        raise InvalidCall(str(error)) from None
+    stated: dict[str, Any] = {}
+    for name, value in source.items():
+        if name in _NEUTRAL:
+            if value is not None and str(value).lower() not in _spellings(_NEUTRAL[name]):
+                raise InvalidCall(
+                    f"{name}={excerpt(repr(value))} is not supported; "
+                    f"leave it out or at {_NEUTRAL[name]!r}"
+                )
+        elif value is not None and name not in _TRITONS_OWN and not name.startswith("triton_"):
+            stated[name] = value
     try:
         json.dumps(stated, ensure_ascii=False).encode()
         return msgspec.convert(stated, _Stated, strict=False)
@@ -310,6 +326,13 @@ def _convert(source: Mapping[str, Any]) -> _Stated:
         raise InvalidCall(
             f"{names.SAMPLING_PARAMETERS}: a string in it is not Unicode text"
         ) from None
+
+
+def _spellings(neutral: object) -> set[str]:
+    spelled = {str(neutral).lower()}
+    if not isinstance(neutral, bool) and isinstance(neutral, int):
+        spelled.add(str(float(neutral)))
+    return spelled
 
 
 def _earlier(one: float | None, other: float | None) -> float | None:

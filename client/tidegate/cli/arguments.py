@@ -1,16 +1,14 @@
 """Shared parts of the commands' arguments: types, options, completion, and decorators."""
 
 import math
-import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial, wraps
 from typing import Any, Literal, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
-from tidegate.cli.runtime import add_to_path, importing
+from tidegate.cli.runtime import importing
 
 MAX_PROCESSES = 64
 """Most orchestrator processes at one port."""
@@ -22,11 +20,8 @@ CORS_HELP = (
     "web pages that may use it: https://ui.example,… or * for all (TIDEGATE_HTTP__CORS_ORIGINS)"
 )
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|)")
-_UNIT_MS = {"ms": 1.0, "s": 1000.0, "": 1000.0, "m": 60_000.0}
 
 _F = TypeVar("_F", bound=Callable[..., object])
-Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 class Number(click.ParamType[float | int]):
@@ -58,22 +53,6 @@ SHARE = Number("percent", 0, 99)
 POSITIVE = Number("number", 1, math.inf)
 INSTANCES = Number("number", 1, MAX_INSTANCES)
 SECONDS = Number("seconds", 0, math.inf, is_whole=False)
-TOKENS = Number("number", 1, 10_000_000)
-
-
-class DurationMs(click.ParamType[float]):
-    """A time such as ``500ms``, ``2s``, ``1.5m``, or a number of seconds, as milliseconds."""
-
-    name = "time"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        found = _DURATION.fullmatch(str(value).strip())
-        ms = float(found[1]) * _UNIT_MS[found[2]] if found else 0.0
-        if not 0 < ms < 1e10:
-            self.fail(f"expected a time such as 2s, 500ms or 1.5m, got {value!r}", param, ctx)
-        return ms
 
 
 class Words(click.ParamType[tuple[str, ...]]):
@@ -228,36 +207,3 @@ def on_catalog(
         return json_option(run)
 
     return decorate
-
-
-def entries_here(kind: Literal["models", "engines"]) -> Complete:
-    """Completes names in this machine's catalog of that kind; no service is asked."""
-
-    def complete(
-        ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        add_to_path()
-        from catalog.engines import EngineCatalog
-        from catalog.errors import ProvisionError
-        from catalog.models import ModelCatalog
-        from catalog.paths import state_dir
-
-        try:
-            if kind == "models":
-                known = [(e.name, e.state.value) for e in ModelCatalog(state_dir()).entries()]
-            else:
-                known = [(e.id, e.version) for e in EngineCatalog(state_dir()).entries()]
-        except ProvisionError:
-            return []
-        return _offered(known, incomplete)
-
-    return complete
-
-
-def _offered(known: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
-    """Known names that begin with what was typed, each with a short description."""
-    return [
-        CompletionItem(name, help=about or None)
-        for name, about in known
-        if name.startswith(incomplete)
-    ]

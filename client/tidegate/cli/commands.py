@@ -2,7 +2,7 @@
 
 import click
 
-from tidegate.cli.arguments import Command, Group
+from tidegate.cli.arguments import Group
 from tidegate.cli.chat import chat
 from tidegate.cli.doctor import doctor
 from tidegate.cli.engines import engines
@@ -10,8 +10,7 @@ from tidegate.cli.models import models
 from tidegate.cli.operate import drain, reload, swap
 from tidegate.cli.pool import pool
 from tidegate.cli.slot import slot
-from tidegate.cli.tasks import quote, tasks
-from tidegate.cli.top import top
+from tidegate.cli.tasks import tasks
 from tidegate.cli.up import picker, serve, up, worker
 
 DESCRIPTION = """\
@@ -31,14 +30,6 @@ EPILOG = """\
 exit status: 0 well, 1 it did not work (the reason is on stderr), 2 wrong usage, 130 Ctrl-C
 """
 
-COMPLETION_DESCRIPTION = """\
-Print a script that completes commands and options in your shell.
-
-  bash   echo 'eval "$(tidegate completion bash)"' >> ~/.bashrc
-  zsh    echo 'eval "$(tidegate completion zsh)"' >> ~/.zshrc
-  fish   tidegate completion fish > ~/.config/fish/completions/tidegate.fish
-"""
-
 
 @click.group(
     cls=Group, help=DESCRIPTION, epilog=EPILOG, context_settings={"max_content_width": 100}
@@ -48,18 +39,7 @@ def tidegate() -> None:
     pass
 
 
-@click.command(cls=Command, help=COMPLETION_DESCRIPTION, short_help="completion for your shell")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> int:
-    from click.shell_completion import get_completion_class
-
-    script = get_completion_class(shell)
-    assert script is not None
-    click.echo(script(tidegate, {}, "tidegate", "_TIDEGATE_COMPLETE").source())
-    return 0
-
-
-_FOR_USERS = (up, chat, slot, models, engines, tasks, top, doctor, quote)
-_FOR_OPERATORS = (drain, swap, reload, serve, worker, picker, pool, completion)
+_FOR_USERS = (up, chat, slot, models, engines, tasks, doctor)
+_FOR_OPERATORS = (drain, swap, reload, serve, worker, picker, pool)
 for command in (*_FOR_USERS, *_FOR_OPERATORS):
     tidegate.add_command(command)

@@ -1,7 +1,5 @@
-"""``tidegate doctor``: this machine, and whether its service needs more instances by its own gauge
-(PF-7). Alerts look at the last minutes, and are the better judge where Prometheus runs."""
+"""``tidegate doctor``: what this machine lacks, and what to do about it."""
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +9,6 @@ import click
 from tidegate.cli.arguments import PORT, Command, json_option, option
 from tidegate.cli.runtime import importing
 from tidegate.cli.terminal import console, print_json
-from tidegate.cli.top import Samples
 
 if TYPE_CHECKING:
     from pool.preflight.checkup import CheckupFinding
@@ -28,8 +25,6 @@ EPILOG = """\
 exit status: 0 it can serve (warnings cost speed or features), 1 something keeps it from serving
 """
 
-_TIMEOUT_S = 2.0
-_NEEDED = "tidegate_instances_needed"
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -50,14 +45,8 @@ def doctor(device: str | None, triton: Path | None, host: str, port: int, as_jso
         from catalog.paths import state_dir
         from pool.preflight.checkup import CheckupVerdict, WantedService, examine
 
-    def findings() -> "Iterator[CheckupFinding]":
-        yield from examine(WantedService(state_dir(), device, triton, host, port))
-        about_load = look(host, port) if port else None
-        if about_load is not None:
-            yield about_load
-
     found = []
-    for finding in findings():
+    for finding in examine(WantedService(state_dir(), device, triton, host, port)):
         found.append(finding)
         if not as_json:
             _print(finding)
@@ -80,31 +69,3 @@ def _print(finding: "CheckupFinding") -> None:
     if finding.advice:
         text.append(f"\n      {'':<11} → {finding.advice}")
     console().print(text, soft_wrap=True)
-
-
-def look(host: str, port: int) -> "CheckupFinding | None":
-    """Judge the service that listens there; None if there is none, or not ours."""
-    import urllib.request
-
-    from pool.preflight.checkup import CheckupFinding, CheckupVerdict
-    from pool.process.ports import host_port
-
-    try:
-        with urllib.request.urlopen(
-            f"http://{host_port(host, port)}/metrics", timeout=_TIMEOUT_S
-        ) as answer:
-            samples = Samples.parse(answer.read().decode(), at=0.0)
-    except (OSError, ValueError):  # urllib's own errors are OSErrors
-        return None
-    if _NEEDED not in samples.values:
-        return None
-    instances = len(samples.by("tidegate_instance_slots", "instance"))
-    # Each of several processes at one port reports all instances.
-    most: dict[str, float] = {}
-    for labels, value in samples.values[_NEEDED]:
-        most[labels["model"]] = max(value, most.get(labels["model"], 0.0))
-    needed = sum(max(1, round(value)) for value in most.values())
-    found = f"the present load needs {needed} of {instances}"
-    if needed > instances:
-        return CheckupFinding("instances", CheckupVerdict.WARN, found, f"add {needed - instances}")
-    return CheckupFinding("instances", CheckupVerdict.OK, found)

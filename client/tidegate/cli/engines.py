@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from tidegate.cli.arguments import Group, entries_here, on_catalog, option
+from tidegate.cli.arguments import Group, on_catalog, option
 from tidegate.cli.runtime import importing
 from tidegate.cli.terminal import console, duration, print_facts, print_json, show_list
 
@@ -98,7 +98,7 @@ def list_engines(catalog: "EngineCatalog", as_json: bool) -> int:
 
 
 @engines.command("show", help="Everything known about an engine.", short_help="one of them")
-@click.argument("engine", shell_complete=entries_here("engines"))
+@click.argument("engine")
 @on_catalog("engines")
 def show_engine(catalog: "EngineCatalog", engine: str, as_json: bool) -> int:
     return _show(catalog, engine, as_json)
@@ -134,7 +134,7 @@ def _show(catalog: "EngineCatalog", name: str, as_json: bool) -> int:
     help="Read every file of engines again (all of them, unless some are named).",
     short_help="is every file as it was",
 )
-@click.argument("engine", nargs=-1, shell_complete=entries_here("engines"))
+@click.argument("engine", nargs=-1)
 @on_catalog("engines")
 def verify_engines(catalog: "EngineCatalog", engine: tuple[str, ...], as_json: bool) -> int:
     with importing():

@@ -13,7 +13,6 @@ from tidegate.cli.arguments import (
     SHARE,
     GroupWithDefault,
     asks,
-    entries_here,
     json_option,
     on_catalog,
     option,
@@ -177,7 +176,7 @@ def list_models(catalog: "ModelCatalog", as_json: bool) -> int:
 
 
 @models.command("show", help="Everything known about a model.", short_help="one of them")
-@click.argument("model", shell_complete=entries_here("models"))
+@click.argument("model")
 @on_catalog("models")
 def show_model(catalog: "ModelCatalog", model: str, as_json: bool) -> int:
     entry = catalog.get(model)
@@ -210,7 +209,7 @@ def show_model(catalog: "ModelCatalog", model: str, as_json: bool) -> int:
     help="Read every byte of models again (all of them, unless some are named).",
     short_help="is every byte as it was",
 )
-@click.argument("model", nargs=-1, shell_complete=entries_here("models"))
+@click.argument("model", nargs=-1)
 @on_catalog("models")
 def verify(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) -> int:
     with importing():
@@ -235,7 +234,7 @@ def verify(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) -> in
     help="Read models into memory, so that their next start is quick.",
     short_help="into memory ahead of use",
 )
-@click.argument("model", nargs=-1, required=True, shell_complete=entries_here("models"))
+@click.argument("model", nargs=-1, required=True)
 @on_catalog("models")
 def load_models(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) -> int:
     entries = [catalog.get(name) for name in model]
@@ -250,7 +249,7 @@ def load_models(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) 
 
 
 @models.command("remove", help="Delete models from this machine.", short_help="delete")
-@click.argument("model", nargs=-1, required=True, shell_complete=entries_here("models"))
+@click.argument("model", nargs=-1, required=True)
 @option("--force", is_flag=True, help="those that are in use, too")
 @on_catalog("models")
 def remove(catalog: "ModelCatalog", model: tuple[str, ...], force: bool, as_json: bool) -> int:

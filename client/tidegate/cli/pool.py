@@ -10,7 +10,6 @@ from tidegate.cli.runtime import importing
 DESCRIPTION = """\
 Keep the Triton instances of a machine as a file asks for them.
 
-  tidegate pool check pool.toml      what would be started, and what prevents it
   tidegate pool run pool.toml        start it and keep it up
   tidegate pool status               how each instance is
   tidegate pool reload               read the file again (it is also watched)
@@ -58,18 +57,6 @@ def pool() -> None:
 @_FILE
 def run(file: Path) -> int:
     return _do("run", file)
-
-
-@pool.command(
-    "check",
-    help="Say what a file would start, with memory and ports. Exit status 1 where something of it "
-    "would not start.",
-    short_help="what a file would start",
-)
-@_FILE
-@json_option
-def check(file: Path, as_json: bool) -> int:
-    return _do("check", file, as_json=as_json)
 
 
 @pool.command(

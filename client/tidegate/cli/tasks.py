@@ -1,19 +1,10 @@
-"""``tidegate quote`` and ``tidegate tasks``."""
+"""``tidegate tasks``."""
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from tidegate.cli.arguments import (
-    POSITIVE,
-    TOKENS,
-    Command,
-    DurationMs,
-    Group,
-    asks,
-    option,
-)
+from tidegate.cli.arguments import POSITIVE, Group, asks, option
 from tidegate.cli.terminal import (
     CONTROL_CHARACTERS,
     console,
@@ -22,23 +13,11 @@ from tidegate.cli.terminal import (
     print_facts,
     print_json,
     show_list,
-    table,
 )
 
 if TYPE_CHECKING:
     from tidegate.client import Client
-    from tidegate.requests import TaskOptions
     from tidegate.results import TaskLine, TaskStatus
-
-QUOTE_DESCRIPTION = """\
-The chance that a request is in time, by deadline, before it is sent.
-
-  tidegate quote "Tell me a story." --max-tokens 200
-  tidegate quote --prompt-tokens 3000 --deadline 2s
-  tidegate quote --prompt-tokens 3000 --reserve 99 --hold 10s
-
-A reserved deadline is held for one request of the same key that is no larger, and states it.
-"""
 
 TASKS_DESCRIPTION = """\
 Running and recent tasks of a service, without their text.
@@ -47,75 +26,6 @@ Running and recent tasks of a service, without their text.
   tidegate tasks show TASK
   tidegate tasks cancel TASK TASK
 """
-
-
-@click.command(
-    cls=Command, help=QUOTE_DESCRIPTION, short_help="a request's chance, before it is sent"
-)
-@click.argument("prompt", required=False)
-@option("--prompt-tokens", type=TOKENS, help="length of a prompt, in place of the prompt")
-@option("--max-tokens", type=TOKENS, help="most tokens of the answer; the service's own by default")
-@option("--model", help="which model")
-@option("--deadline", type=DurationMs(), help="say the chance by this one, too")
-@option(
-    "--reserve",
-    type=click.Choice(["50", "90", "99"]),
-    help="reserve the earliest deadline with this chance in percent",
-)
-@option("--hold", "hold_ms", type=DurationMs(), default="5s", help="how long it is reserved")
-@asks()
-async def quote(
-    client: "Client",
-    prompt: str | None,
-    prompt_tokens: int | None,
-    max_tokens: int | None,
-    model: str | None,
-    deadline: float | None,
-    reserve: str | None,
-    hold_ms: float,
-    as_json: bool,
-) -> int:
-    if (prompt is None) is (prompt_tokens is None):
-        print("tidegate quote: name a prompt, or its length with --prompt-tokens", file=sys.stderr)
-        return 2
-    options: TaskOptions = {}
-    if max_tokens is not None:
-        options["max_tokens"] = max_tokens
-    if model is not None:
-        options["model"] = model
-    if deadline is not None:
-        options["deadline"] = deadline
-    accept = None if reserve is None else int(reserve) / 100
-    found = await client.quote(
-        prompt, prompt_tokens=prompt_tokens, accept=accept, hold=hold_ms, **options
-    )
-    if as_json:
-        print_json(found)
-        return 0
-    out = console()
-    out.print(
-        f"{found.model}: {found.prompt_tokens} prompt tokens, at most {found.max_tokens} to come"
-    )
-    columns = ("WITHIN", "CHANCE")
-    rows = [(duration(point.within_ms), _percent(point.chance)) for point in found.curve]
-    out.print(table(columns, rows, numbers=columns))
-    if found.stated is not None:
-        out.print(f"by your deadline: {_percent(found.stated.chance)}")
-    offers = ", ".join(
-        f"{duration(point.within_ms)} with {_percent(point.chance)}" for point in found.earliest
-    )
-    out.print(f"can be reserved: {offers}")
-    if found.reservation is not None:
-        held = found.reservation
-        out.print(
-            f"reserved with {_percent(held.chance)} for {duration(hold_ms)}: send the "
-            f"request with X-Deadline: {held.deadline_unix_ms}"
-        )
-    return 0
-
-
-def _percent(chance: float) -> str:
-    return f"{100 * chance:.0f} %"
 
 
 @click.group(cls=Group, help=TASKS_DESCRIPTION, short_help="what it works on")

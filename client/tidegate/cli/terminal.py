@@ -88,10 +88,6 @@ def duration(ms: float | None) -> str:
     return f"{ms / 60_000:.0f} min"
 
 
-def share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
-
-
 def count(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}".replace(",", " ")
 

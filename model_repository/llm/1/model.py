@@ -22,8 +22,7 @@ from worker.log import configure_logging
 from worker.runner.xid_watch import gpu_fault_of
 from worker.service import stub_abi
 from worker.service.failure import STEP_TIMEOUT_S, ProcessGuard
-from worker.service.shared_memory import restrict_shared_memory
-from worker.service.triton_request import Outgoing, TritonResponder, call_of
+from worker.service.triton_request import Outgoing, TritonResponder, call_of, restrict_shared_memory
 from worker.service.worker import Worker
 from worker.settings import read_settings
 

@@ -16,8 +16,7 @@ from clips.render.worker import ClipWorker
 from worker.encoding import speak_utf8
 from worker.log import configure_logging
 from worker.service import stub_abi
-from worker.service.shared_memory import restrict_shared_memory
-from worker.service.triton_request import Outgoing, TritonResponder, call_of
+from worker.service.triton_request import Outgoing, TritonResponder, call_of, restrict_shared_memory
 
 
 class TritonPythonModel:

@@ -5,12 +5,12 @@ from typing import NamedTuple
 from aiohttp import web
 
 from orchestrator.api.anthropic.shapes import MessageEvents, blocks_of, message
-from orchestrator.api.anthropic.tools import thinking_of
 from orchestrator.api.anthropic.types import (
     CountTokensRequest,
     MessagesRequest,
     chat_of,
     refuse_unsupported,
+    thinking_of,
 )
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, served_name

@@ -174,7 +174,6 @@ def _unfit(field: str, why: str) -> InvalidRequest:
 _READERS: dict[str, Callable[[str, msgspec.Raw], Grammar | None]] = {
     "response_format": response_format,
     "structured_outputs": _structured_outputs,
-    "guided_decoding": _structured_outputs,
     "guided_json": lambda field, value: json_schema(field, value, None),
     "guided_choice": lambda field, value: _checked(field, GrammarKind.CHOICE, _text(value)),
     "guided_regex": lambda field, value: _checked(field, GrammarKind.REGEX, str(value)),

@@ -20,8 +20,7 @@ from orchestrator.parsing import (
 )
 from orchestrator.parsing.call_grammar import calls_or_json, forced_calls, strict_calls
 from orchestrator.parsing.formats import calls_in
-from orchestrator.parsing.rules import Rules
-from orchestrator.parsing.thinking import AnswerGrammars, behind_thinking
+from orchestrator.parsing.rules import AnswerGrammars, Rules, behind_thinking
 from orchestrator.prompts.encoder import PROBE, WORD, PromptEncoder
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Chat, Job, Prompt, PromptEnd

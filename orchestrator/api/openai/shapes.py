@@ -296,5 +296,5 @@ OPENAI = Dialect(
     time_header="openai-processing-ms",
     tells_queue=True,
     is_tolerant=True,
-    aliases=frozenset({"/tokenize", "/detokenize", "/tokenizer_info", "/version", "/load"}),
+    aliases=frozenset({"/tokenize", "/detokenize", "/version"}),
 )

@@ -1,4 +1,4 @@
-"""``/v1/tokenize``, ``/v1/detokenize`` and ``/v1/tokenizer_info``, as on vLLM's server."""
+"""``/v1/tokenize`` and ``/v1/detokenize``, as on vLLM's server."""
 
 import asyncio
 from typing import NamedTuple
@@ -110,24 +110,6 @@ async def detokenize(request: web.Request) -> web.Response:
     return json_response({"prompt": text})
 
 
-async def tokenizer_info(request: web.Request) -> web.Response:
-    """Describe a model's tokenizer by the names of ``tokenizer_config.json``."""
-    encoder = request.app[ORCHESTRATOR].models.resolve(request.query.get("model", ""))
-    card = encoder.card
-    return json_response(
-        {
-            "model": encoder.name,
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": card.context_tokens,
-            "vocab_size": card.vocab_size,
-            **card.special_tokens,
-            "bos_token_id": card.bos_token_id,
-            "eos_token_ids": card.eos_token_ids,
-            "chat_template": card.chat_template or None,
-        }
-    )
-
-
 def routes() -> list[web.RouteDef]:
     return [
         route
@@ -135,7 +117,6 @@ def routes() -> list[web.RouteDef]:
         for route in (
             web.post(f"{prefix}/tokenize", tokenize),
             web.post(f"{prefix}/detokenize", detokenize),
-            web.get(f"{prefix}/tokenizer_info", tokenizer_info),
         )
     ]
 

@@ -19,7 +19,6 @@ from orchestrator.api.anthropic.types import CountTokensRequest, MessagesRequest
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import DIALECTS, Dialect
 from orchestrator.api.http.decode import with_unknown_fields
-from orchestrator.api.kserve.types import GenerateRequest
 from orchestrator.api.native.quotes import QuoteRequest
 from orchestrator.api.native.types import TaskRequest
 from orchestrator.api.openai.tokens import DetokenizeRequest, TokenizeRequest
@@ -36,8 +35,6 @@ from orchestrator.errors import TidegateError
 _BOTH = (JSON, EVENTS)
 _PROBE = Operation(statuses=(200, 503))
 
-_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-
 OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has them
     "POST /v1/chat/completions": Operation(ChatRequest, _BOTH),
     "POST /v1/completions": Operation(CompletionRequest, _BOTH),
@@ -48,16 +45,12 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has 
     "DELETE /v2/tasks/{task_id}": Operation(statuses=(202,)),
     **{f"POST {at}/tokenize": Operation(TokenizeRequest) for at in ("", "/v1")},
     **{f"POST {at}/detokenize": Operation(DetokenizeRequest) for at in ("", "/v1")},
-    **{f"GET {at}/tokenizer_info": Operation(parameters=("model",)) for at in ("", "/v1")},
     "POST /v1/messages": Operation(MessagesRequest, _BOTH),
     "POST /v1/messages/count_tokens": Operation(CountTokensRequest),
     "POST /v2/tasks": Operation(TaskRequest, statuses=(202,)),
     "POST /v2/quote": Operation(QuoteRequest),
     "GET /v2/tasks": Operation(parameters=("status", "limit")),
     "GET /v2/tasks/{task_id}/events": Operation(gives=(EVENTS,)),
-    **{f"POST {at}/generate": Operation(GenerateRequest) for at in _MODEL},
-    **{f"POST {at}/generate_stream": Operation(GenerateRequest, (EVENTS,)) for at in _MODEL},
-    "GET /v2/health/ready": _PROBE,
     "POST /v2/instances": Operation(RegisterRequest, statuses=(200, 201)),
     "DELETE /v2/instances/{address}": PLAIN,
     "POST /v2/instances/{address}/drain": Operation(
@@ -89,8 +82,6 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has 
     "GET /health/live": _PROBE,
     "GET /health/ready": _PROBE,
     "GET /health/startup": _PROBE,
-    "GET /ping": _PROBE,
-    "POST /ping": _PROBE,
     "GET /metrics": Operation(gives=(TEXT,)),
     "GET /metrics/vllm": Operation(gives=(TEXT,)),
 }
@@ -166,8 +157,8 @@ def document_of(app: web.Application) -> dict[str, Any]:
         "info": {
             "title": "Tidegate",
             "version": "2",
-            "description": "Deadline-keeping inference: OpenAI's, Anthropic's, KServe's and an "
-            "API of its own over the same tasks.",
+            "description": "Deadline-keeping inference: OpenAI's, Anthropic's and an API of "
+            "its own over the same tasks.",
         },
         "paths": paths,
         "components": {

@@ -12,7 +12,6 @@ from orchestrator.api.http.finding import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.operator.types import drains, read_optional
 from orchestrator.lifecycle import Lifecycle
-from orchestrator.recorder import Recorder
 from orchestrator.reload import Reloader
 from orchestrator.settings import Settings
 
@@ -22,7 +21,6 @@ class Control:
     lifecycle: Lifecycle
     reloader: Reloader
     keys_of: Callable[[Settings], tuple[Key, ...]]
-    recorder: Recorder
 
     def follow_keys(self, auth: Authenticator) -> None:
         keys = ("token", "admin_token", "keys")
@@ -30,8 +28,6 @@ class Control:
 
 
 CONTROL = web.AppKey("control", Control)
-_POLICY = {"admission", "deadlines", "dispatch", "placement", "queue"}
-"""Sections of the settings that decide; they have no secrets."""
 _STATUSES = ("serving", "draining", "drained")
 _DURATION = "graceful_shutdown_duration_ms"
 
@@ -60,13 +56,6 @@ async def reload(request: web.Request) -> web.Response:
     mine = (await request.app[CONTROL].reloader.reload()).described()
     told = [mine, *await told_by_siblings(request)]
     return json_response({key: sorted({name for one in told for name in one[key]}) for key in mine})
-
-
-async def recording(request: web.Request) -> web.Response:
-    """Return the records of this process's latest requests, and the settings that decide."""
-    control = request.app[CONTROL]
-    settings = control.reloader.settings.model_dump(mode="json", include=_POLICY)
-    return json_response({"settings": settings, **await control.recorder.recording()})
 
 
 async def _described(request: web.Request) -> dict[str, object]:
@@ -102,5 +91,4 @@ def routes() -> list[web.RouteDef]:
         web.post("/admin/drain", drain),
         web.post("/admin/undrain", undrain),
         web.post("/admin/reload", reload),
-        web.get("/admin/recording", recording),
     ]

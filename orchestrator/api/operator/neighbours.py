@@ -1,9 +1,8 @@
-"""What clients, probes and dashboards of vLLM expect.
+"""What clients and dashboards of vLLM expect: its ``/version``, and metrics under its names.
 
-Its ``/version``, ``/ping`` (SageMaker's probe) and ``/load``. The metrics that endpoint pickers and
-autoscalers read of a model server, under vLLM's names: the "model server protocol" that llm-d's
-router follows (https://github.com/kubernetes-sigs/gateway-api-inference-extension/tree/main/docs/
-proposals/003-model-server-protocol).
+Endpoint pickers and autoscalers read these of a model server, by the "model server protocol" that
+llm-d's router follows (https://github.com/kubernetes-sigs/gateway-api-inference-extension/tree/
+main/docs/proposals/003-model-server-protocol).
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -11,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator
 from aiohttp import web
 
 from orchestrator.api.config import VERSION
-from orchestrator.api.http.context import HEALTH, ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
 from orchestrator.instances.instance import Instance
 from orchestrator.service import Orchestrator
@@ -24,23 +22,8 @@ async def version(request: web.Request) -> web.Response:
     return json_response({"version": VERSION})
 
 
-async def ping(request: web.Request) -> web.Response:
-    """Check that the service takes work; 503 while work should go elsewhere. No body."""
-    return web.Response(status=request.app[HEALTH].ready.status)
-
-
-async def load(request: web.Request) -> web.Response:
-    """Show how many requests wait or run."""
-    return json_response({"server_load": request.app[ORCHESTRATOR].live_tasks})
-
-
 def routes() -> list[web.RouteDef]:
-    return [
-        web.get("/version", version),
-        web.get("/ping", ping),
-        web.post("/ping", ping),
-        web.get("/load", load),
-    ]
+    return [web.get("/version", version)]
 
 
 VLLM_PREFIX = "vllm:"

@@ -47,7 +47,6 @@ async def test_a_stranger_on_this_machine_is_not_sent_the_lane_token(
         ("POST", "/admin/drain"),
         ("POST", "/admin/undrain"),
         ("POST", "/admin/reload"),
-        ("GET", "/admin/recording"),
         ("POST", "/v2/instances"),
         ("DELETE", "/v2/instances/x:1"),
         ("POST", "/v2/instances/x:1/drain"),

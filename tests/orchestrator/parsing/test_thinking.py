@@ -7,8 +7,7 @@ import pytest
 
 from orchestrator.parsing import CallFormat, OutputFormat, OutputParser, collect
 from orchestrator.parsing.formats import TAGS
-from orchestrator.parsing.rules import Rules
-from orchestrator.parsing.thinking import behind_thinking
+from orchestrator.parsing.rules import Rules, behind_thinking
 from protocol import Grammar, GrammarKind
 from protocol.grammar_source import check_source, source_of
 from tests.support.cases import for_each

@@ -20,7 +20,6 @@ from pool.fleet import service as service_module
 from pool.fleet.home import PoolHome, ask
 from pool.fleet.registrar import AddressList
 from pool.fleet.service import ManagerEnd, PoolService
-from pool.pool_file import parse_pool_file
 from pool.process.ports import free_ports
 from tests.support.fake_gpus import FakeGpus
 from tests.support.fake_pool import FakeMachine, Server
@@ -173,20 +172,6 @@ async def test_a_lane_token_is_made_up_once_for_both_sides(running: Running) -> 
     await running.task
     second = await running.start()
     assert second.manager is not None and second.manager.state.lane_token == token
-
-
-async def test_check_says_what_would_start_and_what_stands_against_it(tmp_path: Path) -> None:
-    more = "vram_gib = 30\ndevices = [0]\ncount = 2\n"
-    nowhere = '[[instances]]\nname = "none"\nmodel = "/nowhere"\n'
-    file = parse_pool_file(ONE + more + nowhere)
-    planned = {each.name: each for each in await pool_command.plan(file, tmp_path, FakeGpus(40.0))}
-    assert planned["one-0"].problem == ""
-    assert (planned["one-0"].device, planned["one-0"].need_gib) == ("0", 30.0)
-    assert "where 10.0 GiB of 80.0 GiB are free" in planned["one-1"].problem
-    assert "there is no model '/nowhere'" in planned["none"].problem
-    lacking = parse_pool_file('[pool]\ntriton = "/bin/sh"\n' + ONE)
-    (one,) = await pool_command.plan(lacking, tmp_path, FakeGpus())
-    assert "No Triton server at /bin/sh" in one.problem
 
 
 async def test_a_folder_that_others_may_write_to_is_no_home(running: Running) -> None:

@@ -226,22 +226,3 @@ def test_who_waits_for_a_grammar_holds_nobody_up(loaded: LoadedEngine) -> None:
     assert end_of(never[1], events).reason is FinishReason.CANCELLED
     while engine.scheduler.has_work:
         events += engine.step()
-
-
-@pytest.mark.parametrize("pattern", ["^city$", "^[c]ity$|^unit$"])
-def test_a_pattern_that_matches_named_properties_alone_is_no_dead_end(
-    loaded: LoadedEngine, pattern: str
-) -> None:
-    """llguidance takes it for a property to come: after a comma no text would match."""
-    text = {"type": "string", "maxLength": 6}
-    form = {
-        "type": "object",
-        "properties": {"city": text, "unit": text},
-        "patternProperties": {pattern: {"minLength": 1}},
-        "required": ["city", "unit"],
-    }
-    jobs = [job(loaded, schema(form), seed=seed) for seed in range(4)]
-    events = run(loaded, jobs)
-    for one in jobs:
-        value = json.loads(text_of(loaded, one, events))
-        assert set(value) == {"city", "unit"} and 1 <= len(value["city"]) <= 6

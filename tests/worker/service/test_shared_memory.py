@@ -3,7 +3,7 @@
 import mmap
 from pathlib import Path
 
-from worker.service.shared_memory import restrict_shared_memory
+from worker.service.triton_request import restrict_shared_memory
 
 
 def test_mapped_regions_are_for_their_owner_only(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from orchestrator.api.anthropic.types import MessagesRequest
-from orchestrator.api.kserve.types import GenerateRequest
 from orchestrator.api.native.types import TaskRequest
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest
 from tests.orchestrator.conftest import MakeService, Service
@@ -24,7 +23,6 @@ BODIES: dict[str, tuple[type, dict[str, Any]]] = {
         ChatRequest,
         {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     ),
-    "/v2/models/fake/generate": (GenerateRequest, {"text_input": "x"}),
     "/v1/messages": (
         MessagesRequest,
         {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1},

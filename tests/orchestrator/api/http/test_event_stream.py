@@ -205,7 +205,6 @@ async def test_or11_a_silent_stream_says_that_it_lives(
         ("/v1/completions", {"model": "fake", "prompt": "x"}),
         ("/v1/responses", {"model": "fake", "input": "x"}),
         ("/v1/messages", CHAT),
-        ("/v2/models/fake/generate_stream", {"text_input": "x"}),
     ],
 )
 async def test_or23_a_stream_that_waits_has_headers_and_then_its_events_or_its_error(

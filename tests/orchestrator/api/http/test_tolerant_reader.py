@@ -19,7 +19,6 @@ from tests.support.fake_worker import FakeWorker
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TOKENIZE = "/v1/tokenize"
-GENERATE = "/v2/models/fake/generate"
 HI = {"role": "user", "content": "hi"}
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": "fake", "messages": [HI], "max_tokens": 4},
@@ -27,7 +26,6 @@ BODIES: dict[str, dict[str, Any]] = {
     RESPONSES: {"model": "fake", "input": "hi", "max_output_tokens": 4},
     MESSAGES: {"model": "fake", "messages": [HI], "max_tokens": 4},
     COUNT: {"model": "fake", "messages": [HI]},
-    GENERATE: {"text_input": "hi", "parameters": {"max_tokens": 4}},
     TOKENIZE: {"model": "fake", "prompt": "hi"},
 }
 TASKS = "/v2/tasks"
@@ -72,7 +70,6 @@ async def test_strict_fields_refuses_them(worker: FakeWorker, make_service: Make
         (CHAT, {"temperature": "0.5"}, "temperature"),
         (MESSAGES, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
         (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        (GENERATE, {"parameters": {"new": 1}}, "new"),
     ):
         status, _, message = await sent(service, path, BODIES[path] | change)
         assert status == 400 and word in message, message

@@ -57,7 +57,6 @@ LIVE = {
     "/v1/completions": ({"model": "fake", "prompt": "secret"}, "completions", "cmpl-"),
     "/v1/responses": ({"model": "fake", "input": "secret"}, "responses", "resp_"),
     "/v1/messages": (CHAT, "messages", "msg_"),
-    "/v2/models/fake/generate": ({"text_input": "secret", "id": "k-1"}, "kserve", ""),
 }
 
 
@@ -66,7 +65,7 @@ NAMES = ("task_id", "answer_id", "correlation_id")
 
 @for_each(
     ("path", "named_by"),
-    [*zip(LIVE, itertools.cycle(NAMES), strict=False), ("/v2/models/fake/generate", "k-1")],
+    zip(LIVE, itertools.cycle(NAMES), strict=False),
 )
 async def test_or21_what_lives_is_listed_and_cancelled_whatever_its_route(
     service: Service, worker: FakeWorker, path: str, named_by: str

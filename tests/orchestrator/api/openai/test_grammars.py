@@ -174,14 +174,6 @@ async def test_a_check_that_nobody_waits_for_is_given_up(
     assert service.outcomes()[1:] == ["aborted", "met"]
 
 
-async def test_kserves_parameters_say_it_too(service: Service, able: FakeWorker) -> None:
-    """As Triton's vLLM backend has it, in a string."""
-    value = '{"regex": "a+"}'
-    body = {"text_input": "x", "parameters": {"guided_decoding": value, "max_tokens": 2}}
-    await service.ask("POST", "/v2/models/fake/generate", json=body)
-    assert able.submits[0].grammar == Grammar(GrammarKind.REGEX, "a+")
-
-
 async def test_or24_many_new_grammars_of_one_tenant_keep_no_other_waiting(
     service: Service, able: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
