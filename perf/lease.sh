@@ -2,7 +2,7 @@
 # What a GPU that is lent for a quarter of an hour is asked first, in three calls.
 #
 #   perf/lease.sh pack [3.12]     here: all that such a machine lacks, for that Python, into .gpu/, which git ignores
-#   perf/lease.sh engine          there, 4 min: steps of the engine; a part of `pytest -m cuda`
+#   perf/lease.sh engine          there, 4 min: steps of the engine, plain and recorded; a part of `pytest -m cuda`
 #   perf/lease.sh code            there, 6 min: the code trace, three policies, two turns; ours with other steps
 #   perf/lease.sh conversation    there, what is left: conversations at 256 rows, ours and first come first served
 #
@@ -79,7 +79,10 @@ goodput() {
 engine() {
   local steps=(python3 -m perf.engine.gpu --device "$device" --shape "$shape" --scratch "$work/engine" --only steps --allow-dirty)
   part steps 100 "${steps[@]}" --profile "$out/profile.txt" --json "$out/steps.json"
+  TIDEGATE_WORKER__ENGINE_ARGS=prompt_graphs=true part steps-recorded 80 "${steps[@]}" \
+    --profile "$out/profile-recorded.txt" --json "$out/steps-recorded.json"
   part cuda 50 python3 -m pytest -q -W ignore -p no:cacheprovider -n 0 -m cuda tests/worker/runner
+  part attention 20 python3 -m pytest -q -W ignore -p no:cacheprovider -n 0 tests/worker/attention/test_triton.py -k recorded
 }
 
 code() {

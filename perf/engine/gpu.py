@@ -3,6 +3,7 @@
     python -m perf.engine.gpu [--json PATH] [--device cuda|cpu] [--shape NAME] [--only SECTION …]
 
 Random weights of the shape are written first. A section that fails costs its own figures only.
+``TIDEGATE_WORKER__ENGINE_ARGS=prompt_graphs=true`` has steps with prompts recorded.
 ``--device cpu --shape 0.5b`` measures a CPU; with ``--shape tiny`` its logic runs anywhere.
 """
 

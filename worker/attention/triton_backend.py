@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.attention.paged import KVPool, PackedBatch
-from worker.pinned import pack_int32, upload
+from worker.pinned import pack_int32, upload, upload_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,8 @@ class TritonAttention:
             chunks = LARGE_CHUNKS if is_large else _CHUNKS
         self._chunks = self._fitted(chunks)
         self._decodes = self._chunks if invariant else self._fitted(decodes)
+        self.tile_tokens = self._chunks.lines // self._shared
+        """Queries of a chunk that a tile has."""
 
     def _fitted(self, tiling: Tiling) -> Tiling:
         """``tiling`` for the pool's numbers, so that those with the largest tiles do not spill (by
@@ -100,18 +102,8 @@ class TritonAttention:
         """See ``AttentionBackend``."""
         rows, decodes = len(batch.query_tokens), batch.decodes
         firsts = np.cumsum(batch.query_tokens) - batch.query_tokens
-        chunk_tokens = self._chunks.lines // self._shared
-        tiles = -(-batch.query_tokens[decodes:] // chunk_tokens)
-        tile_rows = np.repeat(np.arange(decodes, rows), tiles)
-        tile_ends = np.cumsum(tiles)
-        tile_firsts = (np.arange(len(tile_rows)) - np.repeat(tile_ends - tiles, tiles)) * (
-            chunk_tokens
-        )
         contexts = batch.context_tokens
-        # Keys that a tile's last query sees.
-        ends = contexts[tile_rows] - batch.query_tokens[tile_rows] + tile_firsts + chunk_tokens
-        decoding = self._items_of(contexts[:decodes], self._decodes)
-        reading = self._items_of(np.minimum(ends, contexts[tile_rows]), self._chunks)
+        tile_rows, tile_firsts, decoding, reading = self._shares_of(batch)
         (
             row_tokens,
             row_queries,
@@ -147,7 +139,7 @@ class TritonAttention:
             passes.append(self._pass(decode_rows, zeros, items, tiling, lines))
         if rows > decodes:
             items = _shared_out(shared_out[3:], reading[2])
-            lines = chunk_tokens * self._shared
+            lines = self.tile_tokens * self._shared
             passes.append(self._pass(tile_row, tile_first, items, self._chunks, lines))
         return TritonStep(
             self,
@@ -155,6 +147,26 @@ class TritonAttention:
             upload(batch.slots, self._pool.device),
             passes,
         )
+
+    def mixed_steps(self, table: Tensor, places: Tensor, rows: int) -> "TritonMixedSteps":
+        """See ``FixedMixed`` (``worker.runner.mixed_graphs``)."""
+        return TritonMixedSteps(self, table, places, rows)
+
+    def _shares_of(
+        self, batch: PackedBatch
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], "_HostItems", "_HostItems"]:
+        """Row and first query of each tile of the chunks' queries; the items of all decodes, and
+        of all these tiles (``_items_of``)."""
+        rows, decodes, contexts = len(batch.query_tokens), batch.decodes, batch.context_tokens
+        tiles = -(-batch.query_tokens[decodes:] // self.tile_tokens)
+        tile_rows = np.repeat(np.arange(decodes, rows), tiles)
+        firsts = np.repeat(np.cumsum(tiles) - tiles, tiles)
+        tile_firsts = (np.arange(len(tile_rows)) - firsts) * self.tile_tokens
+        # Keys that a tile's last query sees.
+        ends = contexts[tile_rows] - batch.query_tokens[tile_rows] + tile_firsts + self.tile_tokens
+        decoding = self._items_of(contexts[:decodes], self._decodes)
+        reading = self._items_of(np.minimum(ends, contexts[tile_rows]), self._chunks)
+        return tile_rows, tile_firsts, decoding, reading
 
     def decode_step(
         self, slots: Tensor, table: Tensor, contexts: Tensor, most_keys: int
@@ -186,16 +198,14 @@ class TritonAttention:
     def _decode_lines(self) -> int:
         """Lines of a decode's tile that can be in use. Invariant ones are as those of chunks."""
         if self._invariant:
-            return self._chunks.lines // self._shared * self._shared
+            return self.tile_tokens * self._shared
         return self._shared
 
     def _aimed(self, tiling: Tiling) -> int:
         """Items to share a pass out to, for each KV head."""
         return max(1, tiling.at_once * self._processors // self._pool.kv_heads)
 
-    def _items_of(
-        self, keys: NDArray[np.int64], tiling: Tiling
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def _items_of(self, keys: NDArray[np.int64], tiling: Tiling) -> "_HostItems":
         """What ``share_out`` computes, for tiles with ``keys`` [tiles]: the items, flat, the index
         of each tile's first, and how many it has."""
         tiles = -(-keys // tiling.keys)
@@ -319,6 +329,9 @@ class TritonAttention:
         self._pool.data[layer].flatten(0, 1).index_copy_(0, slots, keys_values)
 
 
+_HostItems = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """The rows of a step: int32 on the device; see ``attend``'s ``table`` and ``row_*``."""
@@ -377,6 +390,76 @@ class TritonStep:
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         self._backend.run(layer, self, queries, out)
         return out
+
+
+class TritonMixedSteps:
+    """Steps of any rows, decodes and chunks, in tensors that ``fill`` refills. The grids are those
+    of the largest batch: what a smaller one leaves over are items with nothing to do."""
+
+    most_chunks = 32
+
+    def __init__(self, backend: TritonAttention, table: Tensor, places: Tensor, rows: int) -> None:
+        self._backend, self._table, self._places = backend, table, places
+        slots, tiles = len(table), self._tiles(len(places))
+        decode_items = backend._aimed(backend._decodes) + rows
+        items = 4 * decode_items, 4 * self._chunk_items(len(places))
+        sizes = [
+            *[slots] * 3,
+            rows,
+            rows,
+            items[0],
+            rows,
+            rows,
+            *[tiles] * 2,
+            items[1],
+            *[tiles] * 2,
+        ]
+        # Aligned: see ``pack_int32``.
+        self._starts = np.cumsum([0, *[-(-size // 4) * 4 for size in sizes]])
+        self._empty = np.zeros(self._starts[-1], np.int32)
+        for index in (_DECODE_ITEMS, _CHUNK_ITEMS):
+            self._empty[self._starts[index] : self._starts[index + 1]] = -1
+        self._there = upload(self._empty, places.device).clone()
+        views = [self._there[at : at + n] for at, n in zip(self._starts, sizes, strict=False)]
+        self._rows = _Rows(table, *views[:3])
+        lines = backend.tile_tokens * backend._shared
+        self._decodes, self._chunks = (
+            backend._pass(rows, firsts, _Items(items, parts, counts, True), tiling, lines)
+            for (rows, firsts, items, parts, counts), tiling, lines in (
+                (views[3:8], backend._decodes, backend._decode_lines),
+                (views[8:], backend._chunks, lines),
+            )
+        )
+
+    def _tiles(self, tokens: int) -> int:
+        return tokens // self._backend.tile_tokens + self.most_chunks
+
+    def _chunk_items(self, tokens: int) -> int:
+        return self._backend._aimed(self._backend._chunks) + self._tiles(tokens)
+
+    def fill(self, batch: PackedBatch, slots: NDArray[np.int64]) -> None:
+        backend, decodes = self._backend, batch.decodes
+        tile_rows, tile_firsts, decoding, reading = backend._shares_of(batch)
+        packed = self._empty.copy()
+        firsts = np.cumsum(batch.query_tokens) - batch.query_tokens
+        for at, values in enumerate((firsts, batch.query_tokens, batch.context_tokens)):
+            packed[self._starts[at] + slots] = values
+        zeros = np.zeros(decodes, np.int64)
+        parts = slots[:decodes], zeros, *decoding, slots[tile_rows], tile_firsts, *reading
+        for start, values in zip(self._starts[3:], parts, strict=False):
+            packed[start : start + len(values)] = values
+        upload_to(self._there, packed)
+
+    def step(self, tokens: int) -> TritonStep:
+        tiles, chunks = self._tiles(tokens), self._chunks
+        items = replace(chunks.items, items=chunks.items.items[: 4 * self._chunk_items(tokens)])
+        cut = replace(chunks, tile_rows=chunks.tile_rows[:tiles], items=items)
+        return TritonStep(self._backend, self._rows, self._places[:tokens], [self._decodes, cut])
+
+
+_DECODE_ITEMS: Final = 5
+_CHUNK_ITEMS: Final = 10
+"""Places of the items in the packed tensors of ``TritonMixedSteps``."""
 
 
 def _shared_out(tensors: Sequence[Tensor], counts: NDArray[np.int64]) -> _Items:

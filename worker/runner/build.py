@@ -37,6 +37,7 @@ from worker.runner.memory import (
     pool_bytes,
     text_guard,
 )
+from worker.runner.mixed_graphs import MOST_BYTES
 from worker.runner.torch_runner import SlotLimits, TorchRunner
 from worker.sampling.sampler import Sampler
 from worker.settings import BLOCK_TOKENS, WorkerSettings
@@ -85,6 +86,7 @@ def build_torch_runner(
         with timing.timed("profile"):
             tokens, rows = settings.max_step_tokens, settings.max_running
             step_bytes = largest_step_bytes(model, config, device, tokens=tokens, rows=rows)
+            step_bytes += MOST_BYTES * settings.prompt_graphs
             torch.cuda.empty_cache()
     budget = _pool_bytes(settings, device, guard, context_bytes, step_bytes)
     blocks = settings.kv.blocks or min(wanted, budget // bytes_each)
@@ -125,7 +127,12 @@ def build_torch_runner(
     if on_cuda:
         with timing.timed("warm_up"):
             runner: TorchRunner = build_cuda_runner(
-                forward, sampler, slots, device=device, dummy_block=blocks
+                forward,
+                sampler,
+                slots,
+                device=device,
+                dummy_block=blocks,
+                prompt_tokens=settings.max_step_tokens * settings.prompt_graphs,
             )
     else:
         runner = TorchRunner(forward, sampler, slots, device=device)
@@ -164,8 +171,9 @@ def _forward(
     choices: KeptChoices,
 ) -> tuple[Forward, str]:
     """The forward pass, and the name of its attention."""
+    own = pool.device.type == "cuda" and settings.prompt_graphs
     attention = choose_attention(
-        ATTENTION,
+        "triton" if own else ATTENTION,
         pool,
         config.num_heads,
         windows=config.windows,

@@ -114,7 +114,7 @@ class _Recorded:
     size: int
     step: AttentionStep
     decode: GraphRecording
-    """Gives logits, the token ids computed, and the likeliest next ones."""
+    """Gives the likeliest next tokens, and the ids of those computed."""
     draw: GraphRecording
     """Gives the drawn token ids."""
 
@@ -153,26 +153,27 @@ class DecodeGraphs:
     ) -> None:
         """``sizes``: batch sizes, ascending, at least one."""
         self._model = model
-        self._state = state
         self._block_tokens = block_tokens
         self.largest = sizes[-1]
         device, max_blocks = state.device, state.blocks.shape[1]
         self._most_keys = max_blocks * block_tokens
         padding = np.array([[0, 0, state.dummy_slot]] * self.largest)
-        self._inputs = upload(padding, device).clone()
+        self.state, self.sizes = state, sizes
+        self.inputs = upload(padding, device).clone()
         self._table = torch.zeros((self.largest, max_blocks), dtype=torch.int32, device=device)
         self._contexts = torch.ones(self.largest, dtype=torch.int32, device=device)
         self._chances = torch.zeros((5, self.largest), device=device)
-        self._logits = torch.zeros((self.largest, vocab_size), device=device)
+        self.logits = torch.zeros((self.largest, vocab_size), device=device)
+        self.chosen = torch.zeros(self.largest, dtype=torch.int64, device=device)
         self._places = torch.zeros(self.largest, dtype=torch.int64, device=device)
-        started, before = time.monotonic(), _reserved_bytes(device)
+        started, before = time.monotonic(), reserved_bytes(device)
         # The largest is recorded first: the others then reuse its memory.
         with torch.inference_mode():
             recorded = [self._record(size, attention, recorder) for size in reversed(sizes)]
         self._recorded = recorded[::-1]
         self.seconds = time.monotonic() - started
         # Less if the allocator returned cached memory.
-        self.bytes = max(0, _reserved_bytes(device) - before)
+        self.bytes = max(0, reserved_bytes(device) - before)
         model_log.info(
             "CUDA graphs recorded for decodes of %s rows in %.1f s, %.0f MiB",
             ", ".join(map(str, sizes)),
@@ -190,50 +191,61 @@ class DecodeGraphs:
         """Compute a token each for [rows], at most ``largest``, drawn by ``chances`` [5, rows] or
         the likeliest ones; they are the slots' latest samples from now on. Waits for nothing.
         """
-        rows = len(ids)
-        recorded = next(one for one in self._recorded if one.size >= rows)
-        inputs = np.empty((recorded.size, 3), np.int64)
-        inputs[:rows, 0], inputs[:rows, 1], inputs[:rows, 2] = ids, positions, slots
-        inputs[rows:] = 0, 0, self._state.dummy_slot
-        upload_to(self._inputs[: recorded.size], inputs)
+        recorded = next(one for one in self._recorded if one.size >= len(ids))
+        self.fill(recorded.size, ids, positions, slots)
         recorded.decode.replay()
-        logits, token_ids, chosen = recorded.decode.results
+        return self.drawn(len(ids), recorded.decode.results[1], chances)
+
+    def fill(self, size: int, *columns: NDArray[np.int64]) -> None:
+        """Refill the first ``size`` rows of ``inputs``, those left over with padding."""
+        rows, inputs = len(columns[0]), np.full((size, 3), (0, 0, self.state.dummy_slot))
+        inputs[:rows] = np.stack(columns, axis=1)
+        upload_to(self.inputs[:size], inputs)
+
+    def drawn(
+        self, rows: int, given_ids: Tensor, chances: NDArray[np.float32] | None
+    ) -> "Replayed":
+        """What was just computed into ``logits`` and ``chosen``, drawn by ``chances``."""
+        chosen = self.chosen
         if chances is not None:
+            recorded = next(one for one in self._recorded if one.size >= rows)
             padded = np.zeros((5, recorded.size), np.float32)
             padded[:, :rows] = chances
             upload_to(self._chances[:, : recorded.size], padded)
             recorded.draw.replay()
             (chosen,) = recorded.draw.results
-        return Replayed(logits[:rows], token_ids[:rows], self._inputs[:rows, 2], chosen[:rows])
+        inputs, logits = self.inputs[:rows], self.logits[:rows]
+        return Replayed(logits, given_ids[:rows], inputs[:, 2], chosen[:rows])
 
     def _record(self, size: int, attention: FixedDecodes, recorder: GraphRecorder) -> _Recorded:
         places, table, contexts = self._places[:size], self._table[:size], self._contexts[:size]
         step = attention.decode_step(places, table, contexts, self._most_keys)
 
         def decode() -> tuple[Tensor, ...]:
-            given, positions, slots = self._inputs[:size].T.contiguous()
-            ids = self._state.known(given, slots)
-            torch.index_select(self._state.blocks, 0, slots, out=table)
+            given, positions, slots = self.inputs[:size].T.contiguous()
+            ids = self.state.known(given, slots)
+            torch.index_select(self.state.blocks, 0, slots, out=table)
             contexts.copy_(positions + 1)
             page = table.gather(1, (positions // self._block_tokens)[:, None]).squeeze(1)
             places.copy_(page.long() * self._block_tokens + positions % self._block_tokens)
-            # In one place for all sizes: what a recording returns stays allocated for each.
-            logits = self._logits[:size]
-            logits.copy_(self._model.logits(self._model.forward(ids, positions, step)))
-            chosen = likeliest(logits)
-            self._state.take(slots, chosen)
-            return logits, ids, chosen
-
-        decoded = recorder.record(decode)
-        logits, _, chosen = decoded.results
+            return self.choose(self._model, self._model.forward(ids, positions, step), slots), ids
 
         def draw() -> tuple[Tensor, ...]:
-            drawn = draw_plain(logits, chosen, self._chances[:, :size])
-            self._state.take(self._inputs[:size, 2], drawn)
+            drawn = draw_plain(self.logits[:size], self.chosen[:size], self._chances[:, :size])
+            self.state.take(self.inputs[:size, 2], drawn)
             return (drawn,)
 
-        return _Recorded(size, step, decoded, recorder.record(draw))
+        return _Recorded(size, step, recorder.record(decode), recorder.record(draw))
+
+    def choose(self, model: Decoder, hidden: Tensor, slots: Tensor) -> Tensor:
+        """Compute ``logits`` and ``chosen`` of ``hidden`` [rows, hidden]; to be recorded."""
+        # In one place for all sizes: what a recording returns stays allocated for each.
+        logits, chosen = self.logits[: len(hidden)], self.chosen[: len(hidden)]
+        logits.copy_(model.logits(hidden))
+        chosen.copy_(likeliest(logits))
+        self.state.take(slots, chosen)
+        return chosen
 
 
-def _reserved_bytes(device: torch.device) -> int:
+def reserved_bytes(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -109,21 +110,8 @@ class TorchRunner:
         self, plan: Plan, slots: NDArray[np.int64]
     ) -> tuple[PackedBatch, torch.Tensor, torch.Tensor]:
         """The batch, its token ids [tokens] and their positions [tokens]."""
-        rows = plan.rows
-        token_ids: list[int] = [row.request.tokens[row.start] for row in rows[: plan.decodes]]
-        for row in rows[plan.decodes :]:
-            token_ids.extend(row.request.tokens[row.start : row.start + row.count])
-        starts = np.array([row.start for row in rows], np.int64)
-        if plan.decodes == len(rows):
-            counts = np.ones(len(rows), np.int64)
-            row_of, positions = np.arange(len(rows)), starts
-        else:
-            counts = np.array([row.count for row in rows], np.int64)
-            row_of = np.repeat(np.arange(len(rows)), counts)
-            firsts = np.cumsum(counts) - counts
-            positions = np.arange(plan.tokens) - np.repeat(firsts - starts, counts)
+        ids, positions, row_of, counts, contexts = packed_tokens(plan)
         blocks = self._table.blocks[slots[row_of], positions // self._block_tokens]
-        contexts = starts + counts
         host, there = self._block_table(slots, int(contexts.max()))
         batch = PackedBatch(
             decodes=plan.decodes,
@@ -133,7 +121,7 @@ class TorchRunner:
             slots=blocks * self._block_tokens + positions % self._block_tokens,
             table_on_device=there,
         )
-        return batch, self._to_device(np.array(token_ids, np.int64)), self._to_device(positions)
+        return batch, self._to_device(ids), self._to_device(positions)
 
     def _block_table(
         self, slots: NDArray[np.int64], longest: int
@@ -143,6 +131,34 @@ class TorchRunner:
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
         return upload(array, self._device)
+
+
+class PackedTokens(NamedTuple):
+    """A step's tokens [tokens] with their rows, and of each row [rows] how many of them are its
+    own, and how many have KV after the step. Host arrays, int64."""
+
+    ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    row_of: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    contexts: NDArray[np.int64]
+
+
+def packed_tokens(plan: Plan) -> PackedTokens:
+    rows = plan.rows
+    ids: list[int] = [row.request.tokens[row.start] for row in rows[: plan.decodes]]
+    for row in rows[plan.decodes :]:
+        ids.extend(row.request.tokens[row.start : row.start + row.count])
+    starts = np.array([row.start for row in rows], np.int64)
+    if plan.decodes == len(rows):
+        counts = np.ones(len(rows), np.int64)
+        row_of, positions = np.arange(len(rows)), starts
+    else:
+        counts = np.array([row.count for row in rows], np.int64)
+        row_of = np.repeat(np.arange(len(rows)), counts)
+        firsts = np.cumsum(counts) - counts
+        positions = np.arange(plan.tokens) - np.repeat(firsts - starts, counts)
+    return PackedTokens(np.array(ids, np.int64), positions, row_of, counts, starts + counts)
 
 
 @dataclass(frozen=True, slots=True)
