@@ -17,9 +17,8 @@ from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import AttemptsInFlight
 from orchestrator.dispatch.completion import Completion
 from orchestrator.dispatch.dispatcher import Dispatcher
-from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.launch import Launcher
-from orchestrator.dispatch.metrics import HEDGES, RETRIES, DispatchMetrics
+from orchestrator.dispatch.metrics import RETRIES, DispatchMetrics
 from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.retry import ATTEMPTS, RETRY_SHARE, Retrier, RetryConfig
 from orchestrator.dispatch.rows import RowControl
@@ -93,7 +92,6 @@ class Components:
     forecaster: Forecaster
     placer: Placer
     retrier: Retrier
-    hedger: Hedger
     pausing: Pausing
     reloader: Reloader
     recorder: Recorder
@@ -137,7 +135,6 @@ class _Dispatch:
 
     dispatcher: Dispatcher
     retrier: Retrier
-    hedger: Hedger
     pausing: Pausing
 
 
@@ -251,7 +248,6 @@ def build(
         forecaster=foresight.forecaster,
         placer=foresight.placer,
         retrier=dispatch.retrier,
-        hedger=dispatch.hedger,
         pausing=dispatch.pausing,
         reloader=reloader,
         recorder=recorder,
@@ -335,7 +331,6 @@ def _dispatch(
         common.rng,
         RetryConfig(share=RETRY_SHARE, attempts=ATTEMPTS, floor_ms=settings.admission.floor_ms),
     )
-    hedger = Hedger(registry, forecaster, share=chosen.hedge_share)
     values_time = settings.queue.order is QueueOrder.SLACK
     pausing = Pausing(registry, forecaster, foresight.placer, enabled=chosen.pause and values_time)
     adapts_rows = chosen.row_policy is RowPolicy.ADAPTIVE and values_time
@@ -345,17 +340,14 @@ def _dispatch(
     prediction.schedule.may_free_row = pausing.may_free_row
     prediction.schedule.adapts_rows = rows.adapts
     limits = TimeLimits(return_margin_s=RETURN_MARGIN_S, loop_delay=LoopDelay(clock))
-    launcher = Launcher(registry, foresight.in_flight, prediction, retrier, hedger, limits, clock)
-    completion = Completion(
-        registry, settler, DispatchMetrics(metrics), prediction, retrier, hedger, clock
-    )
+    launcher = Launcher(registry, foresight.in_flight, prediction, retrier, limits, clock)
+    completion = Completion(registry, settler, DispatchMetrics(metrics), prediction, retrier, clock)
     dispatcher = Dispatcher(
         common.queue, foresight.placer, rows, prediction, launcher, completion, clock
     )
     registry.listen(dispatcher)
     metrics.watch(retrier, RETRIES)
-    metrics.watch(hedger.stats, HEDGES)
-    return _Dispatch(dispatcher, retrier, hedger, pausing)
+    return _Dispatch(dispatcher, retrier, pausing)
 
 
 def _loading(

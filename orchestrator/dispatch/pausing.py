@@ -240,7 +240,7 @@ class Pausing:
         }
         for attempt in attempts:
             task = attempt.task
-            if attempt.has_slot or task.attempt is not attempt or task.hedge is not None:
+            if attempt.has_slot or task.attempt is not attempt:
                 continue
             # A job that was paused there and is to go on does so before all others.
             if task.stage is not Stage.DISPATCHED or now < attempt.dispatched_at + PATIENCE_S:
@@ -264,7 +264,7 @@ class Pausing:
             task, jobs = attempt.task, full.get(attempt.address)
             if jobs is None:
                 continue
-            if task.attempt is not attempt or attempt.is_paused or task.hedge is not None:
+            if task.attempt is not attempt or attempt.is_paused:
                 continue
             if (task.is_promised or _keeps_pace(task)) and not task.is_unread:
                 continue  # we named its deadline ourselves, or its next token is due soon

@@ -124,8 +124,8 @@ class Rig:
                 enabled=False,
             ),
             prediction,
-            Launcher(site, in_flight, prediction, nobody, nobody, limits, self.clock),
-            Completion(site, settler, freed, prediction, nobody, nobody, self.clock),
+            Launcher(site, in_flight, prediction, nobody, limits, self.clock),
+            Completion(site, settler, freed, prediction, nobody, self.clock),
             self.clock,
         )
 

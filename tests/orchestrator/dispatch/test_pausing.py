@@ -225,7 +225,7 @@ def test_dl8_batch_work_pauses_its_like_only() -> None:
 @pytest.mark.parametrize(
     "why",
     [
-        *("pauses", "paused", "rival", "is the rival", "not begun", "promised", "paced"),
+        *("pauses", "paused", "withdrawn", "not begun", "promised", "paced"),
         *("cannot", "gone", "off"),
     ],
 )
@@ -237,9 +237,7 @@ def test_who_is_never_paused(why: str) -> None:
             rig.running[0].pauses = MAX_PAUSES
         case "paused":
             rig.running[0].is_paused = True
-        case "rival":
-            run.hedge = SimpleNamespace()
-        case "is the rival":
+        case "withdrawn":
             run.attempt = SimpleNamespace()
         case "not begun":
             rig.running[0].has_slot = False
