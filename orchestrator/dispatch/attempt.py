@@ -48,7 +48,6 @@ class Attempt:
         "is_paused",
         "job",
         "late_tokens",
-        "pauses",
         "task",
     )
 
@@ -79,7 +78,6 @@ class Attempt:
         have one, and one that was just resumed may still wait for one."""
         self.is_paused = False
         """Whether the last request to the worker was to pause the job."""
-        self.pauses = 0
         self.late_tokens = 0
         self.abandoned_at = 0.0
         self.cause: AbortCause | None = None
@@ -148,7 +146,6 @@ class Attempt:
     def pause(self, *, for_another: bool = True) -> None:
         """Leave the slot at the end of the step, to another job or to nobody; the KV stays."""
         self.is_paused = True
-        self.pauses += 1
         self.basis = None  # how long it stood still says nothing about the instance
         self._lane.pause(self.handle)
         self.concurrency.pause(self.job, for_another=for_another)

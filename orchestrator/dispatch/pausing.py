@@ -1,9 +1,8 @@
 """Chooses the running jobs that make room for more urgent work (DL-15).
 
 A paused job keeps its KV where it is and its place among the waiting by its urgency, so it goes on
-without computing anything again. It is paused only for work that is clearly more urgent, and only a
-few times for what it gets done. What a client is not reading is less urgent than anything, and goes
-on once it reads.
+without computing anything again. It is paused only for work that is clearly more urgent. What a
+client is not reading is less urgent than anything, and goes on once it reads.
 
 The task that gets the slot waits in the queue, or inside the worker already: of the tasks there the
 worker begins with the one that has the least slack.
@@ -25,9 +24,6 @@ from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
 
-MAX_PAUSES, TOKENS_PER_PAUSE = 4, 16
-"""How often one job may be paused, and how many tokens earn it one more pause: a long job makes
-room again and again, and still gets on. Workers keep to these limits too."""
 MAX_MEMORY = 0.5
 """Largest share (0 to 1) of an instance's KV memory held by paused jobs when more are paused."""
 SCAN_S_PER_JOB = 0.0002
@@ -268,7 +264,7 @@ class Pausing:
                 continue
             if (task.is_promised or _keeps_pace(task)) and not task.is_unread:
                 continue  # we named its deadline ourselves, or its next token is due soon
-            if not attempt.has_slot or attempt.pauses >= _most_pauses(attempt):
+            if not attempt.has_slot:
                 continue
             urgency = (
                 -math.inf
@@ -292,13 +288,6 @@ class Pausing:
         if concurrency.paused_blocks > MAX_MEMORY * total:
             return False
         return concurrency.blocks - (-tokens // task.block_tokens) <= total
-
-
-def _most_pauses(attempt: Attempt) -> int:
-    """How often the attempt may be paused, counted as its worker counts: without tokens that other
-    instances made."""
-    made = attempt.task.completion_tokens - attempt.begun_tokens
-    return MAX_PAUSES + made // TOKENS_PER_PAUSE
 
 
 def _keeps_pace(task: Task) -> bool:

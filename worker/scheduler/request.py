@@ -66,10 +66,9 @@ class Request:
     """Whether it is paused: it has left its slot, and keeps its blocks."""
     held_back: bool = False
     """Whether it waits, paused before it has begun, and must not be admitted."""
-    pauses: int = 0
-    """How often it was paused or held back."""
-    redone: int = 0
-    """How often a launched step of it was undone: the runner's tables may then be ahead of it."""
+    revision: int = 0
+    """How often it was paused, or a launched step of it undone: the runner's tables are of an
+    earlier revision then."""
     latest_start: float = 0.0
     """Deadline less expected service: the order of the queue (least slack first)."""
     backfilled_past: int = 0

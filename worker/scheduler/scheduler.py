@@ -173,7 +173,7 @@ class Scheduler:
         request = row.request
         request.computed = row.start
         request.leaving = False
-        request.redone += 1
+        request.revision += 1
         del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
 
     def release(self, request: Request) -> None:
