@@ -12,7 +12,6 @@ from orchestrator.dispatch.retry import FATE_LOOK_S, RetryAfter
 from orchestrator.dispatch.rows import RowControl
 from orchestrator.errors import QueueFull, TidegateError
 from orchestrator.placement.placer import Choice, Placer
-from orchestrator.placement.requirements import Requirements
 from orchestrator.prediction.feasibility import RefusalKind
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.order import QueuePolicy
@@ -26,8 +25,6 @@ from protocol import End, OnDeadline
 
 POLICY_PASSES = 32
 """How many waiting tasks an operator's policy may send nowhere before a pass ends."""
-FEW_SPECS = 8
-"""Number of different blocked requirements after which a pass no longer checks for an early end."""
 
 
 class Dispatcher:
@@ -203,7 +200,9 @@ class Dispatcher:
     def _start(self) -> None:
         """Send every task that has somewhere to go, as of the placer's last ``refresh``."""
         placer = self._placer
-        blocked: set[Requirements] = set()
+        # Iterating in order is expensive with many tenants, and one pass over all is not: no task
+        # is looked for once all are known to have no room.
+        left = {placer.requirements(task) for task in self._queue.tasks()}
         passes = POLICY_PASSES
         has_room = placer.has_room
         # Without a free slot only interactive work may start, where the rows of other jobs are to
@@ -214,7 +213,7 @@ class Dispatcher:
             if task.is_unread and task.paused_on:  # nobody would read what it generates
                 continue
             requirements = placer.requirements(task)
-            if requirements in blocked:
+            if requirements not in left:
                 continue
             try:
                 choice = placer.choose(task)
@@ -224,12 +223,8 @@ class Dispatcher:
                     if placer.has_room_for(requirements):  # this task only, mostly for a policy
                         passes -= 1
                     else:
-                        blocked.add(requirements)
-                        # Iterating in order is expensive with many tenants; this is one pass over
-                        # all.
-                        if len(blocked) <= FEW_SPECS and all(
-                            placer.requirements(other) in blocked for other in self._queue.tasks()
-                        ):
+                        left.discard(requirements)
+                        if not left:
                             return
                     continue
                 self._queue.take(task)

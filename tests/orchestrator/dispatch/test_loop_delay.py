@@ -18,12 +18,12 @@ class LateClock(ManualClock):
 def test_dl16_a_late_loop_is_noticed_and_forgotten_as_soon() -> None:
     clock = LateClock()
     delay = LoopDelay(clock)
-    assert delay.long_s == 0.0
+    assert delay.longest_s == 0.0
     for late_s in (0.0, 0.015, 0.0, 0.003, 0.03):
         clock.late_s = late_s
         delay.watch(clock.now() + 2.0)
         clock.advance(2.0)
-        assert delay.long_s == pytest.approx(late_s, abs=1e-6)
+        assert delay.longest_s == pytest.approx(late_s, abs=1e-6)
 
 
 def test_it_is_measured_only_while_somebody_wants_it() -> None:
@@ -36,12 +36,3 @@ def test_it_is_measured_only_while_somebody_wants_it() -> None:
     clock.advance(1.0)
     delay.watch(clock.now() + 5 * EVERY_S)
     assert len(clock._timers) == 1
-
-
-def test_a_machine_that_stood_still_teaches_nothing() -> None:
-    clock = LateClock()
-    delay = LoopDelay(clock)
-    clock.late_s = 60.0
-    delay.watch(clock.now() + 600.0)
-    clock.advance(600.0)
-    assert delay.long_s == 0.0
