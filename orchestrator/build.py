@@ -20,7 +20,7 @@ from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.dispatch.launch import Launcher
 from orchestrator.dispatch.metrics import RETRIES, DispatchMetrics
 from orchestrator.dispatch.pausing import Pausing
-from orchestrator.dispatch.retry import ATTEMPTS, RETRY_SHARE, Retrier, RetryConfig
+from orchestrator.dispatch.retry import Retrier
 from orchestrator.dispatch.rows import RowControl
 from orchestrator.dispatch.time_limits import RETURN_MARGIN_S, LoopDelay, TimeLimits
 from orchestrator.extension import Core, build_rooms
@@ -326,11 +326,7 @@ def _dispatch(
     settings, clock, metrics = common.settings, common.clock, common.metrics
     forecaster, prediction = foresight.forecaster, foresight.prediction
     chosen = settings.dispatch
-    retrier = Retrier(
-        registry,
-        common.rng,
-        RetryConfig(share=RETRY_SHARE, attempts=ATTEMPTS, floor_ms=settings.admission.floor_ms),
-    )
+    retrier = Retrier(registry, common.rng, settings.admission.floor_ms)
     values_time = settings.queue.order is QueueOrder.SLACK
     pausing = Pausing(registry, forecaster, foresight.placer, enabled=chosen.pause and values_time)
     adapts_rows = chosen.row_policy is RowPolicy.ADAPTIVE and values_time

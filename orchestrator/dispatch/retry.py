@@ -88,22 +88,14 @@ class RetryDenied(StrEnum):
 ATTEMPTS: Final = 3
 """Most times that a task, a clip or a batch's line is sent, the first one included (OR-10)."""
 RETRY_SHARE: Final = 0.1
-"""Second tries of tasks that had not begun, as a share of requests offered."""
+"""Second tries of tasks that had not begun, over requests offered, in the long run; with 0, tasks
+that had begun get none either."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetryConfig:
-    """How second tries are bounded."""
-
-    share: float = RETRY_SHARE
-    """Second tries of tasks that had not begun, over requests offered, in the long run; with 0,
-    tasks that had begun get none either."""
-    burst: float = 10.0
-    attempts: int = ATTEMPTS
-    backoff_s: float = 0.025
-    """Seconds of the first pause, doubled for each try; drawn from 0.5 to 1.5 times that."""
-    backoff_most_s: float = 1.0
-    floor_ms: float = 10.0
+BURST: Final = 10.0
+"""How many second tries there may be at once."""
+BACKOFF_S: Final = 0.025
+"""Seconds of the first pause, doubled for each try; drawn from 0.5 to 1.5 times that."""
 
 
 class Fate(StrEnum):
@@ -128,11 +120,12 @@ class RetryAfter:
 class Retrier:
     """Decides on second tries. ``granted`` and ``denied`` count them."""
 
-    def __init__(self, registry: Registry, rng: random.Random, config: RetryConfig) -> None:
+    def __init__(self, registry: Registry, rng: random.Random, floor_ms: float) -> None:
+        """``floor_ms`` is the least time with which a task is let in."""
         self._registry = registry
         self._rng = rng
-        self._config = config
-        self.budget = RetryBudget(config.share, config.burst)
+        self._floor_ms = floor_ms
+        self.budget = RetryBudget(RETRY_SHARE, BURST)
         self.granted: Counter[str] = Counter()
         self.denied: Counter[RetryDenied] = Counter()
 
@@ -230,13 +223,13 @@ class Retrier:
             return RetryDenied.NOWHERE
         # Workers that were only cut off, or stood still, do not count.
         survived = self._survivals(task, starts_at).count(True)
-        if task.attempts + 1 - survived >= self._config.attempts:
+        if task.attempts + 1 - survived >= ATTEMPTS:
             return RetryDenied.ATTEMPTS
         if task.deadline.left_ms(starts_at) <= self._least_ms(task):
             return RetryDenied.DEADLINE
-        if (task.completion_tokens or task.entry is not None) and self._config.share:
+        if (task.completion_tokens or task.entry is not None) and RETRY_SHARE:
             return None
-        if self._reopens(failed) and self._config.share:
+        if self._reopens(failed) and RETRY_SHARE:
             return None
         return RetryDenied.BUDGET if self.budget.is_empty else None
 
@@ -289,8 +282,8 @@ class Retrier:
         work = Work(len(token_ids), len(token_ids) - 1, tokens)
         capacity = self._registry.capacity(task.model)
         least_ms = min((model.least_ms(work) for model in capacity.models), default=0.0)
-        return max(least_ms, capacity.min_start_ms, self._config.floor_ms)
+        return max(least_ms, capacity.min_start_ms, self._floor_ms)
 
     def _backoff_s(self, attempts: int) -> float:
-        pause_s = min(self._config.backoff_s * 2.0**attempts, self._config.backoff_most_s)
+        pause_s = BACKOFF_S * 2.0 ** min(attempts, ATTEMPTS)  # those that survived are not counted
         return pause_s * self._rng.uniform(0.5, 1.5)

@@ -67,8 +67,8 @@ class Demand:
     """A task's requirements and work. ``home`` is where its conversation was, or empty."""
 
     requirements: Requirements
-    prompt_tokens: int = 1
-    output_tokens: int = 1
+    prompt_tokens: int
+    output_tokens: int
     home: str = ""
 
 

@@ -25,8 +25,6 @@ parts, of a fixed noise, said anything from 0.25 to 1."""
 _FIRST_VARIANCE: Final = 2.0
 _FIRST_NOISE, _MIN_NOISE = 0.3**2, 0.05**2
 _SMOOTHING: Final = 1 / 32
-_MAX_MOVE: Final = 3.0
-"""Most that a window moves a coefficient's logarithm."""
 
 
 class StepFilter:
@@ -88,8 +86,7 @@ class StepFilter:
             return True
         self._odd = 0
         for i in each:
-            move = min(max(weighed[i] / total * surprise, -_MAX_MOVE), _MAX_MOVE)
-            self.coefficients[i] *= math.exp(move)
+            self.coefficients[i] *= math.exp(weighed[i] / total * surprise)
             for j in each:
                 covariance[i][j] -= weighed[i] * weighed[j] / total
         return False

@@ -9,9 +9,7 @@ BOUND_STEPS: Final = 8
 """Consecutive steps averaged for the bound: one read late makes the next look short."""
 _BOUND_AFTER_STEPS: Final = 64
 _BOUND_SAFETY: Final = 0.8
-_CLEARLY_FASTER: Final = 0.9
 _DEVIATIONS: Final = 4
-_LEAST_S: Final = 1e-9
 _WORST_FADES: Final = 1 / 512
 _SPLIT_SMOOTHING: Final = 1 / 64
 _MIN_CHUNKS: Final = 8
@@ -41,8 +39,8 @@ class StepTime:
         """Least time that a token takes in any batch; 0 until known.
 
         The least time per token over ``BOUND_STEPS`` steps in a row, and a margin. Larger batches
-        are slower and do not reveal it: it counts once enough steps had one row, and none since was
-        clearly faster.
+        are slower and do not reveal it: it counts once enough steps had one row, and none since
+        beat what would have been certain.
         """
         self._fastest_token_s = math.inf
         """Least time per token seen; it never grows."""
@@ -51,7 +49,7 @@ class StepTime:
         self._latest: deque[tuple[float, int]] = deque(maxlen=BOUND_STEPS)
         """Seconds and tokens per row of the latest steps that decoded."""
         self._lone_steps = 0
-        """Steps of a single row since the least time was last clearly improved on."""
+        """Steps of a single row since the bound was last beaten."""
         # Time that steps take beyond their expectation.
         self._deviation_s = 0.0
         self._worst_s = 0.0
@@ -111,7 +109,9 @@ class StepTime:
         At most ``most``, which is returned while nothing is measured.
         """
         token_s, left_s = self.further_token_s, stall_s - self.chunk_s
-        return most if token_s * most <= left_s else max(0, int(left_s / max(token_s, _LEAST_S)))
+        if token_s * most <= left_s:
+            return most
+        return int(left_s / token_s) if left_s > 0 else 0
 
     def service_s(self, prompt_tokens: int, new_tokens: float) -> float:
         """Expected time to compute ``prompt_tokens`` and then ``new_tokens``, in a usual batch."""
@@ -182,7 +182,7 @@ class StepTime:
             return
         token_s = sum(s for s, _ in self._latest) / sum(tokens for _, tokens in self._latest)
         self._fastest_token_s = min(self._fastest_token_s, token_s)
-        if token_s < self._counted_from_s * _CLEARLY_FASTER:
+        if token_s < self._counted_from_s * _BOUND_SAFETY:
             self._counted_from_s = token_s
             self._lone_steps = 0
         is_known = self._lone_steps >= _BOUND_AFTER_STEPS

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from orchestrator.dispatch.resume import is_resumable, looks_back, with_seed
 from orchestrator.dispatch.retry import (
+    ATTEMPTS,
+    BURST,
     FATE_S,
     Retrier,
     RetryAfter,
     RetryBudget,
-    RetryConfig,
     RetryDenied,
 )
 from orchestrator.instances.instance import InstanceState
@@ -134,7 +135,7 @@ async def test_or10_there_is_an_end_to_tries(service: Service, worker: FakeWorke
     worker.plan = lambda submit: Plan(refuse=(Code.NO_CAPACITY, "no room"))
     events = await run(service, TASK)
     assert (events[-1].event, events[-1].json()["code"]) == ("error", "no_capacity")
-    assert len(worker.submits) == RetryConfig().attempts
+    assert len(worker.submits) == ATTEMPTS
     assert service.outcomes() == ["refused"]
     assert service.metric("tidegate_retries_denied_total", why="attempts") == 1
 
@@ -456,7 +457,7 @@ async def test_or10_many_texts_go_on_when_an_instance_dies(
         )
     )
     lost = len(first.submits)
-    assert lost > RetryConfig().burst
+    assert lost > BURST
     await first.stop()
     await second.until(lambda: len(second.submits) == MANY)
     held.release.set()
