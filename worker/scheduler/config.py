@@ -26,8 +26,6 @@ class SchedulerConfig:
     tile_tokens: int = 1
     """Tokens of a step computed at a time: one token beyond a tile costs as much as a whole one."""
     prefix_cache: bool = True
-    session_share: float = 0.5
-    """Largest share (0 to 1) of the pool kept for conversations between two turns."""
 
     def __post_init__(self) -> None:
         if self.max_step_tokens < self.max_running:
