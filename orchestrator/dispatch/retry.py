@@ -88,8 +88,7 @@ class RetryDenied(StrEnum):
 ATTEMPTS: Final = 3
 """Most times that a task, a clip or a batch's line is sent, the first one included (OR-10)."""
 RETRY_SHARE: Final = 0.1
-"""Second tries of tasks that had not begun, over requests offered, in the long run; with 0, tasks
-that had begun get none either."""
+"""Second tries of tasks that had not begun, over requests offered, in the long run."""
 
 
 BURST: Final = 10.0
@@ -227,9 +226,7 @@ class Retrier:
             return RetryDenied.ATTEMPTS
         if task.deadline.left_ms(starts_at) <= self._least_ms(task):
             return RetryDenied.DEADLINE
-        if (task.completion_tokens or task.entry is not None) and RETRY_SHARE:
-            return None
-        if self._reopens(failed) and RETRY_SHARE:
+        if task.completion_tokens or task.entry is not None or self._reopens(failed):
             return None
         return RetryDenied.BUDGET if self.budget.is_empty else None
 

@@ -21,7 +21,6 @@ _RATE_MS = 100.0
 """Least ms of steps over which a rate is taken: over less, tokens per second are noise."""
 _JUDGED_MS = 500.0
 """Ms of steps that are compared with what was foretold: about as long as deadlines are."""
-_FIRST_SPREAD, _SQUARE_SMOOTHING = 0.1, 0.2
 _AT_LOAD: Final = 0.4
 """Standard deviation of the logarithms of what was measured at load. Of three demo models that were
 loaded beside busy processes a step of 64 rows took 11.3, 20.0 and 26.8 ms."""
@@ -76,7 +75,7 @@ class StepLearner:
         self._known: tuple[float, ...] = ()
         """Coefficients at the beginning of the steps that are judged."""
         self._foretold_ms = self._judged_ms = 0.0
-        self._square = _FIRST_SPREAD**2
+        self._square = LEAST_SPREAD**2
 
     @property
     def is_measured(self) -> bool:
@@ -189,7 +188,7 @@ class StepLearner:
         self._judged_ms += busy_ms
         if self._judged_ms >= _JUDGED_MS:
             surprise = math.log(self._judged_ms / self._foretold_ms)
-            self._square += _SQUARE_SMOOTHING * (min(surprise**2, 1.0) - self._square)
+            self._square += _SMOOTHING * (min(surprise**2, 1.0) - self._square)
             self._foretold_ms = self._judged_ms = 0.0
 
     def _count(self, steps: int, tokens: int, busy_ms: float) -> None:

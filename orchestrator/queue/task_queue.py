@@ -119,7 +119,8 @@ class TaskQueue(Generic[T]):
         self._arrivals = 0
         self._places: dict[str, int] = {}
         """Number of tasks that wait for their start, by tenant."""
-        self._new = 0
+        self.new = 0
+        """Number of all of these."""
         self._since_batch = 0
 
     def __len__(self) -> int:
@@ -132,10 +133,6 @@ class TaskQueue(Generic[T]):
     def full(self) -> bool:
         """Whether the queue holds as many tasks as it may; paused jobs do not count."""
         return self.bound >= 0 and self.new >= self.bound
-
-    @property
-    def new(self) -> int:
-        return self._new
 
     @property
     def background(self) -> int:
@@ -358,7 +355,7 @@ class TaskQueue(Generic[T]):
         return entry
 
     def _count(self, tenant: str, change: int) -> None:
-        self._new += change
+        self.new += change
         self._places[tenant] = self._places.get(tenant, 0) + change
         if not self._places[tenant]:
             del self._places[tenant]
@@ -372,7 +369,7 @@ class TaskQueue(Generic[T]):
             for key in keys
         ]
         places = Counter(e.task.tenant for e in self._entries.values() if not e.is_paused)
-        assert self._places == places and self._new == places.total()
+        assert self._places == places and self.new == places.total()
         assert sorted(keys) == sorted((e.tier, e.tenant, e.key) for e in self._entries.values())
         assert self._drops == sorted(entry.drop for entry in self._entries.values())
         assert self._ids == {entry.key.arrival: id for id, entry in self._entries.items()}

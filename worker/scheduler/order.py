@@ -38,7 +38,7 @@ def latest_start(request: Request, step_time: StepTime) -> float:
     its own deadline counts too, minus the rest of the prompt.
     """
     left = len(request.tokens) - request.computed
-    return prompt_due(request, step_time) - step_time.service_s(left, 0)
+    return prompt_due(request, step_time) - step_time.prefill_s(left)
 
 
 def least_slack_first(requests: Sequence[Request], step_time: StepTime) -> list[Request]:

@@ -29,7 +29,7 @@ def test_long_chunks_weigh_more_than_short_ones() -> None:
     step_time.prefilled(1.0, 1000)
     for _ in range(5):
         step_time.prefilled(0.01, 1)
-    assert step_time.prefill_tokens_per_s == pytest.approx(1000, rel=0.1)
+    assert step_time.prefill_s(1000) == pytest.approx(1.0, rel=0.1)
 
 
 def test_an_accident_does_not_cut_the_chunks_that_follow() -> None:
