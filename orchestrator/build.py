@@ -330,17 +330,14 @@ def _dispatch(
     values_time = settings.queue.order is QueueOrder.SLACK
     pausing = Pausing(registry, forecaster, foresight.placer, enabled=chosen.pause and values_time)
     adapts_rows = chosen.row_policy is RowPolicy.ADAPTIVE and values_time
-    rows = RowControl(
-        pausing, registry, prediction, foresight.in_flight, clock, enabled=adapts_rows
-    )
+    rows = RowControl(registry, prediction, foresight.in_flight, clock, enabled=adapts_rows)
     prediction.schedule.may_free_row = pausing.may_free_row
     prediction.schedule.adapts_rows = rows.adapts
     limits = TimeLimits(return_margin_s=RETURN_MARGIN_S, loop_delay=LoopDelay(clock))
-    launcher = Launcher(registry, foresight.in_flight, prediction, retrier, limits, clock)
+    launcher = Launcher(registry, foresight.in_flight, pausing, prediction, retrier, limits, clock)
     completion = Completion(registry, settler, DispatchMetrics(metrics), prediction, retrier, clock)
-    dispatcher = Dispatcher(
-        common.queue, foresight.placer, rows, prediction, launcher, completion, clock
-    )
+    dispatcher = Dispatcher(common.queue, foresight.placer, prediction, launcher, completion, clock)
+    dispatcher.on_queued = partial(rows.wake, dispatcher.pump)
     registry.listen(dispatcher)
     metrics.watch(retrier, RETRIES)
     return _Dispatch(dispatcher, retrier, pausing)

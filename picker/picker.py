@@ -176,6 +176,7 @@ class EndpointPicker:
             stated_ms = 1000 * (deadline.at - asked.context.arrival.mono)
         return LengthKey(
             model=asked.model,
+            tenant="",
             cap=asked.cap,
             deadline_ms=stated_ms,
             session=asked.session,

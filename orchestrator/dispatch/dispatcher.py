@@ -1,6 +1,7 @@
 """Moves tasks from the queue onto lanes: starts what can start whenever something changes."""
 
 import math
+from collections.abc import Callable
 from itertools import chain
 
 from orchestrator.clock import Clock
@@ -9,9 +10,8 @@ from orchestrator.dispatch.completion import Completion
 from orchestrator.dispatch.launch import Launcher
 from orchestrator.dispatch.replan import Replanner
 from orchestrator.dispatch.retry import FATE_LOOK_S, RetryAfter
-from orchestrator.dispatch.rows import RowControl
 from orchestrator.errors import QueueFull, TidegateError
-from orchestrator.placement.placer import Choice, Placer
+from orchestrator.placement.placer import Placer
 from orchestrator.prediction.feasibility import RefusalKind
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.order import QueuePolicy
@@ -34,16 +34,14 @@ class Dispatcher:
         self,
         queue: TaskQueue[Task],
         placer: Placer,
-        rows: RowControl,
         prediction: Prediction,
         launcher: Launcher,
         completion: Completion,
         clock: Clock,
     ) -> None:
         self._queue = queue
-        self._rows = rows
         self._placer = placer
-        self._pausing = rows.pausing
+        self._pausing = launcher.pausing
         self._prediction = prediction
         self._launcher = launcher
         self._completion = completion
@@ -53,6 +51,8 @@ class Dispatcher:
         self._replanner = Replanner(queue, prediction.forecaster, clock, self._planned)
         self.attempts_done = launcher.in_flight.removed
         """Set whenever a job is over on its worker; the waiter clears it."""
+        self.on_queued: Callable[[], None] = lambda: None
+        """Called for each task that may have to wait; must not raise."""
 
     # ── in and out of the queue ──────────────────────────────────────────────────────────────
 
@@ -107,7 +107,7 @@ class Dispatcher:
             self._limits.loop_delay.watch(task.deadline.at)
         self._queue.push(task)
         self._replanner.wake()
-        self._rows.wake(self.pump)
+        self.on_queued()
         self.pump()
 
     def instances_changed(self) -> None:
@@ -228,17 +228,11 @@ class Dispatcher:
                             return
                     continue
                 self._queue.take(task)
-                self._dispatch(task, choice)
+                self._launcher.start(self, task, choice)
                 placer.placed(task, choice)
             except Exception:
                 self._could_not_start(task)
             has_room = placer.has_room
-
-    def _dispatch(self, task: Task, choice: Choice) -> None:
-        if task.paused_on:
-            self._pausing.resume(task, self._clock.now())
-        else:
-            self._launcher.start(self, task, choice)
 
     def _could_not_start(self, task: Task) -> None:
         """Fail a task that a fault of ours kept from starting, so that those behind it go on."""

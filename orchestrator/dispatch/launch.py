@@ -1,9 +1,10 @@
-"""Sends tasks to instances: the first attempt, or a retry."""
+"""Sends tasks to instances: the first attempt, or a retry; resumes those that are paused."""
 
 import math
 
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import Attempt, AttemptOwner, AttemptsInFlight
+from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.resume import remaining_request
 from orchestrator.dispatch.retry import Retrier
 from orchestrator.dispatch.time_limits import TimeLimits
@@ -27,12 +28,14 @@ class Launcher:
         self,
         registry: Registry,
         in_flight: AttemptsInFlight,
+        pausing: Pausing,
         prediction: Prediction,
         retrier: Retrier,
         limits: TimeLimits,
         clock: Clock,
     ) -> None:
         self.in_flight = in_flight
+        self.pausing = pausing
         self.limits = limits
         self._registry = registry
         self._prediction = prediction
@@ -44,6 +47,9 @@ class Launcher:
 
     def start(self, owner: AttemptOwner, task: Task, choice: Choice) -> None:
         now = self._clock.now()
+        if task.paused_on:
+            self.pausing.resume(task, now)
+            return
         task.stage = Stage.DISPATCHED
         task.instance = choice.name
         task.time_spent.sent(now)

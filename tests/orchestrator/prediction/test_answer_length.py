@@ -117,9 +117,9 @@ def test_a_kind_of_few_answers_says_what_all_say_and_then_what_its_own_do() -> N
 
 def test_unknown_models_share_nothing() -> None:
     lengths = AnswerLengths()
-    first = median(lengths, LengthKey("other"))
+    first = median(lengths, LengthKey("other", "", CAP))
     taught(lengths, KEY, drawn(2000, 300))
-    assert median(lengths, LengthKey("other")) == first
+    assert median(lengths, LengthKey("other", "", CAP)) == first
 
 
 @for_each(("before", "after"), [(400, 20), (20, 400), (100, 30), (30, 100)])
