@@ -95,41 +95,33 @@ class Completion:
         self._settler.settle(task, ending or lost(task, error))
         return None
 
-    def leave_silent(self, in_flight: Iterable[Attempt]) -> Iterator[tuple[Attempt, RetryAfter]]:
-        """Withdraw attempts that wait for their first token on a suspect instance, where they can
-        be tried elsewhere."""
-        silent = {i.address for i in self._registry if i.state is InstanceState.SUSPECT}
-        if not silent:
-            return
-        for attempt in [a for a in in_flight if a.address in silent]:
-            task = attempt.task
-            if task.attempt is not attempt or task.completion_tokens:
-                continue
-            now = self._clock.now()
-            if not self._retrier.can_lose_another(task, now):
-                continue  # elsewhere it would only wait until this one's end is known
-            retry = self._retrier.decide(task, attempt.address, now, elsewhere=True)
-            if retry is not None:
-                self._note_loss(attempt, now)
-                attempt.withdraw()
-                yield attempt, retry
-
-    def leave_draining(self, in_flight: Iterable[Attempt]) -> Iterator[tuple[Attempt, RetryAfter]]:
-        """Withdraw attempts that will probably outlast their instance's drain, where another
-        instance can go on with them (OR-14)."""
-        ends = {i.address: i.drain_ends_at for i in self._registry if i.drain_ends_at < math.inf}
-        if not ends:
-            return
+    def leave(self, in_flight: Iterable[Attempt]) -> Iterator[tuple[Attempt, RetryAfter]]:
+        """Withdraw attempts that another instance can go on with: those that wait for their first
+        token on a suspect one, and those that will probably outlast their instance's drain
+        (OR-14)."""
         now = self._clock.now()
-        for attempt in [a for a in in_flight if a.address in ends]:
-            task = attempt.task
-            if task.attempt is not attempt:
+        for attempt in list(in_flight):
+            task, instance = attempt.task, self._registry.instances.get(attempt.address)
+            if instance is None or task.attempt is not attempt:
                 continue
-            left_ms = self._prediction.schedule.left_ms(task)
-            if left_ms <= 1000 * (ends[attempt.address] - now):
+            # One that cannot lose another worker would wait elsewhere, until this one's end is
+            # known.
+            is_silent = (
+                instance.state is InstanceState.SUSPECT
+                and not task.completion_tokens
+                and self._retrier.can_lose_another(task, now)
+            )
+            left_ms = 1000 * (instance.drain_ends_at - now)
+            if not is_silent and (
+                left_ms == math.inf or self._prediction.schedule.left_ms(task) <= left_ms
+            ):
                 continue
-            retry = self._retrier.decide(task, attempt.address, now, elsewhere=True, planned=True)
+            retry = self._retrier.decide(
+                task, attempt.address, now, elsewhere=True, planned=not is_silent
+            )
             if retry is not None:
+                if is_silent:
+                    self._note_loss(attempt, now)
                 attempt.withdraw()
                 yield attempt, retry
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from itertools import chain
 
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import Attempt
@@ -311,8 +310,7 @@ class Dispatcher:
         """
         try:
             # One by one: a task that was withdrawn is in the queue again before the next is judged.
-            leaving = (self._completion.leave_silent, self._completion.leave_draining)
-            for attempt, retry in chain.from_iterable(leave(self._in_flight) for leave in leaving):
+            for attempt, retry in self._completion.leave(self._in_flight):
                 self._forget_pause(attempt.task)
                 self._retry(attempt, retry)
         finally:
