@@ -34,7 +34,7 @@ from orchestrator.dispatch.resume import (
 )
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
-from orchestrator.placement.requirements import Requirements, features_now
+from orchestrator.placement.requirements import requirements_of
 from orchestrator.prediction.step_model import Work
 from orchestrator.tasks.task import Loss, Task
 from protocol import Code
@@ -164,15 +164,8 @@ class Retrier:
             assert lost is not None and lost.card is not None
             task.begun_by_weights = lost.card.model_digest
             task.needs_continue = needs_continue(task, lost)
-        requirements = Requirements(
-            task.model,
-            task.vocabulary,
-            constraint=task.job.placement,
-            model_digest=task.begun_by_weights,
-            needs_continue=task.needs_continue,
-            features=features_now(task),
-            adapter=task.adapter,
-        )
+        tokens = task.prompt_tokens + task.sampling.max_tokens
+        requirements = requirements_of(task, tokens)
         ready = [
             instance
             for instance in self._registry

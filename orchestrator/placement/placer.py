@@ -11,7 +11,7 @@ from orchestrator.instances.candidate import UNLIMITED, Candidate
 from orchestrator.instances.prefix_index import PrefixIndex
 from orchestrator.placement.choose import Affinity, feasible, finish_ms, place
 from orchestrator.placement.policy import Fact, Policy
-from orchestrator.placement.requirements import Demand, Requirements, features_now
+from orchestrator.placement.requirements import Demand, Requirements, requirements_of
 from orchestrator.tasks.job import PlacementConstraint, PlacementMode, Priority
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
@@ -177,17 +177,7 @@ class Placer:
         if task.paused_on:
             keeper = PlacementConstraint(PlacementMode.PIN, (task.paused_on,))
             return Requirements(task.model, task.vocabulary, rounded, keeper, resumes=True)
-        return Requirements(
-            task.model,
-            task.vocabulary,
-            rounded,
-            task.job.placement,
-            has_grammar=task.job.grammar is not None,
-            model_digest=task.begun_by_weights,
-            needs_continue=task.needs_continue,
-            features=features_now(task),
-            adapter=task.adapter,
-        )
+        return requirements_of(task, rounded)
 
     def able(self, task: Task) -> list[str]:
         """Names of instances that are ready and could take ``task``, busy or not."""

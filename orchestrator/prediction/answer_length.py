@@ -62,14 +62,14 @@ _EQUAL = np.full(CHAINS, 1 / CHAINS)
 
 class LengthKey(NamedTuple):
     """The facts that an answer's length depends on. ``deadline_ms`` is None if none was stated,
-    ``prompt_tokens`` if it is not known."""
+    ``prompt_tokens`` 0 if unknown."""
 
     model: str
     tenant: str
     cap: int
     deadline_ms: float | None = None
     session: str = ""
-    prompt_tokens: int | None = None
+    prompt_tokens: int = 0
     kind: PromptKind = ANY_KIND
 
     def chains(self) -> list[list[Link]]:
