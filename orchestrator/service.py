@@ -302,7 +302,7 @@ class Orchestrator:
         self._enter(task)
         try:
             self.stages.admission.require_open()
-            with self.limits.waiting(job.key), _leaving_when_ended(task):
+            with self.limits.counted(job.key, requests=0), _leaving_when_ended(task):
                 await self.stages.demand.ensure(job)
         except (Exception, asyncio.CancelledError):
             self._count(task)

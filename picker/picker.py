@@ -170,12 +170,12 @@ class EndpointPicker:
 
     def _key(self, asked: Asking) -> LengthKey:
         ratio = self._chars_per_token.get(asked.model, FIRST_CHARS_PER_TOKEN)
-        deadline = asked.deadline
         stated_ms = None
-        if not deadline.is_default:
-            stated_ms = 1000 * (deadline.at - asked.context.arrival.mono)
+        if not asked.deadline.is_default:
+            stated_ms = 1000 * (asked.deadline.at - asked.context.arrival.mono)
         return LengthKey(
             model=asked.model,
+            tenant="",
             cap=asked.cap,
             deadline_ms=stated_ms,
             session=asked.session,

@@ -132,7 +132,7 @@ class Pause(msgspec.Struct, tag="pause", frozen=True):
     """Pauses a job and keeps its KV; a job that has not started stays unstarted.
 
     Deadline and cancel count as before. Unknown and finished handles are ignored, and so is a job
-    that is paused already or has been paused too often. Only for workers with ``can_pause``.
+    that is paused already. Only for workers with ``can_pause``.
     """
 
     lane: str

@@ -161,11 +161,8 @@ class EngineService(Protocol):
         """Stop a job within one step. Idempotent; the first cause wins."""
 
     def pause(self, job: Job) -> None:
-        """Pause a job after the current step; its KV is kept. Idempotent.
-
-        Ignored once it has been paused too often (``most_pauses``). Deadline and
-        abort still count.
-        """
+        """Pause a job after the current step; its KV is kept, and deadline and abort still count.
+        Idempotent."""
 
     def resume(self, job: Job) -> None:
         """Resume a paused job, before any that waits to start. Idempotent."""

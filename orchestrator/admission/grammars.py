@@ -31,8 +31,8 @@ MS_PER_MIN = 30_000
 a core busy."""
 _NOTHING = GrammarFinding()
 _finding_decoder = msgspec.msgpack.Decoder(GrammarFinding)
-_KEPT = 256
 _KEPT_CHARS = 4 * 2**20
+"""Length of the grammars whose findings are kept, all together."""
 
 
 class GrammarCheck:
@@ -149,6 +149,6 @@ class GrammarCheck:
             )
         self._found[grammar] = found
         self._chars += len(grammar.text)
-        while len(self._found) > _KEPT or self._chars > _KEPT_CHARS:
+        while self._chars > _KEPT_CHARS:
             oldest, _ = self._found.popitem(last=False)
             self._chars -= len(oldest.text)

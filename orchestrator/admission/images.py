@@ -1,6 +1,7 @@
 """How many images a request may have, and how many are kept at a time.
 
-Checked by what their headers say, before anything is decoded: only workers do that.
+Their bytes are bounded with the body that they come in (``http.max_body_bytes``). Pixels are
+checked by what their headers say, before anything is decoded: only workers do that.
 """
 
 from collections import Counter
@@ -14,9 +15,6 @@ from orchestrator.tasks.task import Task
 
 MAX_COUNT: Final = 16
 """Most images that a chat may have."""
-MAX_BYTES: Final = 8 * 2**20
-"""Largest image, as a file. A request's body, which has them as base64, is bounded as well
-(``http.max_body_bytes``)."""
 MAX_PIXELS: Final = 2**24
 """Most pixels of an image: width times height."""
 ALL_BYTES: Final = 512 * 2**20
@@ -41,12 +39,6 @@ class ImageGate:
                 field="messages",
             )
         for number, image in enumerate(images, 1):
-            if len(image.data) > MAX_BYTES:
-                raise InvalidRequest(
-                    f"image {number} has {len(image.data)} bytes, and at most {MAX_BYTES} "
-                    "are taken: send it smaller, or compress it more",
-                    field="messages",
-                )
             pixels = image.width * image.height
             if pixels > MAX_PIXELS:
                 raise InvalidRequest(

@@ -9,7 +9,7 @@ may generate once these are known; what it did not use is given back when it end
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -183,20 +183,7 @@ class Limiter:
                     retryable=False,
                     field=field,
                 )
-        for account, whose in accounts:
-            if account.concurrent and account.running + count > account.concurrent:
-                raise RateLimited(
-                    f"{account.running} requests of {whose} are in progress, and {count} more are "
-                    f"above the limit of {account.concurrent}",
-                    retry_after_ms=BUSY_RETRY_MS,
-                )
-            rate = account.requests
-            if rate is not None and (wait_s := rate.wait_s(count, now)) > 0:
-                raise RateLimited(
-                    f"{count} choices are more than the limit of {rate.per_min} requests a minute "
-                    f"for {whose} leaves now",
-                    retry_after_ms=1000 * wait_s,
-                )
+        _require(accounts, count, now)
 
     def concurrent_of(self, key: str) -> int:
         """How many requests of a key may be in progress; 0 where nothing limits them."""
@@ -209,42 +196,22 @@ class Limiter:
         work.on_end.append(lambda ended: self._leave(ended.job.key))
 
     @contextmanager
-    def counted(self, key: str) -> Iterator[None]:
-        """Count what is not a task while the block runs. Raises ``RateLimited``."""
-        self._enter(key)
+    def counted(self, key: str, requests: int = 1) -> Iterator[None]:
+        """Count what is not a task as in progress while the block runs, and as so many requests:
+        0 where a request follows that ``begin`` counts. Raises ``RateLimited``."""
+        self._enter(key, requests)
         try:
             yield
         finally:
             self._leave(key)
 
-    @contextmanager
-    def waiting(self, key: str) -> Iterator[None]:
-        """Count what a request waits for before it can ``begin``, as in progress but not as a
-        request. Raises ``RateLimited``."""
-        self._enter(key, takes=0)
-        try:
-            yield
-        finally:
-            self._leave(key)
-
-    def _enter(self, key: str, takes: int = 1) -> None:
+    def _enter(self, key: str, requests: int = 1) -> None:
         accounts, now = self._accounts_of(key), self._clock.now()
-        for account, whose in accounts:
-            if account.concurrent and account.running >= account.concurrent:
-                raise RateLimited(
-                    f"{account.running} requests of {whose} are in progress, which is the limit",
-                    retry_after_ms=BUSY_RETRY_MS,
-                )
-            rate = account.requests
-            if rate is not None and (wait_s := rate.wait_s(1, now)) > 0:
-                raise RateLimited(
-                    f"the limit of {rate.per_min} requests a minute for {whose} is reached",
-                    retry_after_ms=1000 * wait_s,
-                )
+        _require(accounts, 1, now)
         for account, _ in accounts:
             account.running += 1
             if account.requests is not None:
-                account.requests.take(takes, now)
+                account.requests.take(requests, now)
 
     def _leave(self, key: str) -> None:
         for account, _ in self._accounts_of(key):
@@ -319,3 +286,20 @@ class Limiter:
         for account, _ in self._accounts_of(task.job.key):
             if account.tokens is not None:
                 account.tokens.give_back(max(0, taken - used))
+
+
+def _require(accounts: Iterable[tuple[Account, str]], count: int, now: float) -> None:
+    """Raise ``RateLimited`` unless so many requests can begin now, each on all of ``accounts``."""
+    for account, whose in accounts:
+        if account.concurrent and account.running + count > account.concurrent:
+            raise RateLimited(
+                f"{account.running} requests of {whose} are in progress, and the limit is"
+                f" {account.concurrent}",
+                retry_after_ms=BUSY_RETRY_MS,
+            )
+        rate = account.requests
+        if rate is not None and (wait_s := rate.wait_s(count, now)) > 0:
+            raise RateLimited(
+                f"the limit of {rate.per_min} requests a minute for {whose} is reached",
+                retry_after_ms=1000 * wait_s,
+            )

@@ -19,9 +19,6 @@ class AttemptOwner(Protocol):
 
     def now(self) -> float: ...
 
-    def first_token(self, attempt: "Attempt") -> None:
-        """One of two attempts at a task has its first token."""
-
     def attempt_ended(self, attempt: "Attempt", end: End) -> None:
         """The worker is done with the attempt's job."""
 
@@ -51,8 +48,6 @@ class Attempt:
         "is_paused",
         "job",
         "late_tokens",
-        "lost_hedge",
-        "pauses",
         "task",
     )
 
@@ -83,10 +78,7 @@ class Attempt:
         have one, and one that was just resumed may still wait for one."""
         self.is_paused = False
         """Whether the last request to the worker was to pause the job."""
-        self.pauses = 0
         self.late_tokens = 0
-        self.lost_hedge = False
-        """Whether the task's other attempt had the first token."""
         self.abandoned_at = 0.0
         self.cause: AbortCause | None = None
 
@@ -103,20 +95,15 @@ class Attempt:
             self._owner.listener_failed(self)
 
     def on_cached(self, tokens: int) -> None:
-        if self.task.attempt is self or self.task.hedge is self:
+        if self.task.attempt is self:
             self.task.likely_cached = min(tokens, self.task.prompt_tokens)
 
     def on_prompt(self, logprobs: PromptLogprobs) -> None:
-        task = self.task
-        if task.hedge is not None and (task.attempt is self or task.hedge is self):
-            self._owner.first_token(self)
-        if task.attempt is self:
-            task.deliver_prompt(logprobs)
+        if self.task.attempt is self:
+            self.task.deliver_prompt(logprobs)
 
     def on_tokens(self, delta: Delta, now: float) -> None:
         task = self.task
-        if task.hedge is not None and (task.attempt is self or task.hedge is self):
-            self._owner.first_token(self)
         if task.attempt is not self:
             self.late_tokens += len(delta.ids)
             return
@@ -159,7 +146,6 @@ class Attempt:
     def pause(self, *, for_another: bool = True) -> None:
         """Leave the slot at the end of the step, to another job or to nobody; the KV stays."""
         self.is_paused = True
-        self.pauses += 1
         self.basis = None  # how long it stood still says nothing about the instance
         self._lane.pause(self.handle)
         self.concurrency.pause(self.job, for_another=for_another)

@@ -1,7 +1,7 @@
 """Moves tasks from the queue onto lanes: starts what can start whenever something changes."""
 
 import math
-from itertools import chain
+from collections.abc import Callable
 
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import Attempt
@@ -9,10 +9,8 @@ from orchestrator.dispatch.completion import Completion
 from orchestrator.dispatch.launch import Launcher
 from orchestrator.dispatch.replan import Replanner
 from orchestrator.dispatch.retry import FATE_LOOK_S, RetryAfter
-from orchestrator.dispatch.rows import RowControl
 from orchestrator.errors import QueueFull, TidegateError
-from orchestrator.placement.placer import Choice, Placer
-from orchestrator.placement.requirements import Requirements
+from orchestrator.placement.placer import Placer
 from orchestrator.prediction.feasibility import RefusalKind
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.order import QueuePolicy
@@ -26,8 +24,6 @@ from protocol import End, OnDeadline
 
 POLICY_PASSES = 32
 """How many waiting tasks an operator's policy may send nowhere before a pass ends."""
-FEW_SPECS = 8
-"""Number of different blocked requirements after which a pass no longer checks for an early end."""
 
 
 class Dispatcher:
@@ -37,16 +33,14 @@ class Dispatcher:
         self,
         queue: TaskQueue[Task],
         placer: Placer,
-        rows: RowControl,
         prediction: Prediction,
         launcher: Launcher,
         completion: Completion,
         clock: Clock,
     ) -> None:
         self._queue = queue
-        self._rows = rows
         self._placer = placer
-        self._pausing = rows.pausing
+        self._pausing = launcher.pausing
         self._prediction = prediction
         self._launcher = launcher
         self._completion = completion
@@ -56,6 +50,8 @@ class Dispatcher:
         self._replanner = Replanner(queue, prediction.forecaster, clock, self._planned)
         self.attempts_done = launcher.in_flight.removed
         """Set whenever a job is over on its worker; the waiter clears it."""
+        self.on_queued: Callable[[], None] = lambda: None
+        """Called for each task that may have to wait; must not raise."""
 
     # ── in and out of the queue ──────────────────────────────────────────────────────────────
 
@@ -110,7 +106,7 @@ class Dispatcher:
             self._limits.loop_delay.watch(task.deadline.at)
         self._queue.push(task)
         self._replanner.wake()
-        self._rows.wake(self.pump)
+        self.on_queued()
         self.pump()
 
     def instances_changed(self) -> None:
@@ -203,7 +199,9 @@ class Dispatcher:
     def _start(self) -> None:
         """Send every task that has somewhere to go, as of the placer's last ``refresh``."""
         placer = self._placer
-        blocked: set[Requirements] = set()
+        # Iterating in order is expensive with many tenants, and one pass over all is not: no task
+        # is looked for once all are known to have no room.
+        left = {placer.requirements(task) for task in self._queue.tasks()}
         passes = POLICY_PASSES
         has_room = placer.has_room
         # Without a free slot only interactive work may start, where the rows of other jobs are to
@@ -214,7 +212,7 @@ class Dispatcher:
             if task.is_unread and task.paused_on:  # nobody would read what it generates
                 continue
             requirements = placer.requirements(task)
-            if requirements in blocked:
+            if requirements not in left:
                 continue
             try:
                 choice = placer.choose(task)
@@ -224,26 +222,16 @@ class Dispatcher:
                     if placer.has_room_for(requirements):  # this task only, mostly for a policy
                         passes -= 1
                     else:
-                        blocked.add(requirements)
-                        # Iterating in order is expensive with many tenants; this is one pass over
-                        # all.
-                        if len(blocked) <= FEW_SPECS and all(
-                            placer.requirements(other) in blocked for other in self._queue.tasks()
-                        ):
+                        left.discard(requirements)
+                        if not left:
                             return
                     continue
                 self._queue.take(task)
-                self._dispatch(task, choice)
+                self._launcher.start(self, task, choice)
                 placer.placed(task, choice)
             except Exception:
                 self._could_not_start(task)
             has_room = placer.has_room
-
-    def _dispatch(self, task: Task, choice: Choice) -> None:
-        if task.paused_on:
-            self._pausing.resume(task, self._clock.now())
-        else:
-            self._launcher.start(self, task, choice)
 
     def _could_not_start(self, task: Task) -> None:
         """Fail a task that a fault of ours kept from starting, so that those behind it go on."""
@@ -274,9 +262,6 @@ class Dispatcher:
     def now(self) -> float:
         return self._clock.now()
 
-    def first_token(self, attempt: Attempt) -> None:
-        self._completion.first_token(attempt)
-
     def attempt_ended(self, attempt: Attempt, end: End) -> None:
         is_current = self._detach(attempt)
         self._retry(attempt, self._completion.ended(attempt, end, is_current=is_current))
@@ -304,8 +289,6 @@ class Dispatcher:
         if is_current:
             task.attempt = None
             self._forget_pause(task)
-        elif task.hedge is attempt:
-            task.hedge = None
         return is_current
 
     def _forget_pause(self, task: Task) -> None:
@@ -321,21 +304,17 @@ class Dispatcher:
     # ── second tries (OR-10) ─────────────────────────────────────────────────────────────────
 
     def upkeep(self) -> None:
-        """Hedge, retry or move jobs whose first token is late, or whose instance is silent or
-        drains.
+        """Retry or move jobs whose instance is silent or drains.
 
         To be called every 250 ms or so.
         """
         try:
             # One by one: a task that was withdrawn is in the queue again before the next is judged.
-            leaving = (self._completion.leave_silent, self._completion.leave_draining)
-            for attempt, retry in chain.from_iterable(leave(self._in_flight) for leave in leaving):
+            for attempt, retry in self._completion.leave(self._in_flight):
                 self._forget_pause(attempt.task)
                 self._retry(attempt, retry)
         finally:
             self.pump()
-        if not self._queue:  # otherwise others wait for the slots
-            self._launcher.hedge_late(self)
 
     def _retry(self, attempt: Attempt, retry: RetryAfter | None) -> None:
         if retry is None:

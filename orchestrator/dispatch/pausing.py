@@ -1,9 +1,8 @@
 """Chooses the running jobs that make room for more urgent work (DL-15).
 
 A paused job keeps its KV where it is and its place among the waiting by its urgency, so it goes on
-without computing anything again. It is paused only for work that is clearly more urgent, and only a
-few times for what it gets done. What a client is not reading is less urgent than anything, and goes
-on once it reads.
+without computing anything again. It is paused only for work that is clearly more urgent. What a
+client is not reading is less urgent than anything, and goes on once it reads.
 
 The task that gets the slot waits in the queue, or inside the worker already: of the tasks there the
 worker begins with the one that has the least slack.
@@ -12,10 +11,10 @@ worker begins with the one that has the least slack.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from orchestrator.dispatch.attempt import Attempt
+from orchestrator.dispatch.replan import PLAN_EVERY_S
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.placement.placer import Placer
@@ -25,29 +24,16 @@ from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
 
-MAX_PAUSES, TOKENS_PER_PAUSE = 4, 16
-"""How often one job may be paused, and how many tokens earn it one more pause: a long job makes
-room again and again, and still gets on. Workers keep to these limits too."""
 MAX_MEMORY = 0.5
 """Largest share (0 to 1) of an instance's KV memory held by paused jobs when more are paused."""
 SCAN_S_PER_JOB = 0.0002
 """Seconds between scans, for each running job: a scan takes some 20 µs a job, a tenth of it."""
-PATIENCE_S = 0.05
-"""Seconds that a task waits inside a worker before a slot is made for it: most have one by then."""
 AT_ONCE = 8
 """How many waiting tasks room is made for at a time."""
 _MARGIN = math.log(1.6)
 """How much more urgent a waiting task must be, as a logarithm: less would trade places for nothing.
 In the simulator, at twice the capacity with 64 slots, a factor of 3 met 0.594 and 0.587 of two
 loads, 1.6 met 0.605 and 0.620, and 1.2 no more than that."""
-
-
-@dataclass(slots=True)
-class PauseStats:
-    """Totals of pauses and resumptions, for metrics."""
-
-    paused: int = 0
-    resumed: int = 0
 
 
 class PausableJob(NamedTuple):
@@ -90,7 +76,6 @@ class Pausing:
     def __init__(
         self, registry: Registry, forecaster: Forecaster, placer: Placer, *, enabled: bool
     ) -> None:
-        self.stats = PauseStats()
         self.listener: PauseListener | None = None
         self._registry = registry
         self._forecaster = forecaster
@@ -143,7 +128,6 @@ class Pausing:
     def _pause(self, attempt: Attempt, now: float, *, for_another: bool) -> None:
         task = attempt.task
         attempt.pause(for_another=for_another)
-        self.stats.paused += 1
         task.pauses += 1
         task.paused_on = attempt.address
         task.paused_at = now
@@ -175,7 +159,6 @@ class Pausing:
         task.paused_on = ""
         task.prompt_ready_at += now - task.paused_at
         task.time_spent.resumed(now)
-        self.stats.resumed += 1
         if self.listener is not None:
             self.listener.resumed(task, now)
         attempt.resume(self._registry.instances[attempt.address].load)
@@ -240,10 +223,11 @@ class Pausing:
         }
         for attempt in attempts:
             task = attempt.task
-            if attempt.has_slot or task.attempt is not attempt or task.hedge is not None:
+            if attempt.has_slot or task.attempt is not attempt:
                 continue
-            # A job that was paused there and is to go on does so before all others.
-            if task.stage is not Stage.DISPATCHED or now < attempt.dispatched_at + PATIENCE_S:
+            # A paused job that is to go on does so before all others. Most of these
+            # have a slot within a round of planning.
+            if task.stage is not Stage.DISPATCHED or now < attempt.dispatched_at + PLAN_EVERY_S:
                 continue
             if attempt.address in waiting:
                 waiting[attempt.address].append(task)
@@ -264,11 +248,11 @@ class Pausing:
             task, jobs = attempt.task, full.get(attempt.address)
             if jobs is None:
                 continue
-            if task.attempt is not attempt or attempt.is_paused or task.hedge is not None:
+            if task.attempt is not attempt or attempt.is_paused:
                 continue
             if (task.is_promised or _keeps_pace(task)) and not task.is_unread:
                 continue  # we named its deadline ourselves, or its next token is due soon
-            if not attempt.has_slot or attempt.pauses >= _most_pauses(attempt):
+            if not attempt.has_slot:
                 continue
             urgency = (
                 -math.inf
@@ -292,13 +276,6 @@ class Pausing:
         if concurrency.paused_blocks > MAX_MEMORY * total:
             return False
         return concurrency.blocks - (-tokens // task.block_tokens) <= total
-
-
-def _most_pauses(attempt: Attempt) -> int:
-    """How often the attempt may be paused, counted as its worker counts: without tokens that other
-    instances made."""
-    made = attempt.task.completion_tokens - attempt.begun_tokens
-    return MAX_PAUSES + made // TOKENS_PER_PAUSE
 
 
 def _keeps_pace(task: Task) -> bool:

@@ -9,9 +9,8 @@ from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 
 PLAN_EVERY_S = 0.05
-AT_ONCE, PAUSE_S = 16, 0.002
-MANY = 128
-"""Waiting tasks beyond which the pauses grow, so that planning takes no more of the time."""
+AT_ONCE, PAUSE_S = 16, 0.005
+"""How many are planned, which takes half a millisecond, and the seconds until the next are."""
 
 
 class Replanner:
@@ -30,7 +29,6 @@ class Replanner:
         self._clock = clock
         self._on_planned = on_planned
         self._left: list[Task] = []
-        self._pause_s = PAUSE_S
         self._is_scheduled = False
 
     def wake(self) -> None:
@@ -45,7 +43,6 @@ class Replanner:
     def _begin(self) -> None:
         self._is_scheduled = False
         self._left = self._queue.tasks()
-        self._pause_s = PAUSE_S * max(1.0, len(self._left) / MANY)
         try:
             self._forecaster.begin_plans(self._left, self._clock.now())
         except Exception:
@@ -61,7 +58,7 @@ class Replanner:
         some, self._left = self._left[:AT_ONCE], self._left[AT_ONCE:]
         # Scheduled first: a fault with these tasks must not end the round for the others.
         if self._left:
-            self._later(self._pause_s, self._some)
+            self._later(PAUSE_S, self._some)
         else:
             self._later(PLAN_EVERY_S, self._begin)
         try:

@@ -34,7 +34,7 @@ from orchestrator.dispatch.resume import (
 )
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
-from orchestrator.placement.requirements import Requirements, features_now
+from orchestrator.placement.requirements import requirements_of
 from orchestrator.prediction.step_model import Work
 from orchestrator.tasks.task import Loss, Task
 from protocol import Code
@@ -43,10 +43,9 @@ from protocol import Code
 class RetryBudget:
     """A token bucket that requests fill and second tries empty."""
 
-    def __init__(self, share: float, burst: float, *, is_full: bool = True) -> None:
+    def __init__(self, share: float, burst: float) -> None:
         self._share = share
-        self._burst = burst if share else 0.0
-        self._tokens = self._burst if is_full else 0.0
+        self._tokens = self._burst = burst if share else 0.0
 
     def offered(self) -> None:
         self._tokens = min(self._burst, self._tokens + self._share)
@@ -89,22 +88,13 @@ class RetryDenied(StrEnum):
 ATTEMPTS: Final = 3
 """Most times that a task, a clip or a batch's line is sent, the first one included (OR-10)."""
 RETRY_SHARE: Final = 0.1
-"""Second tries of tasks that had not begun, as a share of requests offered."""
+"""Second tries of tasks that had not begun, over requests offered, in the long run."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetryConfig:
-    """How second tries are bounded."""
-
-    share: float = RETRY_SHARE
-    """Second tries of tasks that had not begun, over requests offered, in the long run; with 0,
-    tasks that had begun get none either."""
-    burst: float = 10.0
-    attempts: int = ATTEMPTS
-    backoff_s: float = 0.025
-    """Seconds of the first pause, doubled for each try; drawn from 0.5 to 1.5 times that."""
-    backoff_most_s: float = 1.0
-    floor_ms: float = 10.0
+BURST: Final = 10.0
+"""How many second tries there may be at once."""
+BACKOFF_S: Final = 0.025
+"""Seconds of the first pause, doubled for each try; drawn from 0.5 to 1.5 times that."""
 
 
 class Fate(StrEnum):
@@ -129,11 +119,12 @@ class RetryAfter:
 class Retrier:
     """Decides on second tries. ``granted`` and ``denied`` count them."""
 
-    def __init__(self, registry: Registry, rng: random.Random, config: RetryConfig) -> None:
+    def __init__(self, registry: Registry, rng: random.Random, floor_ms: float) -> None:
+        """``floor_ms`` is the least time with which a task is let in."""
         self._registry = registry
         self._rng = rng
-        self._config = config
-        self.budget = RetryBudget(config.share, config.burst)
+        self._floor_ms = floor_ms
+        self.budget = RetryBudget(RETRY_SHARE, BURST)
         self.granted: Counter[str] = Counter()
         self.denied: Counter[RetryDenied] = Counter()
 
@@ -173,15 +164,8 @@ class Retrier:
             assert lost is not None and lost.card is not None
             task.begun_by_weights = lost.card.model_digest
             task.needs_continue = needs_continue(task, lost)
-        requirements = Requirements(
-            task.model,
-            task.vocabulary,
-            constraint=task.job.placement,
-            model_digest=task.begun_by_weights,
-            needs_continue=task.needs_continue,
-            features=features_now(task),
-            adapter=task.adapter,
-        )
+        tokens = task.prompt_tokens + task.sampling.max_tokens
+        requirements = requirements_of(task, tokens)
         ready = [
             instance
             for instance in self._registry
@@ -231,13 +215,11 @@ class Retrier:
             return RetryDenied.NOWHERE
         # Workers that were only cut off, or stood still, do not count.
         survived = self._survivals(task, starts_at).count(True)
-        if task.attempts + 1 - survived >= self._config.attempts:
+        if task.attempts + 1 - survived >= ATTEMPTS:
             return RetryDenied.ATTEMPTS
         if task.deadline.left_ms(starts_at) <= self._least_ms(task):
             return RetryDenied.DEADLINE
-        if (task.completion_tokens or task.entry is not None) and self._config.share:
-            return None
-        if self._reopens(failed) and self._config.share:
+        if task.completion_tokens or task.entry is not None or self._reopens(failed):
             return None
         return RetryDenied.BUDGET if self.budget.is_empty else None
 
@@ -290,8 +272,8 @@ class Retrier:
         work = Work(len(token_ids), len(token_ids) - 1, tokens)
         capacity = self._registry.capacity(task.model)
         least_ms = min((model.least_ms(work) for model in capacity.models), default=0.0)
-        return max(least_ms, capacity.min_start_ms, self._config.floor_ms)
+        return max(least_ms, capacity.min_start_ms, self._floor_ms)
 
     def _backoff_s(self, attempts: int) -> float:
-        pause_s = min(self._config.backoff_s * 2.0**attempts, self._config.backoff_most_s)
+        pause_s = BACKOFF_S * 2.0 ** min(attempts, ATTEMPTS)  # those that survived are not counted
         return pause_s * self._rng.uniform(0.5, 1.5)

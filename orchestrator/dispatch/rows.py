@@ -13,7 +13,6 @@ from typing import Final
 
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import AttemptsInFlight
-from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.replan import PAUSE_S
 from orchestrator.instances.concurrency import UNBOUNDED
 from orchestrator.instances.instance import Instance
@@ -35,7 +34,6 @@ class RowControl:
 
     def __init__(
         self,
-        pausing: Pausing,
         registry: Registry,
         prediction: Prediction,
         in_flight: AttemptsInFlight,
@@ -43,8 +41,7 @@ class RowControl:
         *,
         enabled: bool,
     ) -> None:
-        """``pausing`` makes room within that number. If not ``enabled``, all slots are used."""
-        self.pausing = pausing
+        """If not ``enabled``, all slots are used."""
         self._registry = registry
         self._schedule = prediction.schedule
         self._in_flight = in_flight

@@ -1,20 +1,17 @@
 """Decides when a task ends here, and how long its worker may take (DL-6, DL-14)."""
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.clock import Clock
 from orchestrator.instances.instance import Instance
-from orchestrator.prediction.quantiles import Quantiles
 from orchestrator.tasks.deadline import REPORT_GRACE_S
 from orchestrator.tasks.task import Task
 from protocol import OnDeadline
 
 EVERY_S = 0.02
-LONG_DELAY = 0.98
 _WINDOW = 64
-_ASLEEP_S = 1.0
-"""Largest delay of a timer that counts. A longer one means that the whole machine stood still."""
 
 
 class LoopDelay:
@@ -23,13 +20,14 @@ class LoopDelay:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._delays_s = Quantiles([0.0] * 32, _WINDOW)
+        self._delays_s = deque([0.0], maxlen=_WINDOW)
         self._until = 0.0
         self._due_at: float | None = None
 
     @property
-    def long_s(self) -> float:
-        return self._delays_s.at(LONG_DELAY)
+    def longest_s(self) -> float:
+        """The longest of the latest delays."""
+        return max(self._delays_s)
 
     def watch(self, until: float) -> None:
         """Measure from now until at least ``until``, in seconds of the clock."""
@@ -44,9 +42,8 @@ class LoopDelay:
     def _woke(self) -> None:
         assert self._due_at is not None
         now = self._clock.now()
-        delay_s, self._due_at = max(0.0, now - self._due_at), None
-        if delay_s < _ASLEEP_S:
-            self._delays_s.add(delay_s)
+        self._delays_s.append(max(0.0, now - self._due_at))
+        self._due_at = None
         if now < self._until:
             self._arm()
 
@@ -98,7 +95,7 @@ class TimeLimits:
             return self.return_margin_s
         given_s = task.deadline.at - task.job.arrived
         # A loop that is late is so twice: when it sends the text, and when its client reads it.
-        delay_s = min(2 * self.loop_delay.long_s, MAX_SHARE * given_s)
+        delay_s = min(2 * self.loop_delay.longest_s, MAX_SHARE * given_s)
         return self.return_margin_s + delay_s
 
     def _cut_at(self, task: Task, now: float) -> float:

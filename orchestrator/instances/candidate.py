@@ -46,8 +46,6 @@ class Candidate:
     """Number of batch jobs that run there; they block no other work."""
     is_clearing: bool = False
     """Whether jobs leave their slots to others that have not started."""
-    has_grammars: bool = False
-    """Whether it makes texts match grammars; an instance without them would ignore one."""
     model_digest: str = ""
     """Digest of its weights: a text continues only with the same weights."""
     can_continue: bool = False

@@ -21,7 +21,7 @@ from orchestrator.prediction.quantiles import Quantiles
 from orchestrator.prediction.step_learner import StepLearner
 from orchestrator.prediction.step_model import Load, StepModel
 from orchestrator.prompts.encoder import PromptEncoder
-from protocol import ModelCard, SwapPhase, SwapReport, WorkerStats
+from protocol import Feature, ModelCard, SwapPhase, SwapReport, WorkerStats
 
 LANE_SILENT_S = 0.6
 """Seconds by which a lane's last frame may be older than its freshest sibling's, about two
@@ -304,10 +304,9 @@ class Instance:
             kv_free=0 if stats is None else stats.kv_blocks_free,
             step=None if model is None else self.pace.under(jobs.outstanding_work(load)),
             device=card.device,
-            has_grammars=bool(card.grammars),
             model_digest=card.model_digest,
             can_continue=card.can_continue,
-            lacks=frozenset(card.all_lacks),
+            lacks=frozenset((*card.all_lacks, *(() if card.grammars else (Feature.GRAMMAR,)))),
             adapters=frozenset(card.adapters),
             abort_ms=card.abort_ms,
             quantization=card.quantization,

@@ -11,7 +11,7 @@ from orchestrator.instances.candidate import UNLIMITED, Candidate
 from orchestrator.instances.prefix_index import PrefixIndex
 from orchestrator.placement.choose import Affinity, feasible, finish_ms, place
 from orchestrator.placement.policy import Fact, Policy
-from orchestrator.placement.requirements import Demand, Requirements, features_now
+from orchestrator.placement.requirements import Demand, Requirements, requirements_of
 from orchestrator.tasks.job import PlacementConstraint, PlacementMode, Priority
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
@@ -19,11 +19,9 @@ from orchestrator.telemetry.metrics import MetricRow
 from orchestrator.telemetry.narration import PLACED, PLACED_BY_PREFIX, PLACED_BY_SESSION, narrate
 from protocol import Feature
 
-FEASIBLE_TTL_S = 1.0
-OTHERS_TTL_S = 0.25
-"""How long the state of other orchestrators' instances (``state.shares``) is reused: few of them
-get tasks from here."""
-_MAX_SETS = 1024
+KEPT_S = 0.25
+"""How long feasible sets are kept, and the state of other orchestrators' instances
+(``state.shares``), few of which get tasks from here."""
 
 
 class RegistryView(Protocol):
@@ -53,15 +51,14 @@ class _Feasible(NamedTuple):
 
     names: list[str]
     ours: list[str]
-    until: float
 
 
 class Placer:
     """Chooses an instance for each task. Call ``refresh``, then ``choose`` for task after task, and
     ``placed`` after each one that was sent.
 
-    The feasible set of equal requirements is kept for a second while the snapshot's version stays.
-    The choice never is: all tasks would go to the same instance.
+    The feasible set of equal requirements is kept a little while the snapshot's version stays. The
+    choice never is: all tasks would go to the same instance.
     """
 
     def __init__(
@@ -85,26 +82,25 @@ class Placer:
         self._candidates: dict[str, Candidate] = {}
         self._others: dict[str, Candidate] = {}
         """Candidates of other orchestrators, as last read."""
-        self._others_until = 0.0
+        self._kept_until = 0.0
         self._token_limits: list[int] = []
         self._version = -1
-        self._sets: dict[tuple[Requirements, int], _Feasible] = {}
+        self._sets: dict[Requirements, _Feasible] = {}
 
     def refresh(self) -> None:
         """Read the registry's instances again; those that are for other orchestrators only where
-        that is ``OTHERS_TTL_S`` ago."""
+        that is ``KEPT_S`` ago."""
         registry, now = self._registry, self._clock.now()
-        if self._version != registry.snapshot_version:
-            self._version = registry.snapshot_version
+        if self._version != registry.snapshot_version or now >= self._kept_until:
+            self._version, self._kept_until = registry.snapshot_version, now + KEPT_S
             self._sets.clear()
             self._others = {}
-        if self._others and now < self._others_until:
+        if self._others:
             ours = [name for name in self._candidates if name not in self._others]
             self._candidates = self._others | {name: registry.candidate(name) for name in ours}
             return
         self._candidates = {candidate.name: candidate for candidate in registry.candidates()}
         self._others = {name: c for name, c in self._candidates.items() if not c.is_ours}
-        self._others_until = now + OTHERS_TTL_S
         self._token_limits = sorted({c.max_tokens for c in self._candidates.values()})
 
     @property
@@ -181,17 +177,7 @@ class Placer:
         if task.paused_on:
             keeper = PlacementConstraint(PlacementMode.PIN, (task.paused_on,))
             return Requirements(task.model, task.vocabulary, rounded, keeper, resumes=True)
-        return Requirements(
-            task.model,
-            task.vocabulary,
-            rounded,
-            task.job.placement,
-            has_grammar=task.job.grammar is not None,
-            model_digest=task.begun_by_weights,
-            needs_continue=task.needs_continue,
-            features=features_now(task),
-            adapter=task.adapter,
-        )
+        return requirements_of(task, rounded)
 
     def able(self, task: Task) -> list[str]:
         """Names of instances that are ready and could take ``task``, busy or not."""
@@ -265,14 +251,11 @@ class Placer:
         return candidate
 
     def _feasible(self, requirements: Requirements) -> Sequence[Candidate]:
-        key, now = (requirements, self._version), self._clock.now()
-        known, current = self._sets.get(key), self._candidates
-        if known is None or known.until <= now:
+        known, current = self._sets.get(requirements), self._candidates
+        if known is None:
             names = [c.name for c in feasible(requirements, current.values())]
             ours = [name for name in names if current[name].is_ours]
-            if len(self._sets) >= _MAX_SETS:
-                self._sets.clear()
-            known = self._sets[key] = _Feasible(names, ours, now + FEASIBLE_TTL_S)
+            known = self._sets[requirements] = _Feasible(names, ours)
         if requirements.constraint.mode is not PlacementMode.PREFER:
             found = [current[name] for name in known.ours if name in current]
             if any(candidate.ready for candidate in found):

@@ -22,10 +22,10 @@ from cel_expr_python import cel
 
 from orchestrator.telemetry.log import service_log
 
-MAX_TEXT = 4096
+LIMIT_MS: Final = 50.0
+"""Longest that all instances together may take (OR-8)."""
 SUSPENDED_S = 5.0
 """How long a slow policy is not evaluated: each try stalls the loop."""
-LOG_EVERY_S = 60.0
 
 Fact = str | int | float | bool
 Facts = Mapping[str, Fact]
@@ -82,23 +82,15 @@ class _Failed(Exception):
 class Policy:
     """A checked expression. ``fallbacks`` counts, by reason, the choices that it could not make."""
 
-    def __init__(
-        self, expression: cel.Expression, limit_ms: float, now: Callable[[], float]
-    ) -> None:
+    def __init__(self, expression: cel.Expression, now: Callable[[], float]) -> None:
         self._expression = expression
-        self._limit_s = limit_ms / 1000
         self._now = now
         self._suspended_until = -math.inf
-        self._logged_at = -math.inf
         self.fallbacks: Counter[str] = Counter()
 
     @classmethod
-    def compile(
-        cls, text: str, limit_ms: float = 50.0, *, now: Callable[[], float] = time.monotonic
-    ) -> Self:
+    def compile(cls, text: str, *, now: Callable[[], float] = time.monotonic) -> Self:
         """Check an expression. ``now`` is in seconds. Raises ``BadPolicy``."""
-        if len(text) > MAX_TEXT:
-            raise BadPolicy(f"the expression has {len(text)} characters, more than {MAX_TEXT}")
         variables = {_NEVER: _DOUBLE}
         variables |= {f"task.{name}": _CEL_TYPES[kind] for name, kind in TASK_FACTS.items()}
         variables |= {f"instance.{name}": _CEL_TYPES[kind] for name, kind in INSTANCE_FACTS.items()}
@@ -110,7 +102,7 @@ class Policy:
         if expression.return_type() not in (cel.Type.BOOL, _INT, cel.Type.UINT, _DOUBLE):
             kind = expression.return_type().name()
             raise BadPolicy(f"expected a condition or a number, this is {kind}: {text}")
-        return cls(expression, limit_ms, now)
+        return cls(expression, now)
 
     def choose(self, task: Facts, instances: Sequence[Facts]) -> list[Ranked] | None:
         """The instances that may take the task, best first; equals stay in the order given.
@@ -122,7 +114,7 @@ class Policy:
         if began < self._suspended_until:
             self.fallbacks["resting"] += 1
             return None
-        ends = began + self._limit_s
+        ends = began + LIMIT_MS / 1000
         ranked = []
         try:
             known: dict[str, Fact] = {_NEVER: math.inf}
@@ -155,17 +147,13 @@ class Policy:
 
     def _too_slow(self) -> None:
         self._suspended_until = self._now() + SUSPENDED_S
-        limit_ms = 1000 * self._limit_s
         self._fall_back(
-            "timeout", f"it took longer than {limit_ms:g} ms; suspended for {SUSPENDED_S:g} s"
+            "timeout", f"it took longer than {LIMIT_MS:g} ms; suspended for {SUSPENDED_S:g} s"
         )
 
     def _fall_back(self, reason: str, message: str) -> None:
         self.fallbacks[reason] += 1
-        now = self._now()
-        level = logging.DEBUG
-        if now - self._logged_at >= LOG_EVERY_S:
-            self._logged_at, level = now, logging.WARNING
+        level = logging.WARNING if self.fallbacks[reason] == 1 else logging.DEBUG
         service_log.log(level, "placement policy failed, using the built-in one: %s", message)
 
 

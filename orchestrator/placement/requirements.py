@@ -24,7 +24,6 @@ class Requirements:
     resumes: bool = False
     """Whether the task resumes a paused job, with its KV where the constraint says."""
 
-    has_grammar: bool = False
     model_digest: str | None = None
     """Digest of the weights that began the text; None if no text has begun."""
     needs_continue: bool = False
@@ -37,8 +36,6 @@ class Requirements:
     def allows(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` could ever take the task, however busy it is now."""
         if candidate.model != self.model or candidate.vocabulary != self.vocabulary:
-            return False
-        if self.has_grammar and not candidate.has_grammars:
             return False
         if self.model_digest is not None and self.model_digest != candidate.model_digest:
             return False
@@ -67,8 +64,8 @@ class Demand:
     """A task's requirements and work. ``home`` is where its conversation was, or empty."""
 
     requirements: Requirements
-    prompt_tokens: int = 1
-    output_tokens: int = 1
+    prompt_tokens: int
+    output_tokens: int
     home: str = ""
 
 
@@ -109,8 +106,16 @@ def features_of(job: Job, sampling: Sampling, *, has_images: bool = False) -> fr
     return frozenset(needed) if needed else NOTHING
 
 
-def features_now(task: Task) -> frozenset[Feature]:
-    """Features that ``task`` needs now; a text that has begun also needs token ids."""
-    if task.begun_by_weights is None:
-        return task.features
-    return task.features | {Feature.TOKEN_IDS}
+def requirements_of(task: Task, tokens: int) -> Requirements:
+    """What ``task`` needs of an instance to start or to go on, with a length of ``tokens``."""
+    has_begun = task.begun_by_weights is not None
+    return Requirements(
+        task.model,
+        task.vocabulary,
+        tokens,
+        task.job.placement,
+        model_digest=task.begun_by_weights,
+        needs_continue=task.needs_continue,
+        features=task.features | {Feature.TOKEN_IDS} if has_begun else task.features,
+        adapter=task.adapter,
+    )

@@ -49,8 +49,6 @@ _MAX_NODES = 4096
 _MAX_AT_HAND = 1024
 """Curves at hand, by key and by node, and quantiles of one. A plan asks for those of all that waits
 and runs: a queue of 100 by default, and what 16 instances of 16 rows run."""
-_NEWS_SHARE = 16
-"""A curve is made anew once answers have grown by one part in this many."""
 _NODE_BYTES = 1024
 """Memory of a node besides its counts, its name among it, as ``tracemalloc`` counts it."""
 _LEAK = 0.01
@@ -67,8 +65,8 @@ class LengthKey(NamedTuple):
     ``prompt_tokens`` 0 if unknown."""
 
     model: str
-    tenant: str = ""
-    cap: int = 0
+    tenant: str
+    cap: int
     deadline_ms: float | None = None
     session: str = ""
     prompt_tokens: int = 0
@@ -187,8 +185,9 @@ class _Node:
         return found
 
     def is_news(self, answers_then: int) -> bool:
-        """Whether enough answers have come since there were ``answers_then`` to matter."""
-        return self.answers - answers_then > min(answers_then, HALF_LIFE) // _NEWS_SHARE
+        """Whether enough answers have come since there were ``answers_then`` to move a length
+        from one quantile to another."""
+        return self.answers - answers_then > min(answers_then, HALF_LIFE) // QUANTILES
 
 
 _FIRST_HAZARDS: Floats = 1 - (1 - 1 / _FIRST_MEAN) ** np.diff(_BOUNDS)

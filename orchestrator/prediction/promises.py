@@ -25,7 +25,7 @@ CLAIM_S = 2.0
 """Seconds after which a promise that nobody came back for is void."""
 MAX_HELD = 32
 """Most reservations that a tenant may hold unused at once."""
-_MAX_PROMISES = 4096
+_MAX_HELD_BY_ALL = 4096
 FIRST_STRETCH, _STRETCH_STEP = 0.25, 0.2
 """In the simulator's overload 0.15 and 0.08 kept 0.69 of 233 named deadlines, these more than 0.9
 (``tests/perf/test_sim_reported.py``)."""
@@ -141,8 +141,6 @@ class Promises:
 
     def make(self, deadline_unix_ms: int, task: Task) -> None:
         self._open[deadline_unix_ms] = _Promise(task.job.tenant, task.work_ms, self._clock.now())
-        while len(self._open) > _MAX_PROMISES:
-            self._open.popitem(last=False)
 
     def reserve(
         self, task: Task, unix_ms: int, chance: float, hold_s: float, learn: Learn
@@ -152,7 +150,7 @@ class Promises:
         now, tenant = self._clock.now(), task.job.tenant
         self._void(now)
         mine = [one for one in self._held.values() if one.tenant == tenant]
-        if len(mine) >= MAX_HELD or len(self._held) >= _MAX_PROMISES:
+        if len(mine) >= MAX_HELD or len(self._held) >= _MAX_HELD_BY_ALL:
             first = min((one.held_until for one in mine or self._held.values()), default=now)
             raise RateLimited(
                 f"{len(mine)} reservations are held unused, and {MAX_HELD} are the most: use them, "

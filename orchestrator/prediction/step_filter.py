@@ -12,9 +12,6 @@ from collections.abc import Sequence
 from typing import Final
 
 _OUTLIER: Final = math.log(1.5)
-_JUMP_AFTER: Final = 2
-_JUMP_VARIANCE: Final = 0.1
-"""Variance of the speed after a jump, as a logarithm."""
 _SPEED_DRIFT: Final = 0.04**2
 """Variance by which the machine's speed drifts from window to window, as a logarithm."""
 _SHAPE_DRIFT: Final = 0.002**2
@@ -23,10 +20,8 @@ scatter by 20 to 30 %, with stalls and a speed that changes, the ratio of steps 
 those with 64 stayed within 0.37 and 0.52 (5 % to 95 %) where it was 0.44. A filter without the two
 parts, of a fixed noise, said anything from 0.25 to 1."""
 _FIRST_VARIANCE: Final = 2.0
-_FIRST_NOISE, _MIN_NOISE = 0.3**2, 0.05**2
+_FIRST_NOISE, _MIN_NOISE = 0.1, 0.05**2
 _SMOOTHING: Final = 1 / 32
-_MAX_MOVE: Final = 3.0
-"""Most that a window moves a coefficient's logarithm."""
 
 
 class StepFilter:
@@ -38,7 +33,7 @@ class StepFilter:
         self.noise = _FIRST_NOISE
         """Variance of a window's time around what is predicted, as a logarithm."""
         self._covariance: list[list[float]] = []
-        self._odd = 0
+        self._odd = 0.0
         self.begin_with(guess, _FIRST_VARIANCE)
 
     def predicted(self, features: Sequence[float]) -> float:
@@ -62,7 +57,7 @@ class StepFilter:
         self.coefficients = list(coefficients)
         each = range(len(coefficients))
         self._covariance = [[variance * (i == j) for j in each] for i in each]
-        self._odd = 0
+        self._odd = 0.0
 
     def fit(self, features: Sequence[float], step_ms: float) -> bool:
         """Take in a window's mean step; True if it showed another speed of the machine."""
@@ -79,17 +74,16 @@ class StepFilter:
         self._learn_noise(surprise, unsure)
         if abs(surprise) > max(_OUTLIER, 3 * math.sqrt(total)):
             # One odd window may be a stall of the machine; two in a row are a new speed.
-            self._odd = max(1, self._odd + 1) if surprise > 0 else min(-1, self._odd - 1)
-            if abs(self._odd) < _JUMP_AFTER:
+            before, self._odd = self._odd, math.copysign(1.0, surprise)
+            if before != self._odd:
                 return False
             self.speed_up(ratio)
-            self._loosen(_JUMP_VARIANCE)
-            self._odd = 0
+            self._loosen(_FIRST_NOISE)
+            self._odd = 0.0
             return True
-        self._odd = 0
+        self._odd = 0.0
         for i in each:
-            move = min(max(weighed[i] / total * surprise, -_MAX_MOVE), _MAX_MOVE)
-            self.coefficients[i] *= math.exp(move)
+            self.coefficients[i] *= math.exp(weighed[i] / total * surprise)
             for j in each:
                 covariance[i][j] -= weighed[i] * weighed[j] / total
         return False

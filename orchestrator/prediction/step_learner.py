@@ -2,7 +2,6 @@
 (``step_filter``)."""
 
 import math
-from collections import deque
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -20,10 +19,8 @@ _FIRST_GUESS_MS = 20.0
 """Time of a step of one row; what the worker did before replaces it."""
 _RATE_MS = 100.0
 """Least ms of steps over which a rate is taken: over less, tokens per second are noise."""
-_MAX_RATES = 256
 _JUDGED_MS = 500.0
 """Ms of steps that are compared with what was foretold: about as long as deadlines are."""
-_FIRST_SPREAD, _SQUARE_SMOOTHING = 0.1, 0.2
 _AT_LOAD: Final = 0.4
 """Standard deviation of the logarithms of what was measured at load. Of three demo models that were
 loaded beside busy processes a step of 64 rows took 11.3, 20.0 and 26.8 ms."""
@@ -70,15 +67,15 @@ class StepLearner:
         self._bound_steps = 0
         """Number of steps since the bound was last beaten."""
         self._steps_at_pace = 0
-        self._last_running = 0
-        self._rates: deque[float] = deque(maxlen=_MAX_RATES)
-        """Tokens per second, each over at least ``_RATE_MS`` of steps."""
+        self._best_rate = 0.0
+        """Most tokens per second over at least ``_RATE_MS`` of steps, at the present pace."""
         self._rate_tokens, self._rate_ms = 0, 0.0
+        self._last_running = 0
         self._model: StepModel | None = None
         self._known: tuple[float, ...] = ()
         """Coefficients at the beginning of the steps that are judged."""
         self._foretold_ms = self._judged_ms = 0.0
-        self._square = _FIRST_SPREAD**2
+        self._square = LEAST_SPREAD**2
 
     @property
     def is_measured(self) -> bool:
@@ -104,7 +101,7 @@ class StepLearner:
                 context_token_ms=context,
                 context_per_row=self._context_per_row,
                 fastest_ms=self._bound_ms if known else 0.0,
-                tokens_per_s=max(self._rates, default=0.0),
+                tokens_per_s=self._best_rate,
                 steps=self._steps_at_pace,
                 spread=self._spread(known=known),
                 doubt=min(1.0, self._filter.doubt((1.0, float(self._slots), 0.0, 0.0))),
@@ -163,7 +160,8 @@ class StepLearner:
         if is_past:
             if self._fitted:  # by what was seen of the process before
                 return
-            self._guess_from([1.0, self._bent(rows), prompts, contexts], busy_ms / steps)
+            # What it did before anybody listened is no more than a guess.
+            self._speed_up([1.0, self._bent(rows), prompts, contexts], busy_ms / steps)
             return
         self._prompts_per_step += _SMOOTHING * (prompts - self._prompts_per_step)
         self._context_per_row += _SMOOTHING * (contexts / max(rows, 1.0) - self._context_per_row)
@@ -190,7 +188,7 @@ class StepLearner:
         self._judged_ms += busy_ms
         if self._judged_ms >= _JUDGED_MS:
             surprise = math.log(self._judged_ms / self._foretold_ms)
-            self._square += _SQUARE_SMOOTHING * (min(surprise**2, 1.0) - self._square)
+            self._square += _SMOOTHING * (min(surprise**2, 1.0) - self._square)
             self._foretold_ms = self._judged_ms = 0.0
 
     def _count(self, steps: int, tokens: int, busy_ms: float) -> None:
@@ -200,17 +198,13 @@ class StepLearner:
         self._rate_tokens += tokens
         self._rate_ms += busy_ms
         if self._rate_ms >= _RATE_MS:
-            self._rates.append(1000 * self._rate_tokens / self._rate_ms)
+            self._best_rate = max(self._best_rate, 1000 * self._rate_tokens / self._rate_ms)
             self._rate_tokens, self._rate_ms = 0, 0.0
-
-    def _guess_from(self, features: list[float], step_ms: float) -> None:
-        """Rescale the guess to the average step time before anybody listened."""
-        self._speed_up(features, step_ms)
-        self._model = None
 
     def _speed_up(self, features: list[float], step_ms: float) -> None:
         """Take up the speed that a window shows, with the shape as it is."""
         self._filter.speed_up(step_ms / self._filter.predicted(features))
+        self._model = None
 
     def _fit(self, features: list[float], step_ms: float) -> None:
         self._model = None
@@ -219,8 +213,7 @@ class StepLearner:
             self._speed_up(features, step_ms)
             return
         if self._filter.fit(features, step_ms):
-            self._steps_at_pace = 0
-            self._rates.clear()
+            self._steps_at_pace, self._best_rate = 0, 0.0
 
 
 def _line_of(costs: StepCosts, slots: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -91,8 +91,8 @@ class StepModel:
     ``prompt_tokens_per_step`` is what other jobs' prompts added to recent steps, and
     ``context_per_row`` the mean context of their rows, in tokens.
 
-    ``tokens_per_s`` is what all jobs together were really given in the best tenth of a second of
-    late, 0 until measured. ``steps`` is how many the figures rest on: those since the speed last
+    ``tokens_per_s`` is what all jobs together were really given in the best tenth of a second,
+    0 until measured. ``steps`` is how many the figures rest on: those since the speed last
     jumped.
     """
 

@@ -4,7 +4,7 @@ docs/extending.md says how to add an order of the queue.
 """
 
 from bisect import bisect_left, insort
-from enum import IntEnum, StrEnum
+from enum import IntEnum, StrEnum, auto
 from typing import Final, NamedTuple, Protocol
 
 from orchestrator.tasks.deadline import Deadline
@@ -21,10 +21,10 @@ class SortKey(NamedTuple):
 class Tier(IntEnum):
     """Classes of waiting work, in the order in which they leave."""
 
-    INTERACTIVE = 0
-    BATCH = 1
-    BACKGROUND = 2
-    BACKGROUND_BATCH = 3
+    INTERACTIVE = auto()
+    BATCH = auto()
+    BACKGROUND = auto()
+    BACKGROUND_BATCH = auto()
 
 
 TIERS = tuple(Tier)

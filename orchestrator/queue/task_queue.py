@@ -111,7 +111,7 @@ class TaskQueue(Generic[T]):
         self.policy = policy
         self.work_ms = 0.0
         self._order = order or SlackOrder()
-        self._tiers = [TierQueue() for _ in TIERS]
+        self._tiers = {tier: TierQueue() for tier in TIERS}
         self._shares = {priority: FairShares() for priority in Priority}
         self._entries: dict[str, _Entry[T]] = {}
         self._ids: dict[int, str] = {}
@@ -119,7 +119,8 @@ class TaskQueue(Generic[T]):
         self._arrivals = 0
         self._places: dict[str, int] = {}
         """Number of tasks that wait for their start, by tenant."""
-        self._new = 0
+        self.new = 0
+        """Number of all of these."""
         self._since_batch = 0
 
     def __len__(self) -> int:
@@ -132,10 +133,6 @@ class TaskQueue(Generic[T]):
     def full(self) -> bool:
         """Whether the queue holds as many tasks as it may; paused jobs do not count."""
         return self.bound >= 0 and self.new >= self.bound
-
-    @property
-    def new(self) -> int:
-        return self._new
 
     @property
     def background(self) -> int:
@@ -252,7 +249,7 @@ class TaskQueue(Generic[T]):
     def leaving(self, *, only_interactive: bool = False) -> Iterator[T]:
         """Waiting tasks in the order in which they leave; with ``only_interactive``, only
         interactive ones that have a chance of being in time."""
-        passed: list[dict[str, int]] = [{} for _ in TIERS]
+        passed: dict[Tier, dict[str, int]] = {tier: {} for tier in TIERS}
         while (chosen := self._choose(passed, only_interactive)) is not None:
             yield chosen.task
             if chosen.task.id in self._entries:
@@ -262,7 +259,7 @@ class TaskQueue(Generic[T]):
     def first(self, most: int) -> list[T]:
         """Up to ``most`` tasks that leave first by rank and class, as ``position`` counts."""
         found: list[T] = []
-        for flow in self._tiers:
+        for flow in self._tiers.values():
             keys = islice(merge(*flow.keys.values()), most - len(found))
             found += [self._entries[self._ids[key.arrival]].task for key in keys]
             if len(found) == most:
@@ -294,7 +291,9 @@ class TaskQueue(Generic[T]):
         """The earliest ``drop_at`` of all waiting tasks; None while nothing waits."""
         return self._drops[0].rank if self._drops else None
 
-    def _choose(self, passed: list[dict[str, int]], only_interactive: bool) -> _Entry[T] | None:
+    def _choose(
+        self, passed: dict[Tier, dict[str, int]], only_interactive: bool
+    ) -> _Entry[T] | None:
         tiers = BATCH_FIRST if self._since_batch >= BATCH_EVERY else TIERS
         for tier in (Tier.INTERACTIVE,) if only_interactive else tiers:
             heads = self._heads(tier, passed[tier])
@@ -356,7 +355,7 @@ class TaskQueue(Generic[T]):
         return entry
 
     def _count(self, tenant: str, change: int) -> None:
-        self._new += change
+        self.new += change
         self._places[tenant] = self._places.get(tenant, 0) + change
         if not self._places[tenant]:
             del self._places[tenant]
@@ -370,11 +369,11 @@ class TaskQueue(Generic[T]):
             for key in keys
         ]
         places = Counter(e.task.tenant for e in self._entries.values() if not e.is_paused)
-        assert self._places == places and self._new == places.total()
+        assert self._places == places and self.new == places.total()
         assert sorted(keys) == sorted((e.tier, e.tenant, e.key) for e in self._entries.values())
         assert self._drops == sorted(entry.drop for entry in self._entries.values())
         assert self._ids == {entry.key.arrival: id for id, entry in self._entries.items()}
-        for flow in self._tiers:
+        for flow in self._tiers.values():
             assert all(keys and keys == sorted(keys) for keys in flow.keys.values())
             assert flow.heads == sorted((keys[0], tenant) for tenant, keys in flow.keys.items())
             assert flow.size == sum(map(len, flow.keys.values()))

@@ -238,7 +238,6 @@ HOMES: Final = {
     "LEASE_S": "orchestrator.state.connection",
     "LINGER_S": "orchestrator.instances.discovery",
     "LOOK_EVERY_S": "orchestrator.instances.discovery",
-    "MAX_BYTES": "orchestrator.admission.images",
     "MAX_COUNT": "orchestrator.admission.images",
     "MAX_PIXELS": "orchestrator.admission.images",
     "MIN_RESIDENCY_S": "orchestrator.loading.demand",

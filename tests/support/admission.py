@@ -11,7 +11,6 @@ from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.dispatch.launch import Launcher
 from orchestrator.dispatch.metrics import DispatchMetrics
 from orchestrator.dispatch.pausing import Pausing
-from orchestrator.dispatch.rows import RowControl
 from orchestrator.dispatch.time_limits import TimeLimits
 from orchestrator.errors import DeadlineInfeasible
 from orchestrator.instances.candidate import Candidate
@@ -112,20 +111,13 @@ class Rig:
         freed = DispatchMetrics(metrics)
         settler = Settler(TaskMetrics(metrics, self.clock), self.clock)
         limits = TimeLimits(return_margin_s=0.0)
+        pausing = Pausing(site, self.forecaster, placer, enabled=False)
         self.dispatcher = Dispatcher(
             self.queue,
             placer,
-            RowControl(
-                Pausing(site, self.forecaster, placer, enabled=False),
-                site,
-                prediction,
-                in_flight,
-                self.clock,
-                enabled=False,
-            ),
             prediction,
-            Launcher(site, in_flight, prediction, nobody, nobody, limits, self.clock),
-            Completion(site, settler, freed, prediction, nobody, nobody, self.clock),
+            Launcher(site, in_flight, pausing, prediction, nobody, limits, self.clock),
+            Completion(site, settler, freed, prediction, nobody, self.clock),
             self.clock,
         )
 

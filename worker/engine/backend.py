@@ -94,9 +94,10 @@ class Backend(ABC):
     def unblock(self) -> None:
         """Note that a request that could not be admitted perhaps can be now."""
 
+    @property
     @abstractmethod
-    def most_pauses(self, request: Request) -> int:
-        """Most pauses that the request may have had; more are ignored."""
+    def can_pause(self) -> bool:
+        """Whether requests can be paused; else that is ignored."""
 
     @abstractmethod
     def pause(self, request: Request) -> bool:

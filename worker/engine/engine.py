@@ -15,7 +15,6 @@ from worker.engine.loop import EngineLoop
 from worker.kv_disk.base import BlockTier
 from worker.runner.base import Runner
 from worker.runner.out_of_memory import StepMemory
-from worker.scheduler.config import most_pauses
 from worker.scheduler.end_reason import EndReason
 from worker.scheduler.plan import Plan, Schedule
 from worker.scheduler.request import Request
@@ -97,8 +96,9 @@ class OwnBackend(Backend):
     def unblock(self) -> None:
         self._scheduler.unblock()
 
-    def most_pauses(self, request: Request) -> int:
-        return most_pauses(request.generated)
+    @property
+    def can_pause(self) -> bool:
+        return True
 
     def pause(self, request: Request) -> bool:
         if request in self._executor.in_flight:

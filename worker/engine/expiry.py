@@ -155,7 +155,7 @@ class Pauses:
             if was_pausing:
                 self._backend.unpause(request)
         elif self._backend.pause(request):
-            request.pauses += 1
+            request.revision += 1
             events.append(JobPaused(request.job))
         else:
             request.pausing = self.asked = True
@@ -168,12 +168,7 @@ class Pauses:
                 events.append(JobResumed(request.job))
         elif self._may_pause(request):
             request.held_back = True
-            request.pauses += 1
             events.append(JobPaused(request.job))
 
     def _may_pause(self, request: Request) -> bool:
-        return (
-            request.job.pause_requested
-            and not request.leaving
-            and request.pauses < self._backend.most_pauses(request)
-        )
+        return request.job.pause_requested and not request.leaving and self._backend.can_pause

@@ -51,7 +51,7 @@ from worker.scheduler.end_reason import (
     loss_of,
 )
 from worker.scheduler.plan import Plan, Row
-from worker.scheduler.request import Request, make_request
+from worker.scheduler.request import Request
 
 IDLE_CHECK_S = 1.0
 """Idle seconds after which the backend's integrity is checked: no job waits for it then."""
@@ -142,7 +142,7 @@ class EngineLoop:
 
     def submit(self, job: Job) -> None:
         """Queue a job. After ``stop`` its refusal reaches the sink on the caller's thread."""
-        request = make_request(job, submitted_at=self._clock(), own_seed=self._draw_seed())
+        request = Request(job, submitted_at=self._clock(), own_seed=self._draw_seed())
         sampling = job.sampling
         request.end_ids = frozenset() if sampling.ignore_eos else self._eos
         if sampling.stop_token_ids:

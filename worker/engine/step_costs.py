@@ -20,7 +20,7 @@ from worker.runner.base import Runner
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.plan import Plan, Row
-from worker.scheduler.request import make_request
+from worker.scheduler.request import Request
 from worker.scheduler.scheduler import Scheduler
 from worker.settings import WorkerSettings
 
@@ -138,7 +138,7 @@ def _context_s(runner: Runner, scheduler: Scheduler, memory: KVMemory, tokens: i
 
 def _enqueue(scheduler: Scheduler, ids: list[int], sampling: Sampling) -> None:
     job = Job(ids, sampling, math.inf)
-    scheduler.enqueue(make_request(job, submitted_at=0.0, own_seed=0), 0.0)
+    scheduler.enqueue(Request(job, submitted_at=0.0, own_seed=0), 0.0)
 
 
 def _rows(scheduler: Scheduler) -> list[Row]:

@@ -30,7 +30,6 @@ from worker.core import Clock, Job
 from worker.engine.backend import Backend, Executed
 from worker.errors import RequestError
 from worker.log import engine_log
-from worker.scheduler.config import most_pauses
 from worker.scheduler.end_reason import LENGTH, STOPPED, EndReason
 from worker.scheduler.plan import Plan, Row, Schedule, StepResult
 from worker.scheduler.refusal import EngineLimits, lacking, refused
@@ -206,8 +205,9 @@ class SteppedBackend(Backend):
             self._limits.line_up(request, self.waiting, self.step_time)
         return refusal
 
-    def most_pauses(self, request: Request) -> int:
-        return most_pauses(request.generated) if self._card.can_pause else 0
+    @property
+    def can_pause(self) -> bool:
+        return self._card.can_pause
 
     def pause(self, request: Request) -> bool:
         if not self.core.pause(request.slot):

@@ -165,7 +165,7 @@ class DiskTier(BlockTier):
 
     def _compute_s(self, blocks: int) -> float:
         tokens = blocks * self._scheduler.config.block_tokens
-        return self._scheduler.step_time.service_s(tokens, 0)
+        return self._scheduler.step_time.prefill_s(tokens)
 
     def _restored(self, restore: _Restore) -> None:
         load = restore.load

@@ -198,7 +198,7 @@ class PacedDevice:
         now = self._clock()
         begun_at = max(now, self._free_at)
         done_at = max(begun_at + busy_s, now + launch_s)
-        result.device = DeviceTime(done_at - begun_at, begun_at - self._free_at)
+        result.device = DeviceTime(done_at - begun_at, begun_at - self._free_at, 0.0)
         self._free_at = done_at
         self.wait_until(now + launch_s)
         return PacedStep(self, result, done_at)

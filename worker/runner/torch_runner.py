@@ -218,14 +218,13 @@ class _SlotTable:
             request = row.request
             slot = request.slot
             slots.append(slot)
-            version = request.pauses + request.redone
-            if owners[slot] is not request or versions[slot] != version:
+            if owners[slot] is not request or versions[slot] != request.revision:
                 # Padding is gathered and then masked, but 0 times NaN is NaN: the request's own
                 # block is used, so that no other request's numbers can spoil its own.
                 self.blocks[slot] = request.blocks[-1]
                 self.blocks[slot, : len(request.blocks)] = request.blocks
                 begin(slot, request)
-                owners[slot], versions[slot] = request, version
+                owners[slot], versions[slot] = request, request.revision
         return np.array(slots, np.int64)
 
 

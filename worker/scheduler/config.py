@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 from typing import Final
 
-MAX_PAUSES: Final = 4
 MAX_STALL_S: Final = 0.05
 """Most seconds by which prompts may lengthen a step that also carries decodes, which is as slow as
 texts may get (LB-2); if steps take longer than this anyway, prompts may double one."""
 MAX_WAITING: Final = 256
 """Jobs held beyond those that run before new ones are refused: orchestrators send only a few more
 than run, so these are others', by the plain contract."""
-_TOKENS_PER_PAUSE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +26,6 @@ class SchedulerConfig:
     tile_tokens: int = 1
     """Tokens of a step computed at a time: one token beyond a tile costs as much as a whole one."""
     prefix_cache: bool = True
-    session_share: float = 0.5
-    """Largest share (0 to 1) of the pool kept for conversations between two turns."""
 
     def __post_init__(self) -> None:
         if self.max_step_tokens < self.max_running:
@@ -47,9 +43,3 @@ class SchedulerConfig:
     def blocks_for(self, tokens: int) -> int:
         """Number of blocks that hold ``tokens``."""
         return -(-tokens // self.block_tokens)
-
-
-def most_pauses(generated: int) -> int:
-    """Most pauses in all of a request that has ``generated`` tokens, of which several earn one
-    more; further ones are ignored."""
-    return MAX_PAUSES + generated // _TOKENS_PER_PAUSE

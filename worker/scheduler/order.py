@@ -9,9 +9,7 @@ from worker.scheduler.step_time import StepTime
 
 _PATIENCE_S = 300.0
 """Seconds after its submission that a request without a deadline counts as due, not to starve."""
-_BEYOND = 1 / 8
 _HORIZON = 2.0
-_MIN_S = 1e-6
 
 
 def expected_left(request: Request, step_time: StepTime) -> float:
@@ -19,8 +17,7 @@ def expected_left(request: Request, step_time: StepTime) -> float:
     made = request.generated
     expected = float(request.job.expected_tokens)
     if expected and made:
-        # A job beyond its expected tokens is assumed to continue for a while.
-        expected = max(expected - made, made * _BEYOND, 1.0)
+        expected = max(expected - made, 1.0)
     likely = expected or step_time.typical_tokens
     return max(request.least_tokens, min(likely, request.limit_tokens - len(request.tokens)))
 
@@ -41,7 +38,7 @@ def latest_start(request: Request, step_time: StepTime) -> float:
     its own deadline counts too, minus the rest of the prompt.
     """
     left = len(request.tokens) - request.computed
-    return prompt_due(request, step_time) - step_time.service_s(left, 0)
+    return prompt_due(request, step_time) - step_time.prefill_s(left)
 
 
 def least_slack_first(requests: Sequence[Request], step_time: StepTime) -> list[Request]:
@@ -73,8 +70,7 @@ def prompt_urgency(slack_s: float, work_s: float, backlog_s: float) -> float:
     with a long one the shortest work first: under overload one long prompt must not make several
     short ones late.
     """
-    wait_s = max(_MIN_S, _HORIZON * backlog_s)
-    return -max(0.0, slack_s) / wait_s - math.log(max(_MIN_S, work_s))
+    return -max(0.0, slack_s) / (_HORIZON * backlog_s) - math.log(work_s)
 
 
 def not_delaying(

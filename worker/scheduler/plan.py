@@ -48,9 +48,9 @@ class DeviceTime(NamedTuple):
 
     busy_s: float
     """From its first work, or its launch where the device was idle by then, to its last result."""
-    idle_s: float = 0.0
+    idle_s: float
     """How long the device had nothing to do before that."""
-    waited_s: float = 0.0
+    waited_s: float
     """Part of its launch in which the host waited for the step before."""
 
 

@@ -53,14 +53,6 @@ class PrefixCache:
         self._skip(request, len(shared))
         return True
 
-    def give_back(self, request: Request) -> None:
-        """Undo ``reserve`` of a request that has not begun."""
-        self._pool.free(request.blocks)
-        request.blocks = []
-        self.hit_blocks_total -= request.full_blocks
-        self.missed_blocks_total -= self.shareable_blocks(request) - request.full_blocks
-        request.full_blocks = request.computed = request.cached_tokens = 0
-
     def adopt(self, request: Request) -> bool:
         """Swap reserved blocks of a request that has not begun for equal ones that were computed
         since. True if there were any, so that reserved ones are free again.

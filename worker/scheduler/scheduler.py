@@ -3,16 +3,15 @@
 Free slots are filled first, least slack first. Then each step spends a token budget: one token for
 each request that decodes, the rest on chunks of prompts, the most urgent first. A request is
 admitted only when its blocks can be reserved to completion, so nothing that has begun is ever
-preempted for memory; one that has not begun yields to a more urgent one. Only blocks beyond the
-cached prefix need reserving. A paused request gives up its slot, not its blocks::
+preempted for memory. Only blocks beyond the cached prefix need reserving. A paused request gives up
+its slot, not its blocks::
 
-    waiting ◀─admit, give way─▶ running ◀──pause, resume──▶ paused     slot: running only
-    (held back)                │                          │       blocks: running and paused
-                               └────────── release ───────┘
+    waiting ──admit──▶ running ◀──pause, resume──▶ paused     slot: running only
+    (held back)          │                          │      blocks: running and paused
+                         └────────── release ───────┘
 """
 
 import math
-from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -36,7 +35,7 @@ class Scheduler:
         self.pool = pool
         self.step_time = StepTime()
         self.prefix_cache = PrefixCache(pool, config.block_tokens, enabled=config.prefix_cache)
-        self.sessions = KeptSessions(pool, config.session_share)
+        self.sessions = KeptSessions(pool)
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # least slack first
         self.paused: list[Request] = []
@@ -105,7 +104,6 @@ class Scheduler:
         # Admitted first, so that a long running prompt does not block an urgent short one.
         started: list[Request] = []
         if budget and self.waiting:
-            self._make_way(prefilling)
             while not self._blocked and (admitted := self._admit_next()):
                 started.append(admitted)
         prefilling += started
@@ -173,7 +171,7 @@ class Scheduler:
         request = row.request
         request.computed = row.start
         request.leaving = False
-        request.redone += 1
+        request.revision += 1
         del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
 
     def release(self, request: Request) -> None:
@@ -350,30 +348,6 @@ class Scheduler:
         """Requests that wait only for a slot and blocks, least slack first."""
         return (one for one in self.waiting if not (one.loading or one.held_back or one.compiling))
 
-    def _make_way(self, prefilling: list[Request]) -> None:
-        """Send admitted requests that have not begun back while the queue's head is more urgent."""
-        head = next(self._ready(), None)
-        if head is None or (self._free_slots and not self._blocked):
-            return
-        not_begun = [one for one in prefilling if not one.begun and _is_before(head, one)]
-        if not not_begun or not self._would_fit(head, not_begun):
-            return
-        for request in sorted(not_begun, key=queue_order, reverse=True):
-            prefilling.remove(request)
-            self._leave_slot(request)
-            self.prefix_cache.give_back(request)
-            insort(self.waiting, request, key=queue_order)
-            self.unblock()
-            if self._would_fit(head, ()):
-                return
-
-    def _would_fit(self, request: Request, without: Sequence[Request]) -> bool:
-        """Whether ``request`` could be admitted ``without`` these: a slot, and blocks without
-        sharing."""
-        blocks = self.pool.free_count + sum(len(one.blocks) for one in without)
-        has_slot = bool(self._free_slots or without)
-        return has_slot and self.config.blocks_for(request.limit_tokens) <= blocks
-
     def _reserve(self, request: Request) -> bool:
         """Move a waiting request to the running ones if all its blocks can be had now."""
         if not self.prefix_cache.reserve(request, self.config.blocks_for(request.limit_tokens)):
@@ -387,7 +361,3 @@ class Scheduler:
         self.running.remove(request)
         self._free_slots.append(request.slot)
         request.slot = -1
-
-
-def _is_before(one: Request, other: Request) -> bool:
-    return queue_order(one) < queue_order(other)

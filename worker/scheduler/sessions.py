@@ -34,10 +34,10 @@ class KeptSessions:
     A conversation is named by ``Job.session``, and kept for ``Job.session_keep_s``.
     """
 
-    def __init__(self, pool: BlockPool, share: float) -> None:
-        """``share``: largest part (0 to 1) of the pool that is kept."""
+    def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._most_blocks = int(share * pool.total)
+        self._most_blocks = pool.total // 2
+        """Half is left to what others may ask for again."""
         self._kept: OrderedDict[_Name, _Kept] = OrderedDict()
         """Kept conversations, least recently used first."""
         self._next_expiry = math.inf

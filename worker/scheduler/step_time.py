@@ -9,9 +9,6 @@ BOUND_STEPS: Final = 8
 """Consecutive steps averaged for the bound: one read late makes the next look short."""
 _BOUND_AFTER_STEPS: Final = 64
 _BOUND_SAFETY: Final = 0.8
-_CLEARLY_FASTER: Final = 0.9
-_DEVIATIONS: Final = 4
-_LEAST_S: Final = 1e-9
 _WORST_FADES: Final = 1 / 512
 _SPLIT_SMOOTHING: Final = 1 / 64
 _MIN_CHUNKS: Final = 8
@@ -41,8 +38,8 @@ class StepTime:
         """Least time that a token takes in any batch; 0 until known.
 
         The least time per token over ``BOUND_STEPS`` steps in a row, and a margin. Larger batches
-        are slower and do not reveal it: it counts once enough steps had one row, and none since was
-        clearly faster.
+        are slower and do not reveal it: it counts once enough steps had one row, and none since
+        beat what would have been certain.
         """
         self._fastest_token_s = math.inf
         """Least time per token seen; it never grows."""
@@ -51,10 +48,9 @@ class StepTime:
         self._latest: deque[tuple[float, int]] = deque(maxlen=BOUND_STEPS)
         """Seconds and tokens per row of the latest steps that decoded."""
         self._lone_steps = 0
-        """Steps of a single row since the least time was last clearly improved on."""
-        # Time that steps take beyond their expectation.
-        self._deviation_s = 0.0
+        """Steps of a single row since the bound was last beaten."""
         self._worst_s = 0.0
+        """Most that a recent step took beyond its expectation."""
         # Fading sums over steps with prompt tokens; long chunks weigh more, as they should.
         self._prompt_steps = 0.0
         self._prompt_tokens = 0.0
@@ -62,19 +58,10 @@ class StepTime:
         self._chunks = _ChunkCost()
 
     def slow_step_s(self, prompt_tokens: int) -> float:
-        """Time that few steps with ``prompt_tokens`` exceed.
-
-        Mean plus four times the mean deviation (like TCP's retransmission timeout, RFC 6298), or
-        plus the recent worst where that is more: disturbances are not distributed like noise.
-        """
+        """Time that few steps with ``prompt_tokens`` exceed: what is expected, and the recent worst
+        beyond that, for disturbances are not distributed like noise."""
         expected_s = self._expected_s(prompt_tokens)
-        worst_s = min(self._worst_s, _MAX_EXCESS * expected_s)
-        return expected_s + max(_DEVIATIONS * self._deviation_s, worst_s)
-
-    @property
-    def prefill_tokens_per_s(self) -> float:
-        """Prompt tokens per second of the steps that had some; 0 until measured."""
-        return self._prompt_tokens / self._prompt_s if self._prompt_s else 0.0
+        return expected_s + min(self._worst_s, _MAX_EXCESS * expected_s)
 
     @property
     def prompt_token_s(self) -> float:
@@ -111,12 +98,13 @@ class StepTime:
         At most ``most``, which is returned while nothing is measured.
         """
         token_s, left_s = self.further_token_s, stall_s - self.chunk_s
-        return most if token_s * most <= left_s else max(0, int(left_s / max(token_s, _LEAST_S)))
+        if token_s * most <= left_s:
+            return most
+        return int(left_s / token_s) if left_s > 0 else 0
 
-    def service_s(self, prompt_tokens: int, new_tokens: float) -> float:
-        """Expected time to compute ``prompt_tokens`` and then ``new_tokens``, in a usual batch."""
-        rate = self.prefill_tokens_per_s
-        return (prompt_tokens / rate if rate else 0.0) + new_tokens * self.step_s
+    def prefill_s(self, prompt_tokens: int) -> float:
+        """Expected time to compute ``prompt_tokens`` in a usual batch; 0 until measured."""
+        return prompt_tokens * self._prompt_s / self._prompt_tokens if self._prompt_tokens else 0.0
 
     def decoded(
         self, duration_s: float, tokens_per_row: int, *, rows: int, prompt_tokens: int = 0
@@ -163,12 +151,9 @@ class StepTime:
         return plain_s + self.chunk_s + self.further_token_s * prompt_tokens
 
     def _compare(self, duration_s: float, expected_s: float) -> None:
-        """Learn how far steps deviate from their expectation; the first has none."""
-        if not expected_s:
-            return
-        excess_s = duration_s - expected_s
-        self._deviation_s += (abs(excess_s) - self._deviation_s) * _SMOOTHING
-        self._worst_s = max(self._worst_s * (1 - _WORST_FADES), excess_s)
+        """Learn how far steps exceed their expectation; the first has none."""
+        if expected_s:
+            self._worst_s = max(self._worst_s * (1 - _WORST_FADES), duration_s - expected_s)
 
     def _bound(self, duration_s: float, tokens_per_row: int, *, is_lone: bool) -> None:
         """Learn the least time per token.
@@ -182,7 +167,7 @@ class StepTime:
             return
         token_s = sum(s for s, _ in self._latest) / sum(tokens for _, tokens in self._latest)
         self._fastest_token_s = min(self._fastest_token_s, token_s)
-        if token_s < self._counted_from_s * _CLEARLY_FASTER:
+        if token_s < self._counted_from_s * _BOUND_SAFETY:
             self._counted_from_s = token_s
             self._lone_steps = 0
         is_known = self._lone_steps >= _BOUND_AFTER_STEPS

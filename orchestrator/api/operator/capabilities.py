@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from orchestrator.admission.images import MAX_BYTES, MAX_COUNT, MAX_PIXELS
+from orchestrator.admission.images import MAX_COUNT, MAX_PIXELS
 from orchestrator.api.config import CONFIG, VERSION
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
@@ -35,7 +35,6 @@ async def capabilities(request: web.Request) -> web.Response:
                 "max_idle_keep_s": MAX_IDLE_KEEP_S,
                 "queue": None if room is None else room.bound,
                 "images": MAX_COUNT,
-                "image_bytes": MAX_BYTES,
                 "image_pixels": MAX_PIXELS,
             },
             **added,

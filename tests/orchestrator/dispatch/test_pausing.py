@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.api.http import event_stream
 from orchestrator.dispatch.attempt import Attempt
-from orchestrator.dispatch.pausing import MAX_PAUSES, Pausing
+from orchestrator.dispatch.pausing import Pausing
 from orchestrator.instances.candidate import Candidate
 from orchestrator.instances.concurrency import ConcurrencyLimit, InFlightJob
 from orchestrator.instances.instance import InstanceState
@@ -75,9 +75,7 @@ class Rig:
     def runs(self, name: str, urgency: float, at: str = "a", **changes: object) -> Task:
         made = self.task(name, urgency, **changes)
         made.stage = Stage.RUNNING
-        made.attempt = SimpleNamespace(
-            task=made, address=at, is_paused=False, has_slot=True, pauses=0, begun_tokens=0
-        )
+        made.attempt = SimpleNamespace(task=made, address=at, is_paused=False, has_slot=True)
         self.running.append(made.attempt)
         return made
 
@@ -218,7 +216,7 @@ def test_dl8_batch_work_pauses_its_like_only() -> None:
 @pytest.mark.parametrize(
     "why",
     [
-        *("pauses", "paused", "rival", "is the rival", "not begun", "promised", "paced"),
+        *("paused", "withdrawn", "not begun", "promised", "paced"),
         *("cannot", "gone", "off"),
     ],
 )
@@ -226,13 +224,9 @@ def test_who_is_never_paused(why: str) -> None:
     rig = Rig(enabled=why != "off")
     run = rig.runs("r", -50.0)
     match why:
-        case "pauses":
-            rig.running[0].pauses = MAX_PAUSES
         case "paused":
             rig.running[0].is_paused = True
-        case "rival":
-            run.hedge = SimpleNamespace()
-        case "is the rival":
+        case "withdrawn":
             run.attempt = SimpleNamespace()
         case "not begun":
             rig.running[0].has_slot = False
@@ -245,19 +239,6 @@ def test_who_is_never_paused(why: str) -> None:
         case "gone":
             del rig.instances["a"]
     assert rig.victims(rig.task("w", 0.0)) == []
-
-
-def test_a_job_is_paused_again_for_the_tokens_that_its_own_worker_has_made() -> None:
-    """The worker, which ignores more pauses, knows of no others."""
-    rig = Rig()
-    run = rig.runs("r", -50.0)
-    (attempt,) = rig.running
-    attempt.pauses, attempt.begun_tokens, run.completion_tokens = MAX_PAUSES, 100, 115
-    assert rig.victims(rig.task("w", 0.0)) == []
-    run.completion_tokens = 116
-    assert rig.victims(rig.task("w", 0.0)) == ["r"]
-    run.pauses = 20  # elsewhere
-    assert rig.victims(rig.task("w", 0.0)) == ["r"]
 
 
 def test_wk4_nobody_is_paused_for_work_that_memory_does_not_hold() -> None:
@@ -413,8 +394,7 @@ async def test_a_paused_job_goes_on_where_it_stopped(
     await stage.ends("met", "met")
     assert [record.task_id for record in stage.service.ends] == [urgent, long]
     assert len(stage.worker.submits) == 2
-    stats = stage.service.parts.pausing.stats
-    assert (stats.paused, stats.resumed) == (1, 1)
+    assert len(stage.worker.pauses) == len(stage.worker.resumes) == 1
 
 
 async def test_or2_the_place_of_a_paused_task_is_told(

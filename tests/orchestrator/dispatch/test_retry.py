@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from orchestrator.dispatch.resume import is_resumable, looks_back, with_seed
 from orchestrator.dispatch.retry import (
+    ATTEMPTS,
     FATE_S,
     Retrier,
     RetryAfter,
     RetryBudget,
-    RetryConfig,
     RetryDenied,
 )
 from orchestrator.instances.instance import InstanceState
@@ -133,7 +133,7 @@ async def test_or10_there_is_an_end_to_tries(service: Service, worker: FakeWorke
     worker.plan = lambda submit: Plan(refuse=(Code.NO_CAPACITY, "no room"))
     events = await run(service, TASK)
     assert (events[-1].event, events[-1].json()["code"]) == ("error", "no_capacity")
-    assert len(worker.submits) == RetryConfig().attempts
+    assert len(worker.submits) == ATTEMPTS
     assert service.outcomes() == ["refused"]
     assert service.metric("tidegate_retries_denied_total", why="attempts") == 1
 
@@ -256,7 +256,7 @@ async def test_or10_a_fault_while_one_is_judged_costs_no_other_its_retry(
     make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, first, second = await two(
-        make_worker, make_service, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=30, dispatch__hedge_share=0
+        make_worker, make_service, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=30
     )
     held = Plan(stall_at=0, speak=speak)
     first.plan = lambda submit: held

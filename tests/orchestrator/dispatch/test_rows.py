@@ -26,8 +26,7 @@ class NoInstances:
 
 def test_it_is_decided_while_something_runs_and_not_after() -> None:
     rig, registry, in_flight = Rig(), cast(Any, NoInstances()), cast(Any, ["a job"])
-    none = cast(Any, None)
-    rows = RowControl(none, registry, rig.prediction, in_flight, rig.clock, enabled=True)
+    rows = RowControl(registry, rig.prediction, in_flight, rig.clock, enabled=True)
     for _ in range(3):
         rows.wake(lambda: None)
     rig.clock.advance(10.5 * ROWS_EVERY_S)
@@ -35,7 +34,7 @@ def test_it_is_decided_while_something_runs_and_not_after() -> None:
     in_flight.clear()
     rig.clock.advance(10 * ROWS_EVERY_S)
     assert registry.decisions == 11
-    RowControl(none, registry, rig.prediction, in_flight, rig.clock, enabled=False).wake(print)
+    RowControl(registry, rig.prediction, in_flight, rig.clock, enabled=False).wake(print)
     rig.clock.advance(10 * ROWS_EVERY_S)
     assert registry.decisions == 11
 

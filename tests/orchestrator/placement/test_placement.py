@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.instances.candidate import Candidate
 from orchestrator.instances.prefix_index import PrefixIndex
 from orchestrator.placement.choose import TIE_MS, TIE_SHARE, Affinity, feasible, place
-from orchestrator.placement.placer import OTHERS_TTL_S, Placer
+from orchestrator.placement.placer import KEPT_S, Placer
 from orchestrator.placement.policy import Policy
 from orchestrator.placement.requirements import Demand, Requirements
 from orchestrator.prediction.step_model import Load, StepModel, Work
@@ -311,7 +311,7 @@ def test_or18_others_instances_are_read_now_and_then_and_before_they_get_a_task(
     assert chooser.choose(pinned) is None and not chooser.could_start(pinned)
     registry.now["b"] = candidate("b")
     assert not chooser.could_start(pinned)
-    clock.advance(OTHERS_TTL_S)
+    clock.advance(KEPT_S)
     assert chooser.could_start(pinned)
     chosen = chooser.choose(pinned)
     assert chosen is not None

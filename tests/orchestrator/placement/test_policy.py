@@ -98,7 +98,6 @@ def test_or8_it_does_what_python_would(loads: list[int], limit: int) -> None:
         ("[1, 2].map(x, x).size()", "map"),
         ("__import__('os').system('true')", "__import__"),
         ("open('/etc/passwd')", "open"),
-        (" + ".join(["1"] * 3000), "characters"),
         ("+".join(["instance.load"] * 200), "recursion"),
     ],
 )
@@ -122,16 +121,13 @@ def test_or8_an_error_falls_back_and_is_counted(text: str, facts: dict[str, Fact
     assert policy.fallbacks == {"error": 1}
 
 
-def test_or8_errors_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    watch = Watch()
-    policy = Policy.compile("1 / instance.load", now=watch)
+def test_or8_only_the_first_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A counter has the others."""
+    policy = Policy.compile("1 / instance.load", now=Watch())
     for _ in range(3):
         assert policy.choose(TASK, [instance(load=0)]) is None
     assert policy.fallbacks == {"error": 3}
     assert len(caplog.records) == 1
-    watch.at += 61
-    assert policy.choose(TASK, [instance(load=0)]) is None
-    assert len(caplog.records) == 2
     assert policy.choose(TASK, [instance(load=1)]) == [(0, 1.0)]
 
 

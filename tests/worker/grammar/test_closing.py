@@ -28,7 +28,7 @@ from worker.grammar import closing
 from worker.grammar.closing import Closing, ClosingTables
 from worker.grammar.constraint import Constraint
 from worker.loaded import LoadedEngine
-from worker.scheduler.request import make_request
+from worker.scheduler.request import Request
 from worker.scheduler.step_time import StepTime
 
 __all__ = ["loaded"]
@@ -340,7 +340,7 @@ class Busy:
 
     def write(self, job: Job) -> str:
         """The text until it ends, or is cut."""
-        request = make_request(job, submitted_at=0.0, own_seed=1)
+        request = Request(job, submitted_at=0.0, own_seed=1)
         text: list[int] = []
         words = np.zeros(-(-self.vocab_size // 32), np.uint32)
         end = words.copy()

@@ -15,7 +15,7 @@ from worker.kv_disk.block_file import Bytes
 from worker.kv_disk.block_store import BlockStore
 from worker.kv_disk.disk_tier import DiskTier
 from worker.scheduler.block_pool import BlockPool
-from worker.scheduler.request import Request, make_request
+from worker.scheduler.request import Request
 from worker.scheduler.scheduler import Scheduler
 
 
@@ -41,7 +41,7 @@ class Rig:
         )
 
     def submit(self, ids: list[int], max_tokens: int = 4, **job: object) -> Request:
-        new = make_request(
+        new = Request(
             Job(ids, Sampling(max_tokens=max_tokens), **({"deadline": math.inf} | job)),  # type: ignore[arg-type]
             submitted_at=self.now,
             own_seed=0,

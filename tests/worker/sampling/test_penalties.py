@@ -10,7 +10,7 @@ from tests.support.cases import for_each
 from tests.support.lazy import transformers
 from worker.core import Job
 from worker.sampling.sampler import Sampler
-from worker.scheduler.request import Request, make_request
+from worker.scheduler.request import Request
 
 CPU = torch.device("cpu")
 VOCABULARY = 60
@@ -23,7 +23,7 @@ def sampler(slots: int) -> Sampler:
 
 def request_of(prompt: list[int], **params: object) -> Request:
     sampling = Sampling(LONGEST, temperature=0.0, **params)  # type: ignore[arg-type]
-    return make_request(Job(prompt, sampling, 0.0), submitted_at=0.0, own_seed=1)
+    return Request(Job(prompt, sampling, 0.0), submitted_at=0.0, own_seed=1)
 
 
 def slow(logits: torch.Tensor, request: Request) -> np.ndarray:

@@ -10,7 +10,7 @@ from protocol import Sampling, TokenLogprob
 from tests.support.cases import for_each
 from worker.core import Job
 from worker.sampling.sampler import NO_TOKEN, Sampler, uniforms
-from worker.scheduler.request import make_request
+from worker.scheduler.request import Request
 
 CPU = torch.device("cpu")
 EOS = 2
@@ -41,7 +41,7 @@ def rows(count: int, **params: float) -> list[Row]:
 def sampled(logits: torch.Tensor, batch: list[Row]) -> tuple[list[int], list[TokenLogprob | None]]:
     sampler = Sampler((EOS,), CPU, slots=len(batch), vocab_size=logits.shape[-1], max_tokens=8)
     for slot, each in enumerate(batch):
-        request = make_request(Job([], each.sampling, 0.0), submitted_at=0.0, own_seed=each.seed)
+        request = Request(Job([], each.sampling, 0.0), submitted_at=0.0, own_seed=each.seed)
         sampler.begin(slot, request)
         if each.bars_eos:
             sampler._table.first_free_position[slot] = each.position + 1

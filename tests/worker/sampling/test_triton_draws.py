@@ -16,7 +16,7 @@ from protocol import Sampling
 from tests.support.cases import for_each
 from worker.core import Job
 from worker.sampling.sampler import Sampler, draw_plain, likeliest
-from worker.scheduler.request import make_request
+from worker.scheduler.request import Request
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -210,7 +210,7 @@ def test_a_sampler_draws_the_same_recorded_or_not(monkeypatch: pytest.MonkeyPatc
     sampler = Sampler((), DEVICE, slots=5, vocab_size=VOCABULARY, max_tokens=8)
     sampler.compile_draws()
     for slot, sampling in enumerate(asked):
-        request = make_request(Job([], sampling, 0.0), submitted_at=0.0, own_seed=slot)
+        request = Request(Job([], sampling, 0.0), submitted_at=0.0, own_seed=slot)
         sampler.begin(slot, request)
     chances = sampler.plain_chances(slots, positions)
     assert chances is not None

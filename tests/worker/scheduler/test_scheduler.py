@@ -11,7 +11,7 @@ from tests.support.engine import config
 from worker.core import Job
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.plan import Plan, Row
-from worker.scheduler.request import PENDING, Request, make_request
+from worker.scheduler.request import PENDING, Request
 from worker.scheduler.scheduler import Scheduler
 
 
@@ -33,7 +33,7 @@ def request(
         first_token_by=first_token_by,
         token_gap_s=token_gap_s,
     )
-    return make_request(job, submitted_at=0.0, own_seed=0)
+    return Request(job, submitted_at=0.0, own_seed=0)
 
 
 class FakeMemory:
@@ -413,23 +413,14 @@ def test_dl14_the_most_urgent_first_token_is_computed_first() -> None:
     assert run_steps(scheduler, 3) == [[(one, 0, 8)] for one in (first, soon, late)]
 
 
-def test_what_has_not_begun_gives_way_to_what_is_more_urgent() -> None:
-    """All slots are given to long prompts, of which one has begun; the last in line steps back."""
-    scheduler = Scheduler(config(max_step_tokens=8, max_running=3), BlockPool(64))
-    first, second, third = (request(40, 1, deadline=90.0 + i) for i in range(3))
-    for one in (first, second, third):
-        assert scheduler.enqueue(one, 0.0) is None
-    assert run_steps(scheduler) == [[(first, 0, 8)]]
-    assert len(scheduler.running) == 3
-    urgent = request(8, 1, deadline=9.0)
+def test_an_urgent_prompt_does_not_wait_for_a_long_one_under_way() -> None:
+    """While a slot is free it is admitted, and its prompt goes first."""
+    scheduler = Scheduler(config(max_step_tokens=8), BlockPool(64))
+    long, urgent = request(40, 1, deadline=90.0), request(8, 1, deadline=9.0)
+    assert scheduler.enqueue(long, 0.0) is None
+    assert run_steps(scheduler) == [[(long, 0, 8)]]
     assert scheduler.enqueue(urgent, 0.0) is None
-    assert run_steps(scheduler) == [[(urgent, 0, 8)]]
-    assert scheduler.waiting == [third] and not third.blocks
-    scheduler.check_integrity()
-    lax = request(8, 1, deadline=99.0)
-    assert scheduler.enqueue(lax, 0.0) is None
-    run_steps(scheduler, 1)
-    assert third in scheduler.running and scheduler.waiting == [lax]
+    assert run_steps(scheduler, 2) == [[(urgent, 0, 8)], [(long, 8, 8)]]
 
 
 def test_blocks_that_adoption_gives_back_are_given_out_again() -> None:
@@ -521,7 +512,7 @@ def test_only_what_is_not_shared_is_reserved() -> None:
 @for_each("ids", [[], [100], [3, -1]])
 def test_prompts_outside_the_vocabulary_are_refused(ids: list[int]) -> None:
     job = Job(ids, Sampling(max_tokens=1), math.inf)
-    one = make_request(job, submitted_at=0.0, own_seed=0)
+    one = Request(job, submitted_at=0.0, own_seed=0)
     refusal = Scheduler(config(), BlockPool(4)).enqueue(one, 0.0)
     assert refusal is not None
     assert refusal.code is Code.INVALID_REQUEST

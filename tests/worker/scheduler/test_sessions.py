@@ -88,7 +88,7 @@ def test_running_work_gets_the_blocks_when_no_others_are_left() -> None:
 
 
 def test_the_least_recently_used_one_makes_room_within_the_share() -> None:
-    bench = SessionBench(blocks=20, session_share=0.5)
+    bench = SessionBench(blocks=20)
     for name, first in (("one", 3), ("two", 4), ("three", 5)):
         bench.cached_tokens(name, text(first, 17))
         bench.step()
@@ -98,9 +98,9 @@ def test_the_least_recently_used_one_makes_room_within_the_share() -> None:
 
 
 def test_of_a_long_one_the_head_is_kept() -> None:
-    bench = SessionBench(blocks=20, session_share=0.2)
+    bench = SessionBench(blocks=10)
     bench.cached_tokens("long", text(3, 33))
-    assert bench.scheduler.pool.kept_hashes == 4
+    assert bench.scheduler.pool.kept_hashes == 5
 
 
 def test_a_turn_that_was_stopped_early_does_not_shorten_what_is_kept() -> None:
