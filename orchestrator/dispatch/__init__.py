@@ -7,6 +7,7 @@
 - ``completion``    an attempt ended or was lost: settle, retry or resume
 - ``retry``         which tasks get another attempt, and when, and how many of all
 - ``resume``        whether and how a begun text goes on elsewhere
+- ``hedge``         a second attempt for a late first token
 - ``pausing``       which running jobs make room for more urgent work
 - ``replan``        new plans for what waits, a few at a time
 """

@@ -19,6 +19,9 @@ class AttemptOwner(Protocol):
 
     def now(self) -> float: ...
 
+    def first_token(self, attempt: "Attempt") -> None:
+        """One of two attempts at a task has its first token."""
+
     def attempt_ended(self, attempt: "Attempt", end: End) -> None:
         """The worker is done with the attempt's job."""
 
@@ -48,6 +51,7 @@ class Attempt:
         "is_paused",
         "job",
         "late_tokens",
+        "lost_hedge",
         "task",
     )
 
@@ -79,6 +83,8 @@ class Attempt:
         self.is_paused = False
         """Whether the last request to the worker was to pause the job."""
         self.late_tokens = 0
+        self.lost_hedge = False
+        """Whether the task's other attempt had the first token."""
         self.abandoned_at = 0.0
         self.cause: AbortCause | None = None
 
@@ -95,15 +101,20 @@ class Attempt:
             self._owner.listener_failed(self)
 
     def on_cached(self, tokens: int) -> None:
-        if self.task.attempt is self:
+        if self.task.attempt is self or self.task.hedge is self:
             self.task.likely_cached = min(tokens, self.task.prompt_tokens)
 
     def on_prompt(self, logprobs: PromptLogprobs) -> None:
-        if self.task.attempt is self:
-            self.task.deliver_prompt(logprobs)
+        task = self.task
+        if task.hedge is not None and (task.attempt is self or task.hedge is self):
+            self._owner.first_token(self)
+        if task.attempt is self:
+            task.deliver_prompt(logprobs)
 
     def on_tokens(self, delta: Delta, now: float) -> None:
         task = self.task
+        if task.hedge is not None and (task.attempt is self or task.hedge is self):
+            self._owner.first_token(self)
         if task.attempt is not self:
             self.late_tokens += len(delta.ids)
             return

@@ -1,7 +1,7 @@
 """Handles the end of an attempt, and the ends of tasks.
 
 An attempt ends when its worker says so, or when its lane is lost. Its instance is judged by it, and
-the forecaster learns from it; then its task is tried again, or ends.
+the forecaster learns from it; then its task goes on with a hedge, is tried again, or ends.
 """
 
 import math
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import Attempt
+from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.metrics import DispatchMetrics
 from orchestrator.dispatch.resume import ending_of_complete_text
 from orchestrator.dispatch.retry import RETRYABLE, Fate, Retrier, RetryAfter, RetryDenied
@@ -23,6 +24,9 @@ from orchestrator.tasks.task import Loss, Task
 from orchestrator.tasks.verdicts import judge, lost, overdue, poisonous
 from protocol import AbortCause, Code, End, FinishReason
 
+FAULTS = frozenset({Code.ENGINE_ERROR, Code.NOT_FINITE, Code.INTERNAL})
+"""Faults of an instance's own: a hedge that is already under way is not touched by them."""
+
 
 class Completion:
     """Decides what follows from an attempt's end. The dispatcher has detached it from its task."""
@@ -34,6 +38,7 @@ class Completion:
         metrics: DispatchMetrics,
         prediction: Prediction,
         retrier: Retrier,
+        hedger: Hedger,
         clock: Clock,
     ) -> None:
         self._registry = registry
@@ -41,6 +46,7 @@ class Completion:
         self._metrics = metrics
         self._prediction = prediction
         self._retrier = retrier
+        self._hedger = hedger
         self._clock = clock
 
     def ended(self, attempt: Attempt, end: End, *, is_current: bool) -> RetryAfter | None:
@@ -60,7 +66,10 @@ class Completion:
         task = attempt.task
         if end.code is Code.INSTANCE_LOST:
             self._note_loss(attempt, now, is_death=True)
-        if end.code in RETRYABLE and self._complete_text(attempt, now) is None:
+        can_retry = end.code in RETRYABLE or (end.code in FAULTS and task.hedge is not None)
+        if can_retry and self._complete_text(attempt, now) is None:
+            if self._hedger.promote(task):
+                return None
             is_planned = end.code is Code.DRAINING and instance is not None and instance.draining
             retry = self._retrier.decide(task, attempt.address, now, planned=is_planned)
             if retry is not None:
@@ -87,6 +96,8 @@ class Completion:
         task = attempt.task
         ending = self._complete_text(attempt, now)
         if ending is None:
+            if self._hedger.promote(task):
+                return None
             retry = self._retrier.decide(task, attempt.address, now)
             if retry is not None:
                 return retry
@@ -98,19 +109,21 @@ class Completion:
     def leave(self, in_flight: Iterable[Attempt]) -> Iterator[tuple[Attempt, RetryAfter]]:
         """Withdraw attempts that another instance can go on with: those that wait for their first
         token on a suspect one, and those that will probably outlast their instance's drain
-        (OR-14)."""
+        (OR-14). Tasks with a hedge go on with that."""
         now = self._clock.now()
         for attempt in list(in_flight):
             task, instance = attempt.task, self._registry.instances.get(attempt.address)
             if instance is None or task.attempt is not attempt:
                 continue
+            is_silent = instance.state is InstanceState.SUSPECT and not task.completion_tokens
+            if task.hedge is not None:
+                if is_silent:
+                    attempt.withdraw()
+                    self._hedger.promote(task)
+                continue
             # One that cannot lose another worker would wait elsewhere, until this one's end is
             # known.
-            is_silent = (
-                instance.state is InstanceState.SUSPECT
-                and not task.completion_tokens
-                and self._retrier.can_lose_another(task, now)
-            )
+            is_silent = is_silent and self._retrier.can_lose_another(task, now)
             left_ms = 1000 * (instance.drain_ends_at - now)
             if not is_silent and (
                 left_ms == math.inf or self._prediction.schedule.left_ms(task) <= left_ms
@@ -148,6 +161,9 @@ class Completion:
             loss = Loss(attempt.address, instance.process_id, now, is_death)
             attempt.task.losses.append(loss)
 
+    def first_token(self, attempt: Attempt) -> None:
+        self._hedger.first_token(attempt)
+
     def settle(self, task: Task, ending: Ending) -> None:
         """End a task that no worker has, or that is not to wait for its worker."""
         self._settler.settle(task, ending)
@@ -155,6 +171,7 @@ class Completion:
     def _measure(self, attempt: Attempt, end: End, now: float) -> None:
         metrics = self._metrics
         self._settler.metrics.count_late(attempt.late_tokens + end.late_tokens)
+        self._hedger.stats.aborts_verified += attempt.lost_hedge
         if attempt.cause is not None:
             freed_ms = 1000 * (now - attempt.abandoned_at)
             if attempt.cause is AbortCause.DISCONNECT:
@@ -166,7 +183,8 @@ class Completion:
 
     def _learn(self, attempt: Attempt, end: End, now: float, *, is_current: bool) -> None:
         task, instance = attempt.task, self._registry.instances.get(attempt.address)
-        if (is_current or attempt.abandoned_at) and not attempt.begun_tokens:
+        is_abandoned = attempt.abandoned_at > 0 and not attempt.lost_hedge
+        if (is_current or is_abandoned) and not attempt.begun_tokens:
             self._prediction.forecaster.ended(task, end)
         if instance is not None and end.code is None and not task.pauses:
             worker_ms = end.wait_ms + end.prefill_ms + end.decode_ms
@@ -195,6 +213,6 @@ def _abort_cause(attempt: Attempt, end: End) -> str:
     if end.reason is FinishReason.DEADLINE:
         return "deadline"
     ending = attempt.task.ending  # set already where the task's own timer stopped the job
-    if ending is None or not attempt.abandoned_at:
+    if ending is None or not attempt.abandoned_at:  # a hedge that lost, say
         return ""
     return "deadline" if ending.finish_reason is FinishReason.DEADLINE else ""

@@ -262,6 +262,9 @@ class Dispatcher:
     def now(self) -> float:
         return self._clock.now()
 
+    def first_token(self, attempt: Attempt) -> None:
+        self._completion.first_token(attempt)
+
     def attempt_ended(self, attempt: Attempt, end: End) -> None:
         is_current = self._detach(attempt)
         self._retry(attempt, self._completion.ended(attempt, end, is_current=is_current))
@@ -289,6 +292,8 @@ class Dispatcher:
         if is_current:
             task.attempt = None
             self._forget_pause(task)
+        elif task.hedge is attempt:
+            task.hedge = None
         return is_current
 
     def _forget_pause(self, task: Task) -> None:
@@ -304,7 +309,8 @@ class Dispatcher:
     # ── second tries (OR-10) ─────────────────────────────────────────────────────────────────
 
     def upkeep(self) -> None:
-        """Retry or move jobs whose instance is silent or drains.
+        """Hedge, retry or move jobs whose first token is late, or whose instance is silent or
+        drains.
 
         To be called every 250 ms or so.
         """
@@ -315,6 +321,8 @@ class Dispatcher:
                 self._retry(attempt, retry)
         finally:
             self.pump()
+        if not self._queue:  # otherwise others wait for the slots
+            self._launcher.hedge_late(self)
 
     def _retry(self, attempt: Attempt, retry: RetryAfter | None) -> None:
         if retry is None:

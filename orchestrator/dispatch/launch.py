@@ -1,9 +1,10 @@
-"""Sends tasks to instances: the first attempt, or a retry; resumes those that are paused."""
+"""Sends tasks to instances: the first attempt, a retry, a hedge; resumes those that are paused."""
 
 import math
 
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import Attempt, AttemptOwner, AttemptsInFlight
+from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.resume import remaining_request
 from orchestrator.dispatch.retry import Retrier
@@ -31,6 +32,7 @@ class Launcher:
         pausing: Pausing,
         prediction: Prediction,
         retrier: Retrier,
+        hedger: Hedger,
         limits: TimeLimits,
         clock: Clock,
     ) -> None:
@@ -40,10 +42,12 @@ class Launcher:
         self._registry = registry
         self._prediction = prediction
         self._retrier = retrier
+        self._hedger = hedger
         self._clock = clock
 
     def offered(self) -> None:
         self._retrier.budget.offered()
+        self._hedger.budget.offered()
 
     def start(self, owner: AttemptOwner, task: Task, choice: Choice) -> None:
         now = self._clock.now()
@@ -65,6 +69,12 @@ class Launcher:
             if task.given_chance is None:
                 task.given_chance = forecaster.urgency(task, now).chance
         task.attempt = self._send(owner, task, choice, now)
+
+    def hedge_late(self, owner: AttemptOwner) -> None:
+        """Send a second attempt elsewhere for each job that is late with its first token."""
+        now = self._clock.now()
+        for attempt, target in self._hedger.due(self.in_flight, now):
+            attempt.task.hedge = self._send(owner, attempt.task, Choice(target, 0, 0.0), now)
 
     def _send(self, owner: AttemptOwner, task: Task, choice: Choice, now: float) -> Attempt:
         parts = task.parts

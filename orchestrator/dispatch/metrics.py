@@ -1,5 +1,6 @@
-"""Metrics of retries, and of how fast abandoned work is gone."""
+"""Metrics of retries and hedges, and of how fast abandoned work is gone."""
 
+from orchestrator.dispatch.hedge import HedgeStats
 from orchestrator.dispatch.retry import Retrier, RetryDenied
 from orchestrator.telemetry.metrics import MetricRow, Metrics
 
@@ -41,5 +42,23 @@ RETRIES: tuple[MetricRow[Retrier], ...] = (
         "Jobs not sent again, by why (OR-10, DL-12)",
         lambda retrier: [((why.value,), retrier.denied[why]) for why in RetryDenied],
         ("why",),
+    ),
+)
+
+HEDGES: tuple[MetricRow[HedgeStats], ...] = (
+    MetricRow(
+        "counter",
+        "hedges",
+        "jobs",
+        "Hedges sent, and of these won and lost (OR-10)",
+        lambda of: [(("begun",), of.begun), (("won",), of.won), (("lost",), of.lost)],
+        ("what",),
+    ),
+    MetricRow(
+        "counter",
+        "hedge_aborts_verified",
+        "jobs",
+        "Losing attempts of hedged jobs that their worker has confirmed to be gone",
+        lambda of: of.aborts_verified,
     ),
 )

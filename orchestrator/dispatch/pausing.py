@@ -11,7 +11,7 @@ worker begins with the one that has the least slack.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from orchestrator.dispatch.attempt import Attempt
 from orchestrator.dispatch.replan import PLAN_EVERY_S
@@ -50,16 +50,6 @@ class Trade(NamedTuple):
     running: Attempt
 
 
-class PauseListener(Protocol):
-    """Hears of pauses. Must neither wait nor raise."""
-
-    def paused(self, task: Task, now: float) -> None:
-        """A task's job was paused."""
-
-    def resumed(self, task: Task, now: float) -> None:
-        """A paused task goes on."""
-
-
 class Room(NamedTuple):
     """Tasks that were paused, and tasks that wait inside other workers and are to have the slots.
 
@@ -76,7 +66,6 @@ class Pausing:
     def __init__(
         self, registry: Registry, forecaster: Forecaster, placer: Placer, *, enabled: bool
     ) -> None:
-        self.listener: PauseListener | None = None
         self._registry = registry
         self._forecaster = forecaster
         self._placer = placer
@@ -132,8 +121,6 @@ class Pausing:
         task.paused_on = attempt.address
         task.paused_at = now
         task.time_spent.waits(now)
-        if self.listener is not None:
-            self.listener.paused(task, now)
 
     def surplus(self, attempts: Iterable[Attempt], now: float) -> list[Attempt]:
         """The least urgent jobs of each instance that runs more rows than is best for it."""
@@ -159,8 +146,6 @@ class Pausing:
         task.paused_on = ""
         task.prompt_ready_at += now - task.paused_at
         task.time_spent.resumed(now)
-        if self.listener is not None:
-            self.listener.resumed(task, now)
         attempt.resume(self._registry.instances[attempt.address].load)
 
     def victims(
@@ -223,7 +208,7 @@ class Pausing:
         }
         for attempt in attempts:
             task = attempt.task
-            if attempt.has_slot or task.attempt is not attempt:
+            if attempt.has_slot or task.attempt is not attempt or task.hedge is not None:
                 continue
             # A paused job that is to go on does so before all others. Most of these
             # have a slot within a round of planning.
@@ -248,7 +233,7 @@ class Pausing:
             task, jobs = attempt.task, full.get(attempt.address)
             if jobs is None:
                 continue
-            if task.attempt is not attempt or attempt.is_paused:
+            if task.attempt is not attempt or attempt.is_paused or task.hedge is not None:
                 continue
             if (task.is_promised or _keeps_pace(task)) and not task.is_unread:
                 continue  # we named its deadline ourselves, or its next token is due soon

@@ -43,9 +43,10 @@ from protocol import Code
 class RetryBudget:
     """A token bucket that requests fill and second tries empty."""
 
-    def __init__(self, share: float, burst: float) -> None:
+    def __init__(self, share: float, burst: float, *, is_full: bool = True) -> None:
         self._share = share
-        self._tokens = self._burst = burst if share else 0.0
+        self._burst = burst if share else 0.0
+        self._tokens = self._burst if is_full else 0.0
 
     def offered(self) -> None:
         self._tokens = min(self._burst, self._tokens + self._share)

@@ -230,6 +230,9 @@ class DispatchSettings(Section):
     learn_runs: bool = True
     """Whether calls of one session or trace with the same deadline count as a run, with shares of
     the time by the usual number of calls (DL-22)."""
+    hedge_share: float = Field(default=0.02, ge=0, le=0.02)
+    """Largest share of offered requests that get a second attempt because their first token is
+    late; 0: none."""
 
 
 class AdmissionSettings(Section):

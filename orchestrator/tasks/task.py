@@ -100,6 +100,7 @@ class Task(WorkItem[Job, Listener]):
         "first_id_free",
         "fitted_tokens",
         "given_chance",
+        "hedge",
         "images",
         "is_background",
         "is_promised",
@@ -213,6 +214,8 @@ class Task(WorkItem[Job, Listener]):
         """An earlier process's text, until ``restore``, or until all of it was made again and is
         the same."""
         self.attempt: Abandonable | None = None
+        self.hedge: Abandonable | None = None
+        """A second job for the same task, until one of the two has a token."""
         self.spans: TaskSpans | None = None
         self.entry: Entry | None = None
         """Place of the task in the journal; None for most tasks."""
@@ -370,9 +373,10 @@ class Task(WorkItem[Job, Listener]):
         self.token_ids = ()
         self.images = ()
         self.prefix_hashes = ()
-        attempt, self.attempt = self.attempt, None
-        if attempt is not None:
-            attempt.abandon(ending)
+        attempts, self.attempt, self.hedge = (self.attempt, self.hedge), None, None
+        for attempt in attempts:
+            if attempt is not None:
+                attempt.abandon(ending)
 
 
 class TaskStore(KeptStore[Task]):

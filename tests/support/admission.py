@@ -116,8 +116,8 @@ class Rig:
             self.queue,
             placer,
             prediction,
-            Launcher(site, in_flight, pausing, prediction, nobody, limits, self.clock),
-            Completion(site, settler, freed, prediction, nobody, self.clock),
+            Launcher(site, in_flight, pausing, prediction, nobody, nobody, limits, self.clock),
+            Completion(site, settler, freed, prediction, nobody, nobody, self.clock),
             self.clock,
         )
 

@@ -216,7 +216,7 @@ def test_dl8_batch_work_pauses_its_like_only() -> None:
 @pytest.mark.parametrize(
     "why",
     [
-        *("paused", "withdrawn", "not begun", "promised", "paced"),
+        *("paused", "rival", "is the rival", "not begun", "promised", "paced"),
         *("cannot", "gone", "off"),
     ],
 )
@@ -226,7 +226,9 @@ def test_who_is_never_paused(why: str) -> None:
     match why:
         case "paused":
             rig.running[0].is_paused = True
-        case "withdrawn":
+        case "rival":
+            run.hedge = SimpleNamespace()
+        case "is the rival":
             run.attempt = SimpleNamespace()
         case "not begun":
             rig.running[0].has_slot = False

@@ -256,7 +256,7 @@ async def test_or10_a_fault_while_one_is_judged_costs_no_other_its_retry(
     make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, first, second = await two(
-        make_worker, make_service, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=30
+        make_worker, make_service, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=30, dispatch__hedge_share=0
     )
     held = Plan(stall_at=0, speak=speak)
     first.plan = lambda submit: held

@@ -1,0 +1,114 @@
+"""Hedged requests (OR-10): a job that is late with its first token is sent to a second instance.
+
+The first token wins; the other attempt is cancelled, and its end is waited for. Hedges are sent
+only while nothing waits in the queue, if another instance has a free slot and slack is short, and
+for at most one request in fifty: a second copy of a job takes work from others. (Dean and Barroso,
+The tail at scale, 2013.)
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from orchestrator.dispatch.attempt import Attempt
+from orchestrator.dispatch.retry import RetryBudget
+from orchestrator.instances.registry import Registry
+from orchestrator.placement.choose import feasible
+from orchestrator.placement.requirements import requirements_of
+from orchestrator.prediction.forecaster import Forecaster, least_tokens
+from orchestrator.prediction.step_model import Load, StepModel, Work
+from orchestrator.tasks.task import Task
+
+SHORT_SLACK = 2.0
+"""Slack is short when less time is left than this many times a slow estimate of the job."""
+
+
+@dataclass(slots=True)
+class HedgeStats:
+    """Counts of hedges. Each is won or lost, or neither attempt had a token."""
+
+    begun: int = 0
+    won: int = 0
+    lost: int = 0
+    aborts_verified: int = 0
+    """Losing attempts whose worker has confirmed that they are gone."""
+
+
+class Hedger:
+    """Decides which jobs are hedged, and where; keeps the attempt that wins."""
+
+    def __init__(self, registry: Registry, forecaster: Forecaster, *, share: float) -> None:
+        """``share`` (0 to 1) of the requests offered are hedged at most; 0 hedges none."""
+        self._registry = registry
+        self._forecaster = forecaster
+        self.budget = RetryBudget(share, 1.0, is_full=False)
+        self.stats = HedgeStats()
+
+    def due(self, in_flight: Iterable[Attempt], now: float) -> Iterator[tuple[Attempt, str]]:
+        """Late attempts, each with the instance for its hedge. Each one is counted as sent."""
+        if self.budget.is_empty:
+            return
+        for attempt in list(in_flight):
+            task = attempt.task
+            if task.attempt is not attempt or task.hedge is not None or task.completion_tokens:
+                continue
+            if not self.is_due(task, attempt.basis, attempt.dispatched_at, now):
+                continue
+            target = self.target(task, now)
+            if target is None:
+                continue
+            self.budget.spend()
+            self.stats.begun += 1
+            yield attempt, target
+
+    def is_due(
+        self, task: Task, basis: tuple[StepModel, Load] | None, sent_at: float, now: float
+    ) -> bool:
+        """Whether a job sent at ``sent_at`` is late with its first token and short of slack."""
+        if self.budget.is_empty or basis is None or not basis[0].known:
+            return False
+        model, load = basis
+        least_ms = model.least_ms(Work(1, 0, least_tokens(task)))
+        left_ms = task.deadline.left_ms(now)
+        usual = Work(task.prompt_tokens, 0, self._forecaster.usual_tokens(task))
+        if left_ms > SHORT_SLACK * model.slow * model.service_ms(usual) or left_ms <= least_ms:
+            return False
+        first_ms = model.upper_ms(Work(task.prompt_tokens), load)
+        return 1000 * (now - sent_at) > first_ms
+
+    def target(self, task: Task, now: float) -> str | None:
+        """The least loaded other instance with a slot free for ``task``; None if there is none."""
+        tokens = task.prompt_tokens + task.sampling.max_tokens
+        requirements = requirements_of(task, tokens)
+        left_ms = task.deadline.left_ms(now)
+        free = [
+            c
+            for c in feasible(requirements, self._registry.candidates())
+            if c.ready
+            and c.name != task.instance
+            and c.name not in task.failed_on
+            and c.stops_within(left_ms)
+            and c.load < self._registry.instances[c.name].slots
+        ]
+        return min(free, key=lambda c: (c.load / c.limit, c.name)).name if free else None
+
+    def promote(self, task: Task) -> bool:
+        """Let the hedge replace a first attempt that ended tokenless. False without a hedge."""
+        hedge, task.hedge = task.hedge, None
+        if hedge is None:
+            return False
+        assert isinstance(hedge, Attempt) and task.attempt is None
+        task.attempt, task.instance = hedge, hedge.address
+        return True
+
+    def first_token(self, winner: Attempt) -> None:
+        task, hedge = winner.task, winner.task.hedge
+        loser = task.attempt if hedge is winner else hedge
+        assert isinstance(loser, Attempt)
+        if hedge is winner:
+            self.stats.won += 1
+            task.attempt, task.instance = winner, winner.address
+        else:
+            self.stats.lost += 1
+        task.hedge = None
+        loser.lost_hedge = True
+        loser.withdraw()
