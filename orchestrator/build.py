@@ -17,7 +17,7 @@ from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import AttemptsInFlight
 from orchestrator.dispatch.completion import Completion
 from orchestrator.dispatch.dispatcher import Dispatcher
-from orchestrator.dispatch.hedge import Hedger
+from orchestrator.dispatch.hedge import Hedger, Tries
 from orchestrator.dispatch.launch import Launcher
 from orchestrator.dispatch.metrics import HEDGES, RETRIES, DispatchMetrics
 from orchestrator.dispatch.pausing import Pausing
@@ -323,6 +323,7 @@ def _dispatch(
     chosen = settings.dispatch
     retrier = Retrier(registry, common.rng, settings.admission.floor_ms)
     hedger = Hedger(registry, forecaster, share=chosen.hedge_share)
+    tries = Tries(retrier, hedger)
     values_time = settings.queue.order is QueueOrder.SLACK
     pausing = Pausing(registry, forecaster, foresight.placer, enabled=chosen.pause and values_time)
     adapts_rows = chosen.row_policy is RowPolicy.ADAPTIVE and values_time
@@ -330,12 +331,8 @@ def _dispatch(
     prediction.schedule.may_free_row = pausing.may_free_row
     prediction.schedule.adapts_rows = rows.adapts
     limits = TimeLimits(return_margin_s=RETURN_MARGIN_S, loop_delay=LoopDelay(clock))
-    launcher = Launcher(
-        registry, foresight.in_flight, pausing, prediction, retrier, hedger, limits, clock
-    )
-    completion = Completion(
-        registry, settler, DispatchMetrics(metrics), prediction, retrier, hedger, clock
-    )
+    launcher = Launcher(registry, foresight.in_flight, pausing, prediction, tries, limits, clock)
+    completion = Completion(registry, settler, DispatchMetrics(metrics), prediction, tries, clock)
     dispatcher = Dispatcher(common.queue, foresight.placer, prediction, launcher, completion, clock)
     dispatcher.on_queued = partial(rows.wake, dispatcher.pump)
     registry.listen(dispatcher)

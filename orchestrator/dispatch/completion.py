@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import Attempt
-from orchestrator.dispatch.hedge import Hedger
+from orchestrator.dispatch.hedge import Tries
 from orchestrator.dispatch.metrics import DispatchMetrics
 from orchestrator.dispatch.resume import ending_of_complete_text
-from orchestrator.dispatch.retry import RETRYABLE, Fate, Retrier, RetryAfter, RetryDenied
+from orchestrator.dispatch.retry import RETRYABLE, Fate, RetryAfter, RetryDenied
 from orchestrator.errors import TidegateError
 from orchestrator.instances.breaker import record_end
 from orchestrator.instances.instance import InstanceState
@@ -37,16 +37,14 @@ class Completion:
         settler: Settler,
         metrics: DispatchMetrics,
         prediction: Prediction,
-        retrier: Retrier,
-        hedger: Hedger,
+        tries: Tries,
         clock: Clock,
     ) -> None:
         self._registry = registry
         self._settler = settler
         self._metrics = metrics
         self._prediction = prediction
-        self._retrier = retrier
-        self._hedger = hedger
+        self._retrier, self._hedger = tries.retrier, tries.hedger
         self._clock = clock
 
     def ended(self, attempt: Attempt, end: End, *, is_current: bool) -> RetryAfter | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from orchestrator.dispatch.attempt import Attempt
-from orchestrator.dispatch.retry import RetryBudget
+from orchestrator.dispatch.retry import Retrier, RetryBudget
 from orchestrator.instances.registry import Registry
 from orchestrator.placement.choose import feasible
 from orchestrator.placement.requirements import requirements_of
@@ -112,3 +112,16 @@ class Hedger:
         task.hedge = None
         loser.lost_hedge = True
         loser.withdraw()
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """How a task gets another attempt: after one that failed, or while the first one is late."""
+
+    retrier: Retrier
+    hedger: Hedger
+
+    def offered(self) -> None:
+        """One more request was offered: both may spend a share of them."""
+        self.retrier.budget.offered()
+        self.hedger.budget.offered()

@@ -4,10 +4,9 @@ import math
 
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import Attempt, AttemptOwner, AttemptsInFlight
-from orchestrator.dispatch.hedge import Hedger
+from orchestrator.dispatch.hedge import Tries
 from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.resume import remaining_request
-from orchestrator.dispatch.retry import Retrier
 from orchestrator.dispatch.time_limits import TimeLimits
 from orchestrator.instances.concurrency import InFlightJob
 from orchestrator.instances.registry import Registry
@@ -31,8 +30,7 @@ class Launcher:
         in_flight: AttemptsInFlight,
         pausing: Pausing,
         prediction: Prediction,
-        retrier: Retrier,
-        hedger: Hedger,
+        tries: Tries,
         limits: TimeLimits,
         clock: Clock,
     ) -> None:
@@ -41,13 +39,11 @@ class Launcher:
         self.limits = limits
         self._registry = registry
         self._prediction = prediction
-        self._retrier = retrier
-        self._hedger = hedger
+        self._tries = tries
         self._clock = clock
 
     def offered(self) -> None:
-        self._retrier.budget.offered()
-        self._hedger.budget.offered()
+        self._tries.offered()
 
     def start(self, owner: AttemptOwner, task: Task, choice: Choice) -> None:
         now = self._clock.now()
@@ -64,7 +60,7 @@ class Launcher:
                 self._prediction.forecaster,
             )
             forecaster.fit(task, self.limits.budget_ms(task, instance, now))
-            self._retrier.keep_transcript(task, choice.name)
+            self._tries.retrier.keep_transcript(task, choice.name)
             task.marks.dispatched = now
             if task.given_chance is None:
                 task.given_chance = forecaster.urgency(task, now).chance
@@ -73,7 +69,7 @@ class Launcher:
     def hedge_late(self, owner: AttemptOwner) -> None:
         """Send a second attempt elsewhere for each job that is late with its first token."""
         now = self._clock.now()
-        for attempt, target in self._hedger.due(self.in_flight, now):
+        for attempt, target in self._tries.hedger.due(self.in_flight, now):
             attempt.task.hedge = self._send(owner, attempt.task, Choice(target, 0, 0.0), now)
 
     def _send(self, owner: AttemptOwner, task: Task, choice: Choice, now: float) -> Attempt:

@@ -163,7 +163,7 @@ async def test_a_slot_is_free_when_the_engine_s_own_count_says_so() -> None:
     async with running_app(app) as port:
         peer = fleet.Peer("fake", port, "", ("running",), port)
         begun = time.monotonic()
-        assert await fleet.until(peer, lambda count: count == 0) > begun
+        assert await fleet.until(peer, lambda count: count == 0, "is free") > begun
     assert next(jobs) == 0, "it asked three times"
 
 
