@@ -70,9 +70,10 @@ TABLE: Final = (
     Recordable("agents", "perf.service --only agents"),
     Recordable("choices", "perf.engine.choices"),
     Recordable("peers-avx512", "perf.peers --rates 6 12 20 32 --seconds 10", on="avx512"),
-    Recordable("peers-real", "perf.peers --model smollm2 --loads 0.7 1 2 --only goodput"),
+    Recordable("peers-real", "perf.peers --model smollm2 --loads 0.7 1 2 3 --only goodput"),
     Recordable("peers-real-alone", "perf.peers --model smollm2 --alone"),
     Recordable("picker", "perf.peers.picker"),
+    Recordable("fleet", "perf.peers.fleet --only tidegate velocityllm vllm dynamo"),
     Recordable(
         "goodput-real",
         f"perf.goodput --trace {_CONVERSATION} --trace {_CODE} --loads 2 --seconds 10",
