@@ -250,8 +250,8 @@ class AdmissionSettings(Section):
     # refusals named deadlines 2.1 times as far away as the request then took, with 0.1 1.5.
     least_chance: float = Field(default=0.1, ge=0, le=1)
     """Least that a request must add to the expected number of met deadlines, on arrival and while
-    it waits: its chance, minus half of the chances that others lose. ``0`` refuses only certain
-    misses (DL-7)."""
+    it waits: its chance, minus half of the chances that others lose, also those who come during a
+    long stay. ``0`` refuses only certain misses (DL-7)."""
     refusal_cap: float = Field(default=0.95, ge=0, le=1)
     """Largest share of recent work that is refused as infeasible (DL-7); beyond it everything is
     let in."""
