@@ -1,20 +1,20 @@
 """Writes the figures of the documents from the recorded bundles (PF-9).
 
-    python -m perf.figures            writes the figures of DOCUMENTS anew
+    python -m perf.figures            writes the figures of DOCUMENTS again
 
 A document says what it wants to show in a comment, and has the result right below it::
 
     <!-- figures
-    | tokens/s beside vLLM, 8 streams | {{ fig("peers", "speed.ratio.8") }} |
+    | tokens/s compared with vLLM, 8 streams | {{ fig("peers", "speed.ratio.8") }} |
     -->
-    | tokens/s beside vLLM, 8 streams | 1.38 (1.12 … 1.99) |
+    | tokens/s compared with vLLM, 8 streams | 1.38 (1.12 … 1.99) |
 
     From the bundles `peers`.
     <!-- end of figures -->
 
 The comment is a Jinja template; ``Figures`` has what it may call. A bundle is marked old once more
 than ``MAX_CHANGED`` of the lines behind its figures have changed since its commit: then it is to
-be recorded anew (``perf.record``).
+be recorded again (``perf.record``).
 """
 
 import re
@@ -167,7 +167,7 @@ def _decoded(path: Path) -> dict[str, Any]:
 
 
 def rendered(text: str, results: Path, is_old: Callable[[str, str], bool]) -> str:
-    """Text of a document with all of its blocks written anew. Raises ``UnknownFigure``."""
+    """Text of a document with all of its blocks written again. Raises ``UnknownFigure``."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)
 
     def block(match: re.Match[str]) -> str:

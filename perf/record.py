@@ -1,5 +1,5 @@
 """``make record``: every bundle that is shown in a document or in the table of perf/README.md,
-recorded anew from one clean commit.
+recorded again from one clean commit.
 
     python -m perf.record [--only NAME …] [--dry-run] [--traces FOLDER]
 
@@ -174,7 +174,7 @@ def new_arguments() -> argparse.ArgumentParser:
         type=Path,
         default=ROOT.parent / "shared" / "traces",
         metavar="FOLDER",
-        help="with Azure's traces of 2023; by default shared/traces beside the checkout",
+        help="with Azure's traces of 2023; by default shared/traces next to the checkout",
     )
     return parser
 

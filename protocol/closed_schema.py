@@ -3,7 +3,7 @@
 By JSON Schema an object may have any further properties unless ``additionalProperties`` says
 otherwise. Authors of schemas for models rarely mean that, and models invent properties. So an
 object that names its properties and does not mention others is closed, as in xgrammar. A schema in
-which several describe one object (``allOf`` beside ``properties``) or a pattern names properties
+which several describe one object (``allOf`` next to ``properties``) or a pattern names properties
 keeps JSON Schema's meaning: none of the parts knows what the others name.
 """
 

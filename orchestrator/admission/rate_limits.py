@@ -132,7 +132,7 @@ EVERYONE = "*"
 
 
 class SharedAccount(NamedTuple):
-    """An account with limits, for whoever keeps them for several orchestrators."""
+    """An account with limits, for a store that keeps them for several orchestrators."""
 
     name: str
     whose: str
@@ -152,7 +152,7 @@ class Limiter:
         self._accounts = {key: Account.of(limits) for key, limits in config.by_key.items()}
 
     def replace(self, config: RateLimitConfig) -> None:
-        """Replace all limits, also for what is running; a rate that has changed begins anew."""
+        """Replace all limits, also for what is running; a rate that has changed starts again."""
         self._config = config
         self._everyone.limit(config.everyone)
         for key, account in self._accounts.items():

@@ -1,4 +1,4 @@
-"""Budgets beside time: tokens and money per run, key and month (DL-25)."""
+"""Budgets in addition to time: tokens and money per run, key and month (DL-25)."""
 
 import asyncio
 from collections.abc import Iterable

@@ -154,7 +154,7 @@ class Completion:
     def _note_loss(self, attempt: Attempt, now: float, *, is_death: bool = False) -> None:
         """Note that a worker went away or hangs, perhaps because of this attempt's task."""
         instance = self._registry.instances.get(attempt.address)
-        # Loading a model anew ends a worker that was well.
+        # Reloading a model ends a worker that was well.
         if instance is not None and not instance.is_reopening:
             loss = Loss(attempt.address, instance.process_id, now, is_death)
             attempt.task.losses.append(loss)
@@ -205,7 +205,7 @@ def _trace(attempt: Attempt, end: End | None, now: float) -> None:
 
 
 def _abort_cause(attempt: Attempt, end: End) -> str:
-    """Why a job was stopped early, whoever stopped it; empty for any other end (WP-5)."""
+    """Why a job was stopped early, by any party; empty for any other end (WP-5)."""
     if attempt.cause is not None:
         return attempt.cause.value
     if end.reason is FinishReason.DEADLINE:

@@ -55,10 +55,8 @@ class Launcher:
         task.time_spent.sent(now)
         task.likely_cached = choice.cached_tokens
         if not task.completion_tokens:
-            instance, forecaster = (
-                self._registry.instances[choice.name],
-                self._prediction.forecaster,
-            )
+            forecaster = self._prediction.forecaster
+            instance = self._registry.instances[choice.name]
             forecaster.fit(task, self.limits.budget_ms(task, instance, now))
             self._tries.retrier.keep_transcript(task, choice.name)
             task.marks.dispatched = now

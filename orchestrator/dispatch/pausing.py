@@ -250,7 +250,7 @@ class Pausing:
         return {name: jobs for name, jobs in full.items() if jobs}
 
     def _has_memory(self, name: str, task: Task) -> bool:
-        """Whether the instance's KV memory has room for ``task`` beside all its other jobs."""
+        """Whether the instance's KV memory has room for ``task`` and all its other jobs."""
         instance = self._registry.instances[name]
         stats = instance.stats
         if stats is None or not stats.kv_blocks_total or not task.block_tokens:

@@ -1,4 +1,4 @@
-"""Plans waiting tasks anew, a few at a time, so that no stream is delayed."""
+"""Plans waiting tasks again, a few at a time, so that no stream is delayed."""
 
 from collections.abc import Callable
 

@@ -4,8 +4,8 @@ Before the first token a job that its instance lost or would not take goes back 
 it, a text can go on elsewhere from where it stopped (``resume``).
 
 Both cost work a second time, and are not attempted when the deadline could not be kept any more
-(DL-12). Jobs that have not begun draw on a budget, a share of what is offered, lest a fault that
-follows the requests keep the service busy. Texts that have begun do not: there are no more of them
+(DL-12). Jobs that have not begun draw on a budget, a share of what is offered, so that a fault that
+follows the requests cannot keep the service busy. Texts that have begun do not: there are no more of them
 than an instance has slots, their clients have read half of them, and they wait for slots by urgency
 like everybody.
 
@@ -99,7 +99,7 @@ BACKOFF_S: Final = 0.025
 
 
 class Fate(StrEnum):
-    """What became of the workers that a task was lost with."""
+    """The state of the workers that a task was lost with."""
 
     SAFE = "safe"
     """Fewer than ``DEADLY`` workers died."""
@@ -261,7 +261,7 @@ class Retrier:
         return True if has_spoken else None
 
     def _reopens(self, failed: str) -> bool:
-        """Whether jobs were lost to a model's being loaded anew: no fault that follows them."""
+        """Whether jobs were lost to a model's reload: no fault that follows them."""
         lost = self._registry.instances.get(failed)
         return lost is not None and lost.is_reopening
 

@@ -275,7 +275,7 @@ class AnswerLengths:
                 node.weigh(heard, chances)
 
     def _mix(self, chains: list[list[Link]], *, takes_stale: bool = False) -> _Mixed:
-        """The chains' curves combined, made anew once enough answers have come."""
+        """The chains' curves combined, made again once enough answers have come."""
         nodes = self._nodes
         known = [[link for link in chain if link in nodes] for chain in chains]
         links = tuple(dict.fromkeys(_links(known)))

@@ -1,4 +1,4 @@
-"""Metrics of predictions: refusals, and quoted chances against what became of them."""
+"""Metrics of predictions: refusals, and quoted chances against outcomes."""
 
 from collections.abc import Callable
 

@@ -107,7 +107,7 @@ class _Presence:
 
 
 class _Line:
-    """What runs for a model and what waits for it, in order, and what became of it when played."""
+    """What runs for a model and what waits for it, in order, and the result when played."""
 
     def __init__(self, machine: Machine, tasks: list[Task], asked: list[Asked], at: float) -> None:
         self.machine = machine

@@ -12,7 +12,7 @@ from protocol import StepCosts, WorkerStats
 
 LEARNT_STEPS = 64
 """Steps before the fastest of them bounds anything: ignorance refuses nobody. A time that beats
-what would have been certain begins the count anew: the machine was busy until then."""
+what would have been certain starts the count again: the machine was busy until then."""
 
 _SMOOTHING = 0.2
 _FIRST_GUESS_MS = 20.0
@@ -23,7 +23,7 @@ _JUDGED_MS = 500.0
 """Ms of steps that are compared with what was foretold: about as long as deadlines are."""
 _AT_LOAD: Final = 0.4
 """Standard deviation of the logarithms of what was measured at load. Of three demo models that were
-loaded beside busy processes a step of 64 rows took 11.3, 20.0 and 26.8 ms."""
+loaded next to busy processes a step of 64 rows took 11.3, 20.0 and 26.8 ms."""
 _CONTEXT_OF_A_ROW: Final = 1024
 """Tokens of context that cost as much as a row does by itself, where nothing was measured at load.
 80 for the demo model on a CPU; a GPU's memory is faster, and the first crowd shows by how much."""

@@ -126,7 +126,7 @@ class Place(NamedTuple):
 
 
 class Order(Protocol):
-    """An order of the queue. It keeps nothing: a task that changes is placed anew."""
+    """An order of the queue. It keeps nothing: a task that changes is placed again."""
 
     @property
     def makes_room(self) -> bool:
@@ -159,7 +159,7 @@ class DeadlineOrder:
 
 
 class FifoOrder:
-    """First come, first served, whoever it is."""
+    """First come, first served, for every client."""
 
     makes_room = False
 

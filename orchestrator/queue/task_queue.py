@@ -58,7 +58,7 @@ BATCH_EVERY = 16
 
 
 class Queueable(Waiting, Protocol):
-    """What the queue needs to know about a task, beside what its order looks at.
+    """What the queue needs to know about a task, in addition to what its order looks at.
 
     It may change while the task waits: call ``reorder`` then.
     """

@@ -31,7 +31,7 @@ TENANT = "tenant"
 """A label that only operators see, because tenants' names are private."""
 SLICE_S = 0.001
 """Seconds of encoding after which others have their turn. With a turn after each of a hundred parts
-a scrape of a busy loop took 1.1 s beside twelve busy processes."""
+a scrape of a busy loop took 1.1 s next to twelve busy processes."""
 _EOF = b"# EOF\n"
 """The line that ends a page in OpenMetrics' format, once."""
 

@@ -207,7 +207,7 @@ async def _main() -> int:
     parser.add_argument("--seconds", type=float, default=0.0, help="so long; else each fault once")
     parser.add_argument("--kills", type=int, default=0, help="so many of orchestrators, and only")
     parser.add_argument("--starts", type=int, default=0, help="so many polled ones, and --kills")
-    parser.add_argument("--stops", type=int, default=None, help="beside kills; else as many")
+    parser.add_argument("--stops", type=int, default=None, help="as well as kills; else as many")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=3, help="of each kind")
     parser.add_argument("--only", default="", help="faults whose name has this")

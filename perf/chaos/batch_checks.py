@@ -42,7 +42,7 @@ class BatchOrder:
 
 @dataclass(slots=True)
 class Sent:
-    """An order that was sent, and what became of it."""
+    """An order that was sent, and its outcome."""
 
     order: BatchOrder
     id: str

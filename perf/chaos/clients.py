@@ -215,7 +215,7 @@ class SteadyClients:
         ]
 
     async def stop(self) -> None:
-        """Let every client get its answer; nobody asks anew."""
+        """Let every client get its answer; nobody asks again."""
         self._stopping.set()
         await asyncio.gather(*self._clients)
         if self._asker is not None:
@@ -267,7 +267,7 @@ class SteadyClients:
     async def _durable(
         self, home: int, body: dict[str, Any], key: str, rng: random.Random
     ) -> tuple[str, str]:
-        """A task promised by a 202: from then on it must be met, whoever dies."""
+        """A task promised by a 202: from then on it must be met, no matter which process dies."""
         order = self._from(home) if self._roams else [home]
         task_id = await self._submit(order, body | {"durable": True}, {"Idempotency-Key": key})
         self._ledger.durable_ids.append(task_id[1])

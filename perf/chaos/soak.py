@@ -128,7 +128,7 @@ _CONSTANTS: Final = {
     "orchestrator.prediction.answer_length._MAX_NODES": 64,
     "orchestrator.prediction.answer_length._MAX_AT_HAND": 64,
     "orchestrator.lanes.config.RENEW_AFTER_BYTES": 2 * 2**20,
-    # A soak may run beside other work; a process that waits for its turn is not dead.
+    # A soak may run next to other work; a process that waits for its turn is not dead.
     "orchestrator.lanes.config.SUSPECT_AFTER_S": 10.0,
     "orchestrator.lanes.config.DOWN_AFTER_S": 30.0,
 }

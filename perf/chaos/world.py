@@ -26,7 +26,7 @@ class LaneGate:
     this process for each of ``targets``, at ``addresses`` in the same order.
 
     While it is shut open lanes break, and new ones get nowhere: what a restarted orchestrator has
-    taken on waits for its model, with whoever follows it. Nobody else's lanes notice.
+    taken on waits for its model, with all that follow it. Nobody else's lanes notice.
     """
 
     def __init__(self, targets: Sequence[str]) -> None:
@@ -57,7 +57,7 @@ class LaneGate:
             transport.abort()
 
     def open(self) -> None:
-        """Let through whoever comes from now on."""
+        """Let through all that come from now on."""
         self._is_shut = False
 
     def _accept(

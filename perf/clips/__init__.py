@@ -2,6 +2,6 @@
 
 - ``__main__``      clips per minute, latency, stage times, memory
 - ``soak``          an hour of clips, cancels and mistakes: does anything grow?
-- ``client``        one recipe and what became of it, by plain ``tritonclient``
+- ``client``        one recipe and its outcome, by plain ``tritonclient``
 - ``stack``         a Triton with the slot model
 """

@@ -1,7 +1,7 @@
 """Clips for an hour, among cancels, dropped connections, bad recipes and short deadlines: does
 anything grow, and is every answer still the right one at its end?
 
-Arrivals are paced, so that the run measures time and not throughput: it may run beside other work.
+Arrivals are paced, so that the run measures time and not throughput: it may run next to other work.
 Clips are small. What is taken is looked at between clips, every few seconds; in the first tenth of
 the run caches and buffers fill, growth is counted from the second on.
 """

@@ -174,7 +174,7 @@ class StepWatch:
     def __init__(self, executor: Executor) -> None:
         self.seen: list[WatchedStep] = []
         self.profile: Path | None = None
-        """Where the next step with prompt tokens beside decodes is profiled, once."""
+        """Where the next step with prompt tokens and decodes is profiled, once."""
         runner, name = executor.runner, "launch" if executor.launcher is not None else "execute"
         self._plain: Callable[[Plan], object] = getattr(runner, name)
         setattr(runner, name, self._run)
@@ -207,7 +207,7 @@ def _taken() -> int:
 
 
 def steps(place: GpuPlace) -> Iterator[Figure]:
-    """Steps by kind: launch, device time, memory taken; prompts beside decodes."""
+    """Steps by kind: launch, device time, memory taken; prompts together with decodes."""
     tiny = place.shape == "tiny"
     sizes, beside, keys, answer = ((16,), 2, 20, 60) if tiny else ((512, 2048), 24, 1500, 1000)
     for size in sizes:
@@ -235,7 +235,7 @@ def steps(place: GpuPlace) -> Iterator[Figure]:
 
 def _told(key: str, seen: Sequence[WatchedStep], rate: float) -> Iterator[Figure]:
     _, size, decodes = key.split(".")
-    what = f"prompts of {size} beside {decodes} decodes"
+    what = f"prompts of {size} with {decodes} decodes"
     yield _rate(f"{key}.prompts", what, rate)
     for kind in ("prompt", "decode"):
         steps = [one for one in seen if bool(one.prompt_tokens) == (kind == "prompt")]

@@ -1,4 +1,4 @@
-"""Goodput under overload: the worth of a deadline, policy beside policy (``make bench-goodput``).
+"""Goodput under overload: the worth of a deadline, policy by policy (``make bench-goodput``).
 
 - ``load``      the requests: sizes, arrivals, deadlines
 - ``policies``  what is compared: settings of one orchestrator

@@ -12,7 +12,7 @@ alike.
 
 Prompts, answers and arrivals are those of a trace (``perf.load.trace``), scaled to the engine;
 without one they are log-normal and Poisson. Answers are *open*: every request states the same
-generous cap and ends by itself, where only the engine knows. Beside it, as a ceiling, stands what
+generous cap and ends by itself, where only the engine knows. Next to it, as a ceiling, stands what
 Tidegate would do if every client knew and stated its length.
 
 With ``--model`` it is one Triton with our engine and that checkpoint, on a GPU unless ``--device``
@@ -79,7 +79,7 @@ INSTANCES = 2
 SLOWER = 5.0
 STEP_MS, ROW_MS, PROMPT_TOKEN_MS = 1.28 * SLOWER, 0.127 * SLOWER, 0.088 * SLOWER
 FULL_STEP_MS = STEP_MS + ROW_MS * SLOTS + PROMPT_TOKEN_MS * 16
-"""Step of a busy engine, in ms: every slot decodes, and a third of a prompt comes beside."""
+"""Step of a busy engine, in ms: every slot decodes, and a third of a prompt comes with them."""
 SPEED = Speed(PROMPT_TOKEN_MS, FULL_STEP_MS)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One policy; ``settings`` are ``TIDEGATE_…``, and every queue is unbounded beside them."""
+    """One policy; ``settings`` are ``TIDEGATE_…``, and every queue is unbounded in addition."""
 
     name: str
     label: str

@@ -9,6 +9,6 @@
 - ``trace``        requests as a real service got them
 - ``chats``        stories for the demo model, which ends them itself
 - ``cells``        mixed requests on which the best number of rows depends
-- ``outcomes``     what became of requests, as clients judge it: turns and cells
+- ``outcomes``     outcomes of requests, as clients judge them: turns and cells
 - ``usage``        CPU time and memory of other processes
 """

@@ -4,8 +4,8 @@
 
 A process of its own on one loop. Each request has a connection to itself (they are kept and used
 again), its stream is counted as bytes, and every time counts from when the request was *due*, so
-that a slow service cannot make itself look fast (coordinated omission). Whoever still waits hangs
-up: at the end, or each at its own deadline. Deadlines for parts of an answer are judged as its
+that a slow service cannot make itself look fast (coordinated omission). A client that still waits
+hangs up: at the end, or each at its own deadline. Deadlines for parts of an answer are judged as its
 events come, one token each: token n is due n - 1 gaps after the first token's deadline.
 """
 
@@ -323,8 +323,8 @@ def _request(plan: OpenLoopPlan, ask: StreamRequest) -> bytes:
 def _run_first() -> None:
     """Run before whatever else wants this machine's cores, where that is permitted.
 
-    Clients are elsewhere in real life. Beside a server that takes every core, this process was seen
-    to wait up to 3 s for its turn: requests then left late, and answers that had come were late.
+    Clients are elsewhere in real life. Next to a server that takes every core, this process was
+    seen to wait up to 3 s for its turn: requests then left late, and answers that had come were late.
     """
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))

@@ -1,7 +1,7 @@
 """Outcomes of requests of an open loop, as clients judge them: turns, and the cells that they make.
 
 A cell is one contestant at one load; it has a turn or more. Both are the same for policies of one
-orchestrator (``perf.goodput``) and for servers beside each other (``perf.peers``).
+orchestrator (``perf.goodput``) and for servers next to each other (``perf.peers``).
 """
 
 import random

@@ -42,7 +42,7 @@ from pool.artifacts.resolve import DEMO
 from protocol import ModelCard
 
 PARTS: Final = {
-    "goodput": "chats met in time, beside vLLM",
+    "goodput": "chats met in time, compared with vLLM",
     "speed": "tokens per second and first tokens, against vLLM",
 }
 

@@ -2,7 +2,7 @@
 
 The engine as a library, without Triton: 64 running jobs, stepped on this thread. The figure is the
 engine's own sampled one, which production publishes too; here it is read after each stretch of
-steps. Beside it, the whole step of the synthetic engine, so that the share is visible.
+steps. Next to it, the whole step of the synthetic engine, so that the share is visible.
 """
 
 import asyncio

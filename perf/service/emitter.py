@@ -1,4 +1,4 @@
-"""CPU of one event from token to socket: the orchestrator's emitter beside the plain way (PF-1).
+"""CPU of one event from token to socket: the orchestrator's emitter and the plain way (PF-1).
 
 Both are aiohttp servers whose tokens cost nothing, 32 clients each, one token per write:
 ``stack.emitter`` uses the orchestrator's own classes, ``stack.baseline`` one ``json.dumps`` and one

@@ -146,5 +146,5 @@ def _is_whole(answer: bytes) -> bool:
 
 
 BENCH = Bench(
-    "health", f"health checks beside {CLIENTS} streams at full speed", run, limit_s=_LONGEST_S
+    "health", f"health checks next to {CLIENTS} streams at full speed", run, limit_s=_LONGEST_S
 )

@@ -96,7 +96,7 @@ async def _client(context: BenchContext) -> AsyncIterator[_Client]:
 
 
 async def overtaking(context: BenchContext) -> list[Figure]:
-    """Urgent requests beside batch work in every slot, and then in the queue too (DL-19)."""
+    """Urgent requests among batch work in every slot, and then in the queue too (DL-19)."""
     async with _client(context) as client:
         await client.submit(SLOTS, priority="batch")
         await until_running(client.port, SLOTS)
@@ -104,7 +104,7 @@ async def overtaking(context: BenchContext) -> list[Figure]:
         await client.submit(112, priority="batch")
         behind = await client.answered("default")
     return _promised(
-        ("overtaking.slots", "urgent requests met beside 64 batch tasks", beside),
+        ("overtaking.slots", "urgent requests met among 64 batch tasks", beside),
         ("overtaking.queue", "and with a full queue of them", behind),
     )
 
@@ -121,8 +121,8 @@ async def flood(context: BenchContext) -> list[Figure]:
         if not ready:
             raise RuntimeError("a service that lets others in said that it is not ready")
     return _promised(
-        ("flood.batch", "met of one tenant beside another's flood of batch work", batch),
-        ("flood.interactive", "and beside one of interactive work", interactive),
+        ("flood.batch", "met of one tenant during another's flood of batch work", batch),
+        ("flood.interactive", "and during one of interactive work", interactive),
     )
 
 
@@ -139,6 +139,6 @@ def _promised(*found: tuple[str, str, int]) -> list[Figure]:
 
 
 OVERTAKING = Bench(
-    "overtaking", "urgent requests beside batch work", overtaking, limit_s=90, is_promise=True
+    "overtaking", "urgent requests among batch work", overtaking, limit_s=90, is_promise=True
 )
 FLOOD = Bench("flood", "one tenant floods, another asks", flood, limit_s=90, is_promise=True)

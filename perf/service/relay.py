@@ -1,4 +1,4 @@
-"""Tokens relayed to 32 event-stream clients as fast as they go, beside the plain way of doing it.
+"""Tokens relayed to 32 event-stream clients as fast as they go, next to the plain way of doing it.
 
 The engine is ``synthetic-free``, so that the path is what is measured: worker process → Triton →
 lane → orchestrator → 32 sockets, on cores that the load generator shares. One event per token, as

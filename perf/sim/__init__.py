@@ -4,7 +4,7 @@ Only what is around and beneath them is not there: HTTP and gRPC, Triton and the
 on virtual time, the way to it and the clock are ``replay``'s.
 
 - ``__main__``   policies compared (``campaign``: ``scenes`` and ``rivals``), or a ``study``
-- ``simulate``   arrivals through orchestrators and workers, and what became of each
+- ``simulate``   arrivals through orchestrators and workers, and the outcome of each
 - ``arrivals``   who asks for what, and when
 - ``campaign_report``   what is shown of a campaign
 - ``runs``       runs of calls under one deadline

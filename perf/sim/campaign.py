@@ -121,7 +121,7 @@ class SimCell:
 
 @dataclass(frozen=True, slots=True)
 class _Fate:
-    """Outcome of one request, whoever served it."""
+    """Outcome of one request under any policy."""
 
     arrival: SimArrival
     met: bool

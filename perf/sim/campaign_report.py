@@ -23,11 +23,11 @@ _COLUMNS = "cell,met %,lowest … highest,met/s,waste %,tokens/s,÷ FIFO,÷ own 
 
 
 def show(cells: Sequence[SimCell], console: Console) -> None:
-    """Print ours beside the others, cell by cell, medians over seeds; where ours loses most comes
+    """Print ours and the others, cell by cell, medians over seeds; where ours loses most comes
     first.
 
-    ``÷ own best`` is beside ours with the best fixed number of rows of that cell, ``÷ best rival``
-    beside the best rival with its best number of rows, ``÷ FIFO`` beside first come, first served
+    ``÷ own best`` compares with ours at the best fixed number of rows of that cell, ``÷ best
+    rival`` with the best rival with its best number of rows, ``÷ FIFO`` with first come, first served
     with every slot. In brackets is what the best fixed number of rows of ours meets of the cell's
     ``focus``.
     """
@@ -123,7 +123,7 @@ def draw(cells: Sequence[SimCell], stem: Path) -> None:
     A row of panels for each trace and its arrivals, a column for each manner. Goodput is in units
     of the capacity, so that panels share one scale.
     """
-    # Here, so that whoever draws nothing needs no matplotlib.
+    # Here, so that a run that draws nothing needs no matplotlib.
     from matplotlib.figure import Figure
 
     panels: dict[tuple[str, str], list[tuple[SimCell, Traced]]] = defaultdict(list)

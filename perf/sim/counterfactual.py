@@ -1,7 +1,7 @@
 """Share of refusals that were wrong: the same arrivals again, with one refused request kept
 (DL-17).
 
-Unserved by our own decision are those refused when they came, for want of time or of room, those
+Unserved by our own decision are those refused when they came, because time or room was short, those
 taken out of the queue, and those that a worker stopped before their deadline. In its own run such a
 request is kept: nothing but its deadline stops it. Everybody else is treated as ever.
 """

@@ -35,7 +35,7 @@ _RIVALS = ("fifo", "edf", "qoserve")
 
 
 class Count:
-    """What became of the requests that count."""
+    """Outcomes of the requests that count."""
 
     def __init__(self) -> None:
         self.met = self.unmet = self.told_soon = 0

@@ -1,4 +1,4 @@
-"""What quotes said, and what became of it (DL-21).
+"""What quotes said, and what came of it (DL-21).
 
 Half facts, half stories of which nobody says how long they will be (``perf.load.cells``), bursts
 among them, on one instance with 64 slots, from half of its capacity to twice as much. Every client
@@ -40,7 +40,7 @@ _LATEST: Final = 100
 
 
 class QuotedRequest(NamedTuple):
-    """What a client was told, and what became of its request."""
+    """What a client was told, and the outcome of its request."""
 
     how: str
     """``quoted`` for a chance by the client's own deadline, ``reserved``, or ``guessed`` from

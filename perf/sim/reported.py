@@ -1,7 +1,7 @@
-"""Reports to clients beside what comes of them: starts, retries, deadlines, fits, ends (DL-16).
+"""What clients are told, and what comes of it: starts, retries, deadlines, fits, ends (DL-16).
 
 The load is mixed: stated and open lengths, ``error``, ``partial`` and ``fit``, some with deadlines
-that nobody could keep. Whoever is refused as infeasible comes back with the deadline that it was
+that nobody could keep. A client refused as infeasible comes back with the deadline that it was
 told. Frames from workers take a while to the orchestrator, and its answers to the clients.
 
 Figures are of all seeds together, with the lowest and highest of a seed; ``n`` counts what they are

@@ -1,4 +1,4 @@
-"""Runs a load through a real orchestrator on virtual time, and records what became of each
+"""Runs a load through a real orchestrator on virtual time, and records the outcome of each
 request."""
 
 import asyncio
@@ -43,7 +43,7 @@ class SimResult:
     pauses: int = 0
     fitted: bool = False
     part_missed: bool = False
-    """Whether it ended for want of a part of its answer (DL-14)."""
+    """Whether it ended because a part of its answer was late (DL-14)."""
 
     @property
     def met(self) -> bool:

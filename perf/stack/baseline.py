@@ -1,4 +1,4 @@
-"""Relay without lanes at its least cost: the yardstick beside the orchestrator's figures.
+"""Relay without lanes at its least cost: the yardstick for the orchestrator's figures.
 
     python -m perf.stack.baseline PORT
 

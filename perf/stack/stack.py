@@ -42,7 +42,7 @@ class StackSpec:
     kv_blocks: int = 0
     """Blocks of the worker's KV pool; 0 leaves the number to the worker."""
     deterministic: bool = False
-    """Whether a job gets the same tokens whatever runs beside it."""
+    """Whether a job gets the same tokens whatever runs with it."""
     model: Path = DEMO_CHECKPOINT
     model_name: str = "demo"
     with_health_port: bool = False

@@ -110,7 +110,7 @@ class EnvironmentProvider:
         requirements = partial / "requirements.txt"
         requirements.write_text(self.recipe.requirements)
         install = [*_PIP, "--python", str(python), *_INSTALL, *self.recipe.pip]
-        # Beside the environment: a container's /tmp may be memory, and vLLM unpacks gigabytes.
+        # Next to the environment: a container's /tmp may be memory, and vLLM unpacks gigabytes.
         spare = folder.with_name(folder.name + ".tmp")
         spare.mkdir(exist_ok=True)
         build = {**(self.recipe.build or {}), "TMPDIR": str(spare)}

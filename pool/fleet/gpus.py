@@ -114,7 +114,7 @@ class Gpus:
         if not spec.on_gpu:
             free = memory_free()
             return free is None or need_bytes(spec, model) < free
-        who = f"{spec.name} beside"
+        who = f"{spec.name} next to"
         try:
             await self.take(who, spec, model)
         except StartFailed:

@@ -106,7 +106,7 @@ class Answer:
         return max(1e-5, self.last_s / tokens)
 
     def outcome(self) -> str:
-        """What became of it, in a few words."""
+        """Its outcome, in a few words."""
         if self.is_hung_up:
             return f"no end within {self.end_s:.3g} s"
         if self.broken:

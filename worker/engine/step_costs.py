@@ -26,13 +26,13 @@ from worker.settings import WorkerSettings
 
 ROUNDS: Final = 10
 """Most times that each size is measured, in turns; the least counts, which neighbors disturbed
-least. Beside two busy processes 3 rounds had 2.7 to 7.8 ms for the demo model's step of one row,
+least. Next to two busy processes 3 rounds had 2.7 to 7.8 ms for the demo model's step of one row,
 10 rounds 2.4 to 2.6 in two of three starts."""
 _LEAST_S: Final = 1e-9
 CONTEXT_TOKENS, CONTEXT_BYTES = 512, 2**26
 """Context of each row in the steps that show what a context costs, and the least that a row should
 find room for, or rows pause each other; the most memory of all of these contexts, more than caches
-hold and little beside a model."""
+hold and little compared with a model."""
 _CONTEXT_STEPS: Final = 4
 """Most steps of each, of which the least counts."""
 BUDGET_S: Final = 0.5

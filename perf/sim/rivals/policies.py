@@ -86,7 +86,7 @@ class _Learning:
 
 
 class _Replanning(_Learning):
-    """Policy that looks anew at what runs every 32 steps of an instance."""
+    """Policy that looks again at what runs every 32 steps of an instance."""
 
     def __init__(self, machine: EngineFigures) -> None:
         super().__init__(machine)
