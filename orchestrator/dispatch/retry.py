@@ -5,9 +5,9 @@ it, a text can go on elsewhere from where it stopped (``resume``).
 
 Both cost work a second time, and are not attempted when the deadline could not be kept any more
 (DL-12). Jobs that have not begun draw on a budget, a share of what is offered, so that a fault that
-follows the requests cannot keep the service busy. Texts that have begun do not: there are no more of them
-than an instance has slots, their clients have read half of them, and they wait for slots by urgency
-like everybody.
+follows the requests cannot keep the service busy. Texts that have begun do not: there are no more
+of them than an instance has slots, their clients have read half of them, and they wait for slots by
+urgency like all others.
 
 If no instance is left, the client is told at once and may go elsewhere. A durable task was promised
 by this journal, and nobody else can end it: it waits for an instance, as it does after a restart of

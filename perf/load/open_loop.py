@@ -5,8 +5,8 @@
 A process of its own on one loop. Each request has a connection to itself (they are kept and used
 again), its stream is counted as bytes, and every time counts from when the request was *due*, so
 that a slow service cannot make itself look fast (coordinated omission). A client that still waits
-hangs up: at the end, or each at its own deadline. Deadlines for parts of an answer are judged as its
-events come, one token each: token n is due n - 1 gaps after the first token's deadline.
+hangs up: at the end, or each at its own deadline. Deadlines for parts of an answer are judged as
+its events come, one token each: token n is due n - 1 gaps after the first token's deadline.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ import os
 import re
 import resource
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -320,23 +321,29 @@ def _request(plan: OpenLoopPlan, ask: StreamRequest) -> bytes:
     return request_bytes(plan.host, plan.port, "POST", plan.path, ask.body, deadlines + ask.headers)
 
 
-def _run_first() -> None:
-    """Run before whatever else wants this machine's cores, where that is permitted.
+@contextmanager
+def running_first() -> Iterator[None]:
+    """Run, in the body, before whatever else wants this machine's cores, where that is permitted;
+    so do the processes that are started there.
 
     Clients are elsewhere in real life. Next to a server that takes every core, this process was
-    seen to wait up to 3 s for its turn: requests then left late, and answers that had come were late.
+    seen to wait up to 3 s for its turn: requests left late, and answers that had come were late.
     """
-    with suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    try:
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def main() -> int:
-    _run_first()
     plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=OpenLoopPlan)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.disable()  # a pause would look like the service's
-    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(run(plan))))
+    with running_first():
+        sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(run(plan))))
     return 0
 
 

@@ -30,6 +30,7 @@ from rich.console import Console
 
 from catalog.paths import DEMO_CHECKPOINT
 from perf.load.connection import FIRST_TEXT, HOST, HttpConnection, HttpError
+from perf.load.open_loop import running_first
 from perf.peers.servers import CONTEXT_TOKENS, MODEL, serving, tidegate, vllm, vllm_version
 from perf.report.bundle import BenchResult, Figure
 from perf.report.command import Skip, begin, new_console, new_parser, result, status_of
@@ -177,20 +178,18 @@ async def _dynamo() -> AsyncIterator[Peer]:
 
 
 async def _vllm(run: Run) -> None:
-    async with vllm(DEMO_CHECKPOINT, slots=SLOTS, compiles=False) as peer:
-        with result(run.results, "vllm", "rules by vLLM"):
-            await run.examine("vllm", peer.port)
-        with result(run.results, "vllm-router", "rules by vllm-router"):
-            async with _router(peer.port) as port:
-                await run.examine("vllm-router", port)
-
-
-async def _tidegate_vllm(run: Run) -> None:
     entry = f"vllm+http://{HOST}:{{port}}?tokenizer={DEMO_CHECKPOINT}&slots={SLOTS}"
+    # What reads its streams goes before its threads, which wait by spinning.
     async with vllm(DEMO_CHECKPOINT, slots=SLOTS, compiles=False) as peer:
-        with result(run.results, "tidegate-vllm", "Tidegate in front of vLLM") as figures:
-            engine = Peer("vllm", peer.port, entry, peer.busy, peer.port)
-            await run.behind(engine, figures, rules=True)
+        with running_first():
+            with result(run.results, "vllm", "rules by vLLM"):
+                await run.examine("vllm", peer.port)
+            with result(run.results, "vllm-router", "rules by vllm-router"):
+                async with _router(peer.port) as port:
+                    await run.examine("vllm-router", port)
+            with result(run.results, "tidegate-vllm", "Tidegate in front of vLLM") as figures:
+                engine = Peer("vllm", peer.port, entry, peer.busy, peer.port)
+                await run.behind(engine, figures, rules=True)
 
 
 async def _tidegate(run: Run) -> None:
@@ -215,7 +214,6 @@ PARTS: Final[dict[str, Callable[[Run], Awaitable[None]]]] = {
     "tidegate": _tidegate,
     "velocityllm": _velocityllm,
     "vllm": _vllm,
-    "tidegate-vllm": _tidegate_vllm,
     "dynamo": _dynamo_part,
 }
 

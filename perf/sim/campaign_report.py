@@ -27,8 +27,8 @@ def show(cells: Sequence[SimCell], console: Console) -> None:
     first.
 
     ``÷ own best`` compares with ours at the best fixed number of rows of that cell, ``÷ best
-    rival`` with the best rival with its best number of rows, ``÷ FIFO`` with first come, first served
-    with every slot. In brackets is what the best fixed number of rows of ours meets of the cell's
+    rival`` with the best rival at its best number of rows, ``÷ FIFO`` with first come, first served
+    and every slot. In brackets is what the best fixed number of rows of ours meets of the cell's
     ``focus``.
     """
     scenes: dict[SimScene, list[SimCell]] = defaultdict(list)
