@@ -73,7 +73,7 @@ TABLE: Final = (
     Recordable("peers-real", "perf.peers --model smollm2 --loads 0.7 1 2 3 --only goodput"),
     Recordable("peers-real-alone", "perf.peers --model smollm2 --alone"),
     Recordable("picker", "perf.peers.picker"),
-    Recordable("fleet", "perf.peers.fleet --only tidegate velocityllm vllm dynamo"),
+    Recordable("fleet", "perf.peers.fleet"),
     Recordable(
         "goodput-real",
         f"perf.goodput --trace {_CONVERSATION} --trace {_CODE} --loads 2 --seconds 10",

@@ -7,9 +7,9 @@ frontend with its mocker; the latter three are found by their commands or Python
 VelocityLLM and Dynamo run simulated engines of their own, the others the demo model; vLLM does not
 compile it, which takes minutes.
 
-``tidegate-vllm`` wants four cores: vLLM's engine and its worker wait by spinning, a core each. On
-two they have kept whatever reads their streams, Tidegate's timers included, from the processor for
-as long as they computed: 300 tokens came at once, and a deadline of a second was noticed two late.
+vLLM's engine and its worker wait by spinning, a core each. On two cores whatever read its streams,
+Tidegate's timers included, has waited for as long as they computed; so clients, vllm-router and
+Tidegate run with real-time priority there, where that is permitted.
 """
 
 import argparse
