@@ -155,7 +155,7 @@ async def cancel(request: web.Request) -> web.Response:
 
 
 async def output(request: web.Request) -> web.StreamResponse:
-    """Fetch a rendered file."""
+    """Fetch a rendered file, or a range of it."""
     clip, file = _clip_of(request), request.match_info["name"]
     for name, kind in OUTPUTS.items():
         if kind.file == file and name in clip.files:
@@ -186,7 +186,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "GET /v2/slots/{slot_id}/events": Operation(gives=(EVENTS,)),
     "POST /v2/slots/{slot_id}/cancel": Operation(statuses=(202,)),
     "GET /v2/slots/{slot_id}/outputs/{name}": Operation(
-        gives=("video/mp4", "audio/wav", "image/png"), statuses=(200, 304)
+        gives=("video/mp4", "audio/wav", "image/png"), statuses=(200, 206, 304)
     ),
 }
 

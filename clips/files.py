@@ -1,6 +1,8 @@
-"""Files served from memory, at the client's pace."""
+"""Files served from memory: whole, or one range of bytes (RFC 9110, section 14), at the client's
+pace."""
 
 import asyncio
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -10,6 +12,11 @@ _PIECE = 64 * 1024
 """Bytes that a slow client must read within its time limit."""
 
 
+class _Span(NamedTuple):
+    start: int
+    stop: int
+
+
 async def send_file(
     request: web.Request, data: bytes, name: str, content_type: str, etag: str
 ) -> web.StreamResponse:
@@ -17,26 +24,49 @@ async def send_file(
     headers = {
         "Content-Type": content_type,
         "Content-Disposition": f'inline; filename="{name}"',
+        "Accept-Ranges": "bytes",
         "ETag": f'"{etag}"',
         "Cache-Control": "private, no-transform",
         "X-Content-Type-Options": "nosniff",
     }
     if any(tag.value in ("*", etag) for tag in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
-    response = web.StreamResponse(headers=headers)
-    response.content_length = len(data)
+    span = _span(request, len(data), headers["ETag"])
+    if span is None:
+        return web.Response(status=416, headers=headers | {"Content-Range": f"bytes */{len(data)}"})
+    status = 200
+    if span != (0, len(data)):
+        status = 206
+        headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{len(data)}"
+    response = web.StreamResponse(status=status, headers=headers)
+    response.content_length = span.stop - span.start
     await response.prepare(request)
     if request.method != "HEAD":
-        await _write(response, data)
+        await _write(response, data, span)
     await response.write_eof()
     return response
 
 
-async def _write(response: web.StreamResponse, data: bytes) -> None:
-    """Write ``data``. Raises ``ConnectionResetError`` for a client that reads nothing."""
+async def _write(response: web.StreamResponse, data: bytes, span: _Span) -> None:
+    """Write a part of ``data``. Raises ``ConnectionResetError`` for a client that reads nothing."""
     try:
-        for start in range(0, len(data), _PIECE):
+        for start in range(span.start, span.stop, _PIECE):
             async with asyncio.timeout(CLIENT_TIMEOUT_S):
-                await response.write(data[start : start + _PIECE])
+                await response.write(data[start : min(start + _PIECE, span.stop)])
     except TimeoutError:
         raise ConnectionResetError("the client reads too slowly") from None
+
+
+def _span(request: web.Request, size: int, etag: str) -> _Span | None:
+    """The range that is asked for; None where none of it exists. An unreadable range, or several,
+    are answered with the whole file, as the RFC allows."""
+    everything = _Span(0, size)
+    try:
+        asked = request.http_range
+    except ValueError:
+        return everything
+    unless_changed = request.headers.get("If-Range")
+    if unless_changed is not None and unless_changed.strip() != etag:
+        return everything
+    start, stop, _ = asked.indices(size)
+    return _Span(start, stop) if start < size else None

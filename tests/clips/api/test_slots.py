@@ -241,17 +241,34 @@ async def test_or21_a_clip_is_in_the_register_of_all_that_lives(
     assert (await status_of(service, clip))["outcome"] == "aborted"
 
 
-async def test_files_have_etags_and_heads(service: Service) -> None:
+async def test_files_have_ranges_and_heads(service: Service) -> None:
     clip = await submit(service)
     url = (await until_ended(service, clip))["outputs"]["mp4"]
-    async with service.http.get(url) as response:
-        assert (response.status, await response.read()) == (200, MP4)
+    size = len(MP4)
+
+    async def get(**headers: str) -> tuple[int, str | None, bytes]:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with service.http.get(url, headers=named) as response:
+            return response.status, response.headers.get("Content-Range"), await response.read()
+
+    assert await get() == (200, None, MP4)
+    assert await get(Range="bytes=4-7") == (206, f"bytes 4-7/{size}", b"ftyp")
+    last = f"bytes {size - 5}-{size - 1}/{size}"
+    assert await get(Range=f"bytes={size - 5}-") == (206, last, MP4[-5:])
+    assert await get(Range="bytes=-5") == (206, last, MP4[-5:])
+    for beyond in (size, 2**70):
+        assert (await get(Range=f"bytes={beyond}-"))[:2] == (416, f"bytes */{size}")
+        assert await get(Range=f"bytes={size - 5}-{beyond}") == (206, last, MP4[-5:])
+        assert await get(Range=f"bytes=-{beyond}") == (200, None, MP4)
+    for odd in ("bytes=5-2", "bytes=1-2,4-5", "lines=1-2", "bytes=-"):
+        assert await get(Range=odd) == (200, None, MP4)
     async with service.http.head(url) as response:
         etag = response.headers["ETag"]
-        assert (response.status, response.content_length) == (200, len(MP4))
+        assert (response.status, response.content_length) == (200, size)
         assert response.headers["X-Content-Type-Options"] == "nosniff"
-    async with service.http.get(url, headers={"If-None-Match": etag}) as response:
-        assert response.status == 304
+    assert (await get(If_None_Match=etag))[0] == 304
+    assert (await get(Range="bytes=4-7", If_Range=etag))[0] == 206
+    assert (await get(Range="bytes=4-7", If_Range='"other"'))[0] == 200
     async with service.http.get(url.replace("clip", "clip%0d%0aX: y")) as response:
         assert response.status == 404 and "X" not in response.headers
 
