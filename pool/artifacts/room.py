@@ -16,7 +16,7 @@ from pool.process.proc import all_pids
 from worker.free_memory import memory_free
 
 KEEP_FREE = 0.2
-"""Share of the file system that stays free by default."""
+"""Share of the disk that stays free by default, as for the cache on disk (WK-5)."""
 _PIECE_BYTES: Final = 2**20
 _READERS: Final = 4
 _SHARE: Final = 0.8
@@ -24,14 +24,18 @@ _SHARE: Final = 0.8
 
 
 def require_room(catalog: ModelCatalog, needed: int, keep_free: float) -> None:
-    """Raise ``NoRoom`` if ``needed`` more bytes leave less than ``keep_free`` of the disk free."""
+    """Raise ``NoRoom`` if ``needed`` more bytes leave less than ``keep_free`` of the disk free.
+
+    The disk is what is used and what this user may use, as ``df`` counts it.
+    """
     catalog.empty_trash()
     catalog.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     disk = shutil.disk_usage(catalog.folder)
-    lacking = needed - (disk.free - int(disk.total * keep_free))
+    total = disk.used + disk.free
+    lacking = needed - (disk.free - int(total * keep_free))
     if needed > 0 and lacking > 0:
         raise NoRoom(
-            f"there is no room for {size(needed)}: {size(disk.free)} of {size(disk.total)} are free"
+            f"there is no room for {size(needed)}: {size(disk.free)} of {size(total)} are free"
             f" and {keep_free:.0%} stay so, {size(lacking)} are lacking; tidegate models remove"
             " makes room, and --keep-free says how much stays free"
         )

@@ -1,7 +1,9 @@
 """``tidegate models add`` and its kin, on this machine's catalog."""
 
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +21,8 @@ from tidegate.cli.main import main
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("COLUMNS", raising=False)
+    half_free = SimpleNamespace(total=2**40, used=2**39, free=2**39)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: half_free)
     return tmp_path / "home"
 
 

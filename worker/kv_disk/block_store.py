@@ -35,9 +35,9 @@ DiskUsage = Callable[[Path], tuple[int, int]]
 
 
 def disk_usage(path: Path) -> tuple[int, int]:
-    """Free and total bytes of the file system under ``path``."""
+    """Free bytes of the disk of ``path``, and its size as ``df`` counts: used and free."""
     usage = shutil.disk_usage(path)
-    return usage.free, usage.total
+    return usage.free, usage.used + usage.free
 
 
 def fingerprint(origin: str, block_format: BlockFormat) -> str:
