@@ -70,6 +70,8 @@ class Steps:
         engine = self.loaded.engine
         assert isinstance(engine, Engine)
         for job in jobs:
+            while job.constraint and not job.constraint.is_ready:
+                time.sleep(0.001)  # or the deadline would come closer while grammars are compiled
             engine.submit(job)
         events: list[Event] = []
         number = 0
