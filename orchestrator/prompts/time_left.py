@@ -4,8 +4,8 @@
 
     [About 20 seconds are left for this task.]<|assistant|>
 
-The note is at the end of the last turn, in any role, so that earlier turns stay cached; and in
-coarse steps, so that the same turn soon after is the same text.
+The note ends the last turn, in any role: earlier turns stay cached, and no template meets two user
+turns in a row, which some reject. Steps are coarse, so a turn soon after is the same text.
 """
 
 from dataclasses import replace
