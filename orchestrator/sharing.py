@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 Copier = Callable[[], bytes]
 """Makes the copy of an item, on any thread, as the item was when this was made."""
 
+Lines = dict[tuple[str, str], bytes]
+"""Lists of numbers (JSON), by page and name."""
+
 
 class Shelf(Protocol):
     """Items of one kind that clients keep here."""
@@ -101,6 +104,14 @@ class Sharing:
 
     def add_up(self, sums: Sums) -> None:
         """Keep ``sums`` together with the others."""
+
+    async def write_lines(self, lines: Lines) -> None:
+        """Write lines into pages that all have together: of two of one name, that with the greater
+        first number stays. Raises ``NotReady``."""
+
+    async def read_lines(self, page: str, pattern: str) -> Mapping[str, bytes]:
+        """All lines of a page whose names fit a pattern as of file names. Raises ``NotReady``."""
+        return {}
 
     async def take(self, task: Task) -> None:
         """Take a request from the limits that hold for all together. Raises ``RateLimited``."""

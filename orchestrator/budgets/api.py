@@ -1,17 +1,15 @@
 """``/v2/budget``: what a key may spend this month, what it has spent, and on what."""
 
 import re
-from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from aiohttp import web
 
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
-from orchestrator.api.http.finding import told_by_other_ports
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.openapi.operation import PLAIN, Operation
-from orchestrator.budgets.books import Amount, BookEntry, month_ends, month_of
+from orchestrator.budgets.books import BookEntry, month_ends, month_of
 from orchestrator.budgets.budgets import Budgets
 from orchestrator.errors import InvalidRequest, NotReady
 
@@ -22,7 +20,8 @@ _COLUMNS: Final = tuple(name for name in BookEntry._fields if name != "month")
 
 async def show(request: web.Request) -> web.Response:
     """Show a month of the caller's key; an operator sees every key's. Entries are sums by what
-    ``by`` names, ``outcome`` unless stated, of all orchestrators that share a state and live."""
+    ``by`` names, ``outcome`` unless stated, of all orchestrators that share a state; of this one
+    alone, with a ``fault``, while the others' cannot be read."""
     budgets, key = request.app[BUDGETS], request[CONTEXT].key
     unix = request.app[ORCHESTRATOR].clock.unix()
     month = request.query.get("month", month_of(unix))
@@ -35,8 +34,8 @@ async def show(request: web.Request) -> web.Response:
     if not budgets.books.is_open:
         raise NotReady("the books are being opened; try again shortly")
     columns = [name for name in _COLUMNS if name in by]
-    entries = await budgets.books.read(month, None if key.is_admin else key.fingerprint, columns)
-    others = [told["spent"] for told in await told_by_other_ports(request)]
+    whose = None if key.is_admin else key.fingerprint
+    spent, fault = await budgets.books.read(month, whose, columns)
     account = budgets.account_of(key.fingerprint)
     budget = account.budget
     return json_response(
@@ -47,24 +46,10 @@ async def show(request: web.Request) -> web.Response:
             "cost_limit": budget.cost or None,
             "cost_left": round(account.cost_left(), 6) if budget.cost else None,
             "resets_unix_ms": round(1000 * month_ends(unix)),
-            "spent": _summed(columns, [entries, *others]) if others else entries,
+            "spent": spent,
+            "fault": f"spent is what this orchestrator knows alone: {fault}" if fault else None,
         }
     )
-
-
-def _summed(
-    columns: Sequence[str], books: Sequence[Sequence[Mapping[str, Any]]]
-) -> list[dict[str, Any]]:
-    """The entries of several books as one."""
-    sums: dict[tuple[str, ...], Amount] = {}
-    for entry in chain.from_iterable(books):
-        at = tuple(entry[name] for name in columns)
-        amount = Amount(*(entry[name] for name in Amount._fields))
-        sums[at] = sums.get(at, Amount()).plus(amount)
-    return [
-        dict(zip(columns, at, strict=True)) | amount._asdict()
-        for at, amount in sorted(sums.items())
-    ]
 
 
 def routes() -> list[web.RouteDef]:

@@ -2,15 +2,25 @@
 
 Kept in a SQLite file next to the journal, or in memory where there is no journal. The entries of a
 second are written together: a process that is killed loses at most those.
+
+Orchestrators that share a store have common books there, too. In these each file has lines of its
+own, with its sums as they are: one that is written twice counts once, a store that was emptied gets
+all again, and what a dead orchestrator has spent stays.
 """
 
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
+
+from orchestrator.errors import NotReady
+from orchestrator.sharing import Lines, Sharing
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS spent (
@@ -18,14 +28,18 @@ CREATE TABLE IF NOT EXISTS spent (
   cached_tokens INTEGER, completion_tokens INTEGER, cost REAL,
   PRIMARY KEY (month, key, run, model, outcome)) WITHOUT ROWID
 """
+_FILE = "CREATE TABLE IF NOT EXISTS file (id TEXT)"
+_NAME = "INSERT INTO file SELECT hex(randomblob(8)) WHERE NOT EXISTS (SELECT 1 FROM file)"
 _ADD = """
 INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
   requests = requests + excluded.requests,
   prompt_tokens = prompt_tokens + excluded.prompt_tokens,
   cached_tokens = cached_tokens + excluded.cached_tokens,
   completion_tokens = completion_tokens + excluded.completion_tokens, cost = cost + excluded.cost
+RETURNING *
 """
 _SUMS = "sum(requests), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens), sum(cost)"
+_encoded = msgspec.json.encode
 
 
 class BookEntry(NamedTuple):
@@ -59,6 +73,10 @@ class Amount(NamedTuple):
         return Amount._make(a - b for a, b in zip(self, other, strict=True))
 
 
+_Sums = dict[tuple[str, str], Amount]
+"""Amounts by month and key."""
+
+
 def month_of(unix: float) -> str:
     return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m")
 
@@ -74,17 +92,22 @@ class Books:
     """All amounts of this month and the last. Several processes may have the same file: each knows
     what the others have spent as of its last ``flush``."""
 
-    def __init__(self, path: Path | None, unix: float) -> None:
+    def __init__(self, path: Path | None, unix: float, sharing: Sharing) -> None:
         """``unix`` is the time, in seconds since 1970. To be opened before anything else."""
         self._path = path
         self._unix = unix
+        self._sharing = sharing
+        self._telling = asyncio.Lock()
+        self._untold: Lines = {}
+        """Lines of the common books that have changed here, by month and name."""
+        self._all_untold = True
         self._lock = threading.Lock()
         self._flushing = asyncio.Lock()
         self._new: dict[BookEntry, Amount] = {}
         """What is not in the file yet."""
-        self._of_new: dict[tuple[str, str], Amount] = {}
-        self._written: dict[tuple[str, str], Amount] = {}
-        """What the file has, by month and key."""
+        self._of_new: _Sums = {}
+        self._written: _Sums = {}
+        """What the file has."""
         self.is_open = False
 
     async def open(self) -> None:
@@ -92,19 +115,21 @@ class Books:
         self._written = await asyncio.to_thread(self._open)
         self.is_open = True
 
-    def _open(self) -> dict[tuple[str, str], Amount]:
+    def _open(self) -> _Sums:
         path, first = self._path, datetime.fromtimestamp(self._unix, UTC).replace(day=1)
         if path is not None:
             path.touch(mode=0o600)
         self._file = sqlite3.connect(path or ":memory:", check_same_thread=False)
         self._file.execute("PRAGMA journal_mode = WAL")
         with self._file:
-            self._file.execute(_TABLE)
+            for statement in (_TABLE, _FILE, _NAME):
+                self._file.execute(statement)
+            ((self._id,),) = self._file.execute("SELECT id FROM file")
             before = month_of(first.timestamp() - 86_400)
             self._file.execute("DELETE FROM spent WHERE month < ?", (before,))
         return self._sums()
 
-    def _sums(self) -> dict[tuple[str, str], Amount]:
+    def _sums(self) -> _Sums:
         query = f"SELECT month, key, {_SUMS} FROM spent GROUP BY month, key"
         return {(month, key): Amount(*sums) for month, key, *sums in self._file.execute(query)}
 
@@ -122,12 +147,18 @@ class Books:
     def has_new(self) -> bool:
         return bool(self._new)
 
+    @property
+    def has_untold(self) -> bool:
+        return self._sharing.is_shared and bool(self._untold or self._all_untold)
+
     async def flush(self) -> None:
         """Write what was entered. What cannot be written is kept, and tried again next time. Raises
         ``sqlite3.Error``."""
         async with self._flushing:
             new = dict(self._new)
-            sums = await asyncio.to_thread(self._write, new)
+            sums, lines = await asyncio.to_thread(self._write, new)
+            if self._sharing.is_shared:
+                self._untold |= lines
             left = [
                 (entry, self._new[entry].minus(new.get(entry, Amount()))) for entry in self._new
             ]
@@ -136,18 +167,62 @@ class Books:
                 if amount.requests:
                     self.enter(entry, amount)
 
-    def _write(self, new: Mapping[BookEntry, Amount]) -> dict[tuple[str, str], Amount]:
+    def _write(self, new: Mapping[BookEntry, Amount]) -> tuple[_Sums, Lines]:
         with self._lock, self._file:
-            self._file.executemany(_ADD, [(*entry, *amount) for entry, amount in new.items()])
-            return self._sums()
+            added = [(*entry, *amount) for entry, amount in new.items()]
+            rows = [self._file.execute(_ADD, each).fetchone() for each in added]
+            return self._sums(), self._lines(rows)
 
-    async def read(self, month: str, key: str | None, by: Iterable[str]) -> list[dict[str, object]]:
+    def _lines(self, rows: Iterable[Sequence[Any]]) -> Lines:
+        """Lines of the common books, from rows of the file."""
+        return {
+            (month, _encoded([key, self._id, *where[:3]]).decode()): _encoded(where[3:])
+            for month, key, *where in rows
+        }
+
+    def tell_all(self) -> None:
+        """Have all lines told again: the store may have lost some."""
+        self._all_untold = True
+
+    async def tell(self) -> None:
+        """Write what has changed here into the common books, if there are any. Raises ``NotReady``
+        while they cannot be reached; all is told again later."""
+        async with self._telling:
+            lines, self._untold = self._untold, {}
+            is_all, self._all_untold = self._all_untold, False
+            try:
+                if self._sharing.fault:
+                    raise NotReady(self._sharing.fault)
+                if is_all:
+                    lines = await asyncio.to_thread(self._all_lines)
+                await self._sharing.write_lines(lines)
+            except BaseException:
+                self._all_untold = True
+                raise
+
+    def _all_lines(self) -> Lines:
+        with self._lock:
+            return self._lines(self._file.execute("SELECT * FROM spent"))
+
+    async def read(
+        self, month: str, key: str | None, by: Sequence[str]
+    ) -> tuple[list[dict[str, Any]], str]:
         """Sums of a month, of one key or of all (None), by some columns of ``BookEntry``, in its
-        order."""
+        order; and why they lack what other orchestrators have spent, empty if they do not."""
         await self.flush()
-        return await asyncio.to_thread(self._read, month, key, by)
+        fault = ""
+        if self._sharing.is_shared:
+            try:
+                await self.tell()
+                # A line begins ``["KEY",``; the bracket has a meaning in patterns.
+                pattern = "*" if key is None else f'?"{key}",*'
+                lines = await self._sharing.read_lines(month, pattern)
+                return await asyncio.to_thread(_summed, lines, by), ""
+            except NotReady as error:
+                fault = error.message
+        return await asyncio.to_thread(self._read, month, key, by), fault
 
-    def _read(self, month: str, key: str | None, by: Iterable[str]) -> list[dict[str, object]]:
+    def _read(self, month: str, key: str | None, by: Iterable[str]) -> list[dict[str, Any]]:
         columns = ", ".join(by)
         where = "" if key is None else " AND key = ?"
         query = f"SELECT {columns}, {_SUMS} FROM spent WHERE month = ?{where} GROUP BY {columns}"
@@ -163,5 +238,18 @@ class Books:
         self.is_open = False
         try:
             await self.flush()
+            with suppress(NotReady):
+                await self.tell()
         finally:
             self._file.close()
+
+
+def _summed(lines: Mapping[str, bytes], by: Sequence[str]) -> list[dict[str, Any]]:
+    """Sums of the common books' lines of a month, by some columns."""
+    sums: dict[tuple[str, ...], Amount] = {}
+    for line, told in lines.items():
+        key, _, *where = msgspec.json.decode(line, type=list[str])
+        entry = BookEntry("", key, *where)
+        at = tuple(getattr(entry, name) for name in by)
+        sums[at] = sums.get(at, Amount()).plus(Amount._make(msgspec.json.decode(told)))
+    return [dict(zip(by, at, strict=True)) | sums[at]._asdict() for at in sorted(sums)]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from types import ModuleType
 
 from aiohttp import web
@@ -12,6 +13,7 @@ from orchestrator.budgets import api
 from orchestrator.budgets.books import Books
 from orchestrator.budgets.budgets import Budgets
 from orchestrator.budgets.section import BudgetSection
+from orchestrator.errors import NotReady
 from orchestrator.extension import Core, Extension, Host
 from orchestrator.tasks.job import ROOM_FIELDS
 from orchestrator.tasks.task import Task
@@ -30,7 +32,8 @@ class BudgetRoom(Extension):
         section, journal = settings.section(BudgetSection), settings.journal.path
         stated = ((name, bytes.fromhex(key.digest_hex)) for name, key in settings.keys.items())
         names = {Key(name, digest).fingerprint: name for name, digest in stated}
-        books = Books(journal and journal.with_suffix(".books"), core.clock.unix())
+        books = Books(journal and journal.with_suffix(".books"), core.clock.unix(), core.sharing)
+        core.sharing.on_lapsed(books.tell_all)
         self.budgets = Budgets(section, names, books, core.clock)
         core.sharing.add_up(self.budgets)
         self._next_at = 0.0
@@ -60,13 +63,17 @@ class BudgetRoom(Extension):
     def upkeep(self) -> None:
         now = self.core.clock.now()
         books = self.budgets.books
-        if now >= self._next_at and books.is_open and books.has_new and self._writing is None:
+        is_due = now >= self._next_at and (books.has_new or books.has_untold)
+        if is_due and books.is_open and self._writing is None:
             self._next_at = now + FLUSH_S
             self._writing = asyncio.create_task(self._write(), name="books")
 
     async def _write(self) -> None:
         try:
-            await self.budgets.books.flush()
+            if self.budgets.books.has_new:
+                await self.budgets.books.flush()
+            with suppress(NotReady):  # while the store is away
+                await self.budgets.books.tell()
         except Exception:
             service_log.exception("the books were not written; will retry")
         finally:

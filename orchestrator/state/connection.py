@@ -89,6 +89,10 @@ class Names:
         """Each orchestrator's part of a sum."""
         return f"{self.prefix}sum:{name}"
 
+    def page(self, name: str) -> str:
+        """Lines that all orchestrators have together."""
+        return f"{self.prefix}page:{name}"
+
     def demands_of(self, address: str) -> str:
         """Each orchestrator's jobs on an instance, or those that it would send there."""
         return f"{self.prefix}demands:{address}"

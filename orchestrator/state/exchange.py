@@ -3,13 +3,16 @@ lease, and of instances that operators take out of use."""
 
 import math
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
+from orchestrator.errors import NotReady
 from orchestrator.instances.registry import Registry
-from orchestrator.sharing import Sums
+from orchestrator.sharing import Lines, Sums
 from orchestrator.state import connection, scripts
 from orchestrator.state.connection import Names
 from orchestrator.state.members import Members
@@ -164,3 +167,39 @@ class SharedSums:
             others = [part.split() for tag, part in parts.items() if tag.decode() != self._tag]
             tokens, cost = sum(int(part[0]) for part in others), sum(float(p[1]) for p in others)
             self._sums.hear(name, (tokens, cost))
+
+
+LINES_AT_A_TIME = 256
+
+
+class SharedPages:
+    """Pages of lines that all members write and read, when they want to."""
+
+    def __init__(self, members: Members, names: Names) -> None:
+        self._members = members
+        self._names = names
+
+    async def write(self, lines: Lines) -> None:
+        """See ``Sharing.write_lines``. A page is kept for ``KEEP_S`` after its last change."""
+        stem, keep_ms = self._names.page(""), round(1000 * KEEP_S)
+        left = iter(lines.items())
+        with self._ready():
+            while some := list(islice(left, LINES_AT_A_TIME)):
+                stated = [part for where, numbers in some for part in (*where, numbers)]
+                await self._members.client.eval(scripts.WRITE_LINES, 0, stem, keep_ms, *stated)
+
+    async def read(self, page: str, pattern: str) -> dict[str, bytes]:
+        """See ``Sharing.read_lines``. Step by step: the store serves others in between."""
+        scan = self._members.client.hscan_iter(self._names.page(page), pattern, LINES_AT_A_TIME)
+        with self._ready():
+            return {name.decode(): numbers async for name, numbers in scan}
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Raises ``NotReady`` where the store is away, or may not be used yet."""
+        if self._members.fault or not self._members.has_renewed:
+            raise NotReady(self._members.fault or "the store has not answered yet")
+        try:
+            yield
+        except connection.FAILURES as error:
+            raise NotReady(connection.describe_error(error)) from error

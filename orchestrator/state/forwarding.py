@@ -151,17 +151,9 @@ class Forwarding(Elsewhere):
         one. Dead ones are left out: their successors start empty. Raises ``NotReady`` if one does
         not answer."""
         siblings = self._shared_state.siblings
-        return await self._of(request, [] if siblings is None else siblings.urls())
-
-    async def of_other_ports(self, request: web.Request) -> list[SiblingAnswer]:
-        """The answers of one process at each other port. Dead ones are left out. Raises
-        ``NotReady`` if one does not answer."""
-        return await self._of(request, self._shared_state.members.other_ports())
-
-    async def _of(self, request: web.Request, urls: Sequence[str]) -> list[SiblingAnswer]:
-        if FORWARDED_HEADER in request.headers:
+        if siblings is None or FORWARDED_HEADER in request.headers:
             return []
-        asked = [self._ask(request, url) for url in urls]
+        asked = [self._ask(request, url) for url in siblings.urls()]
         return [answer for answer in await asyncio.gather(*asked) if answer is not None]
 
     def _is_led(self, path: str) -> bool:

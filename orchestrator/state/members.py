@@ -129,13 +129,6 @@ class Members:
     def alive(self) -> int:
         return 1 + sum(seen.is_alive for seen in self.others.values())
 
-    def other_ports(self) -> list[str]:
-        """Address of one live member at each other port of the service. A predecessor at the same
-        address may count as alive until its lease is over."""
-        alive = [seen.member for seen in self.others.values() if seen.is_alive]
-        by_port = {one.group or one.url: one.url for one in alive}
-        return [url for port, url in by_port.items() if port not in (self.group, self.url)]
-
     @property
     def was_away_lately(self) -> bool:
         """Whether the store was away until a moment ago, so that members that live may still lack

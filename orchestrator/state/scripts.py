@@ -238,6 +238,20 @@ return redis.call('XRANGE', KEYS[1], '(' .. ARGV[2], '+', 'COUNT', 512)
 """
 """Publish runs, and read all later entries with their ids."""
 
+WRITE_LINES = """
+-- ARGV: stem of names of pages, keep_ms, then for each line: page, name, numbers (JSON)
+for i = 3, #ARGV, 3 do
+  local page = ARGV[1] .. ARGV[i]
+  local was = redis.call('HGET', page, ARGV[i + 1])
+  if not was or cjson.decode(was)[1] < cjson.decode(ARGV[i + 2])[1] then
+    redis.call('HSET', page, ARGV[i + 1], ARGV[i + 2])
+  end
+  redis.call('PEXPIRE', page, ARGV[2])
+end
+return 0
+"""
+"""Write lines; of two under one name that with the greater first number stays."""
+
 DEMANDS = """
 -- KEYS: demands of each instance. ARGV: tag, stem of names of who is alive, keep_ms, then for each
 -- instance: this one's demand, empty for none

@@ -1,6 +1,6 @@
 """One orchestrator's part in what several share: it joins at the start and leaves at the end."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from orchestrator.admission.rate_limits import Limiter
@@ -8,10 +8,10 @@ from orchestrator.errors import NotReady
 from orchestrator.ids import digits_of, tag_of
 from orchestrator.instances.registry import Registry
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.sharing import Sharing, Shelf, Sums
+from orchestrator.sharing import Lines, Sharing, Shelf, Sums
 from orchestrator.state import connection
 from orchestrator.state.connection import StateConfig
-from orchestrator.state.exchange import Cordons, SharedRuns, SharedSums
+from orchestrator.state.exchange import Cordons, SharedPages, SharedRuns, SharedSums
 from orchestrator.state.items import SharedItems
 from orchestrator.state.limits import SharedLimits
 from orchestrator.state.members import Holder, Members, Siblings
@@ -44,6 +44,7 @@ class SharedState(Sharing):
         self.tasks = SharedTasks(config, tag)
         self.members = Members(config, self.tasks, unix)
         self.items = SharedItems(self.members, self.tasks)
+        self.pages = SharedPages(self.members, self.tasks.names)
         self.forwarded = 0
         """How many requests were handed on to another member."""
         self.cordons: Cordons | None = None
@@ -81,6 +82,12 @@ class SharedState(Sharing):
 
     def add_up(self, sums: Sums) -> None:
         SharedSums(self.members, self.tasks.names, self.tasks.tag, sums)
+
+    async def write_lines(self, lines: Lines) -> None:
+        await self.pages.write(lines)
+
+    async def read_lines(self, page: str, pattern: str) -> Mapping[str, bytes]:
+        return await self.pages.read(page, pattern)
 
     async def take(self, task: Task) -> None:
         if self.limits is not None:

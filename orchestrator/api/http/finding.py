@@ -190,11 +190,6 @@ class Elsewhere:
         """What the other processes at this port answer. Raises ``NotReady`` if one does not."""
         return []
 
-    async def of_other_ports(self, request: web.Request) -> list[SiblingAnswer]:
-        """What one process at each other port of the service answers. Raises ``NotReady`` if one
-        does not."""
-        return []
-
 
 ELSEWHERE = web.AppKey("elsewhere", Elsewhere)
 
@@ -202,15 +197,7 @@ ELSEWHERE = web.AppKey("elsewhere", Elsewhere)
 async def told_by_siblings(request: web.Request) -> list[Any]:
     """What the other processes at this port answer to the same request, from JSON, without those
     that have no such thing. Raises ``NotReady`` where one does not answer, or refuses."""
-    return _decoded(await request.app[ELSEWHERE].of_siblings(request))
-
-
-async def told_by_other_ports(request: web.Request) -> list[Any]:
-    """What one process at each other port of the service answers, as ``told_by_siblings``."""
-    return _decoded(await request.app[ELSEWHERE].of_other_ports(request))
-
-
-def _decoded(answers: list[SiblingAnswer]) -> list[Any]:
+    answers = await request.app[ELSEWHERE].of_siblings(request)
     if any(answer.status >= 400 and answer.status != 404 for answer in answers):
         raise NotReady("not all processes have done it; send it again in a moment")
     return [msgspec.json.decode(answer.body) for answer in answers if answer.status < 400]

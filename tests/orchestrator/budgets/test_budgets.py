@@ -9,6 +9,7 @@ import pytest
 from orchestrator.budgets.books import Amount, BookEntry, Books, month_ends, month_of
 from orchestrator.budgets.extension import BudgetRoom
 from orchestrator.settings import InvalidSettings, load_settings
+from orchestrator.sharing import Sharing
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
@@ -138,7 +139,8 @@ async def test_the_books_tell_what_was_spent_in_vain(
     assert (own["outcome"], own["completion_tokens"]) == ("aborted", 3)
     books = room(service.orchestrator, BudgetRoom).budgets.books
     month = month_of(service.clock.unix())
-    everybodys = await books.read(month, None, ("key", "outcome"))
+    everybodys, fault = await books.read(month, None, ("key", "outcome"))
+    assert not fault
     assert sorted(str(one["outcome"]) for one in everybodys) == ["aborted", "met"]
     for query in ("?month=June", "?by=colour"):
         await service.ask("GET", f"/v2/budget{query}", 400, headers=bearer("bob"))
@@ -146,7 +148,7 @@ async def test_the_books_tell_what_was_spent_in_vain(
 
 async def test_the_books_outlive_a_process_and_two_share_a_file(tmp_path: Path) -> None:
     at, path = month_of(NOON), tmp_path / "tasks.books"
-    mine, others = Books(path, NOON), Books(path, NOON)
+    mine, others = Books(path, NOON, Sharing()), Books(path, NOON, Sharing())
     await mine.open()
     await others.open()
     entry = BookEntry(at, "k", "", "m", "met")
@@ -158,7 +160,7 @@ async def test_the_books_outlive_a_process_and_two_share_a_file(tmp_path: Path) 
     others.enter(BookEntry("2026-04", "k", "", "m", "met"), Amount(1, 9, 0, 9, 0.0))
     await mine.close()
     await others.close()
-    again = Books(path, NOON)
+    again = Books(path, NOON, Sharing())
     await again.open()
     assert again.spent(at, "k") == Amount(2, 6, 1, 8, 0.75)
     assert (await asyncio.to_thread(path.stat)).st_mode & 0o77 == 0

@@ -1,16 +1,17 @@
 """DL-25 with OR-18: orchestrators that share a store add up what keys and runs have spent."""
 
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.budgets import extension
+from orchestrator.budgets.books import Amount, BookEntry, Books, month_of
 from orchestrator.budgets.extension import BudgetRoom
 from orchestrator.state import exchange
-from orchestrator.state.members import Member, Members, SeenMember
 from tests.orchestrator.conftest import Service
-from tests.orchestrator.state.conftest import Sharing
-from tests.support.fake_worker import FakeWorker
+from tests.orchestrator.state.conftest import Sharing, freeze
+from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.rooms import room
 
 ASK = {"model": "fake", "prompt": "hello", "max_tokens": 5}
@@ -48,10 +49,6 @@ async def test_a_key_and_a_run_have_one_budget_at_all_members(
     refused = await complete(one, 429, **run)
     assert refused["error"]["tokens_left"] == 3 and "this run" in refused["error"]["message"]
     assert await left(one) == 3 * COST
-    for service in (one, two):
-        (spent,) = (await service.ask("GET", "/v2/budget?by=run,outcome"))["spent"]
-        assert spent["run"] == "a-trip" and spent["outcome"] == "met"
-        assert (spent["requests"], spent["completion_tokens"]) == (2, 2 * ASK["max_tokens"])
     await complete(one)
     three = await member()
     assert await left(three) >= 2 * COST
@@ -60,16 +57,49 @@ async def test_a_key_and_a_run_have_one_budget_at_all_members(
     assert await left(three) == 2 * COST
 
 
-def test_each_port_is_asked_for_its_books_once() -> None:
-    """Not the own one, and not a predecessor that has an address until its lease is over."""
-    others = {
-        "own-sibling": SeenMember(Member("http://own-2", "k", group="own"), True),
-        "own-predecessor": SeenMember(Member("http://own-1", "k"), True),
-        "alone": SeenMember(Member("http://alone", "k"), True),
-        "alone-before": SeenMember(Member("http://alone", "k"), True),
-        "pair-1": SeenMember(Member("http://pair-1", "k", group="pair"), True),
-        "pair-2": SeenMember(Member("http://pair-2", "k", group="pair"), True),
-        "dead": SeenMember(Member("http://dead", "k"), False),
-    }
-    members: Any = SimpleNamespace(others=others, group="own", url="http://own-1")
-    assert sorted(Members.other_ports(members)) == ["http://alone", "http://pair-2"]
+async def told(service: Service, by: str = "outcome", **wanted: tuple[int, int]) -> Any:
+    """Wait until the books have those requests and answered tokens; returns their answer."""
+    while True:
+        answer = await service.ask("GET", f"/v2/budget?by={by}")
+        found = {one[by]: (one["requests"], one["completion_tokens"]) for one in answer["spent"]}
+        if found == wanted:
+            return answer
+
+
+async def test_all_have_the_books_of_all(
+    sharing: Sharing, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What was aborted at one is in the other's answer, whatever becomes of it. While the store is
+    away each tells its own, and that it does; afterwards nothing counts twice."""
+    monkeypatch.setattr(extension, "FLUSH_S", 0.0)
+    file = {"journal__path": str(tmp_path / "tasks.db")}
+    one, two = await sharing.member(worker, **file), await sharing.member(worker)
+    for service in (one, two):
+        budgets = room(service.orchestrator, BudgetRoom).budgets
+        await service.until(lambda budgets=budgets: budgets.books.is_open)  # type: ignore[misc]
+    worker.plan = lambda submit: Plan(stall_at=3)
+    stream = ASK | {"stream": True, "session_id": "trip"}
+    async with one.http.post("/v1/completions", json=stream) as response:
+        await response.content.readline()
+        await one.until_tokens(3)
+    worker.plan = lambda submit: Plan()
+    assert (await told(two, aborted=(1, 3)))["fault"] is None
+    await told(two, "run", trip=(1, 3))
+    await sharing.store.kill()
+    await complete(two)
+    alone = await told(two, met=(1, 5))
+    assert "this orchestrator knows alone: the store cannot be reached" in alone["fault"]
+    await sharing.store.start()
+    for service in (one, two):
+        assert (await told(service, aborted=(1, 3), met=(1, 5)))["fault"] is None
+    async with sharing.store.client() as client:
+        await client.flushall()
+    await told(two, aborted=(1, 3), met=(1, 5))
+    freeze(one)
+    await room(one.orchestrator, BudgetRoom).budgets.books.close()
+    successor = Books(tmp_path / "tasks.books", one.clock.unix(), two.orchestrator.sharing)
+    await successor.open()
+    entry = BookEntry(month_of(one.clock.unix()), "", "", "fake", "aborted")
+    successor.enter(entry, Amount(1, 5, 0, 7))
+    await successor.close()
+    await told(two, aborted=(2, 10), met=(1, 5))
