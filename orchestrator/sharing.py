@@ -109,8 +109,8 @@ class Sharing:
         """Write lines into pages that all have together: of two of one name, that with the greater
         first number stays. Raises ``NotReady``."""
 
-    async def read_lines(self, page: str, pattern: str) -> Mapping[str, bytes]:
-        """All lines of a page whose names fit a pattern as of file names. Raises ``NotReady``."""
+    async def read_lines(self, page: str) -> Mapping[str, bytes]:
+        """All lines of a page, by name. Raises ``NotReady``."""
         return {}
 
     async def take(self, task: Task) -> None:

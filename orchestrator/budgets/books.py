@@ -28,8 +28,7 @@ CREATE TABLE IF NOT EXISTS spent (
   cached_tokens INTEGER, completion_tokens INTEGER, cost REAL,
   PRIMARY KEY (month, key, run, model, outcome)) WITHOUT ROWID
 """
-_FILE = "CREATE TABLE IF NOT EXISTS file (id TEXT)"
-_NAME = "INSERT INTO file SELECT hex(randomblob(8)) WHERE NOT EXISTS (SELECT 1 FROM file)"
+_FILE = "CREATE TABLE IF NOT EXISTS file AS SELECT hex(randomblob(8)) AS id"
 _ADD = """
 INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
   requests = requests + excluded.requests,
@@ -99,7 +98,7 @@ class Books:
         self._sharing = sharing
         self._telling = asyncio.Lock()
         self._untold: Lines = {}
-        """Lines of the common books that have changed here, by month and name."""
+        """Lines of the common books that have changed here."""
         self._all_untold = True
         self._lock = threading.Lock()
         self._flushing = asyncio.Lock()
@@ -122,8 +121,8 @@ class Books:
         self._file = sqlite3.connect(path or ":memory:", check_same_thread=False)
         self._file.execute("PRAGMA journal_mode = WAL")
         with self._file:
-            for statement in (_TABLE, _FILE, _NAME):
-                self._file.execute(statement)
+            self._file.execute(_TABLE)
+            self._file.execute(_FILE)
             ((self._id,),) = self._file.execute("SELECT id FROM file")
             before = month_of(first.timestamp() - 86_400)
             self._file.execute("DELETE FROM spent WHERE month < ?", (before,))
@@ -174,11 +173,14 @@ class Books:
             return self._sums(), self._lines(rows)
 
     def _lines(self, rows: Iterable[Sequence[Any]]) -> Lines:
-        """Lines of the common books, from rows of the file."""
-        return {
-            (month, _encoded([key, self._id, *where[:3]]).decode()): _encoded(where[3:])
-            for month, key, *where in rows
-        }
+        """Lines of the common books, from rows of the file: a page for a month's keys, and one for
+        each of them."""
+        lines: Lines = {}
+        for month, key, *where in rows:
+            lines[month, key] = b"[1]"
+            name = _encoded([self._id, *where[:3]]).decode()
+            lines[f"{month} {key}", name] = _encoded(where[3:])
+        return lines
 
     def tell_all(self) -> None:
         """Have all lines told again: the store may have lost some."""
@@ -191,9 +193,7 @@ class Books:
             lines, self._untold = self._untold, {}
             is_all, self._all_untold = self._all_untold, False
             try:
-                if self._sharing.fault:
-                    raise NotReady(self._sharing.fault)
-                if is_all:
+                if is_all and not self._sharing.fault:
                     lines = await asyncio.to_thread(self._all_lines)
                 await self._sharing.write_lines(lines)
             except BaseException:
@@ -214,10 +214,10 @@ class Books:
         if self._sharing.is_shared:
             try:
                 await self.tell()
-                # A line begins ``["KEY",``; the bracket has a meaning in patterns.
-                pattern = "*" if key is None else f'?"{key}",*'
-                lines = await self._sharing.read_lines(month, pattern)
-                return await asyncio.to_thread(_summed, lines, by), ""
+                read = self._sharing.read_lines
+                keys = await read(month) if key is None else [key]
+                pages = {each: await read(f"{month} {each}") for each in keys}
+                return await asyncio.to_thread(_summed, pages, by), ""
             except NotReady as error:
                 fault = error.message
         return await asyncio.to_thread(self._read, month, key, by), fault
@@ -244,12 +244,13 @@ class Books:
             self._file.close()
 
 
-def _summed(lines: Mapping[str, bytes], by: Sequence[str]) -> list[dict[str, Any]]:
-    """Sums of the common books' lines of a month, by some columns."""
+def _summed(pages: Mapping[str, Mapping[str, bytes]], by: Sequence[str]) -> list[dict[str, Any]]:
+    """Sums of the common books' lines of a month, which are given by key, by some columns."""
     sums: dict[tuple[str, ...], Amount] = {}
-    for line, told in lines.items():
-        key, _, *where = msgspec.json.decode(line, type=list[str])
-        entry = BookEntry("", key, *where)
-        at = tuple(getattr(entry, name) for name in by)
-        sums[at] = sums.get(at, Amount()).plus(Amount._make(msgspec.json.decode(told)))
+    for key, lines in pages.items():
+        for name, told in lines.items():
+            _, *where = msgspec.json.decode(name, type=list[str])
+            entry = BookEntry("", key, *where)
+            at = tuple(getattr(entry, column) for column in by)
+            sums[at] = sums.get(at, Amount()).plus(Amount._make(msgspec.json.decode(told)))
     return [dict(zip(by, at, strict=True)) | sums[at]._asdict() for at in sorted(sums)]

@@ -188,9 +188,9 @@ class SharedPages:
                 stated = [part for where, numbers in some for part in (*where, numbers)]
                 await self._members.client.eval(scripts.WRITE_LINES, 0, stem, keep_ms, *stated)
 
-    async def read(self, page: str, pattern: str) -> dict[str, bytes]:
+    async def read(self, page: str) -> dict[str, bytes]:
         """See ``Sharing.read_lines``. Step by step: the store serves others in between."""
-        scan = self._members.client.hscan_iter(self._names.page(page), pattern, LINES_AT_A_TIME)
+        scan = self._members.client.hscan_iter(self._names.page(page), count=LINES_AT_A_TIME)
         with self._ready():
             return {name.decode(): numbers async for name, numbers in scan}
 

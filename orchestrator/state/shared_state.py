@@ -86,8 +86,8 @@ class SharedState(Sharing):
     async def write_lines(self, lines: Lines) -> None:
         await self.pages.write(lines)
 
-    async def read_lines(self, page: str, pattern: str) -> Mapping[str, bytes]:
-        return await self.pages.read(page, pattern)
+    async def read_lines(self, page: str) -> Mapping[str, bytes]:
+        return await self.pages.read(page)
 
     async def take(self, task: Task) -> None:
         if self.limits is not None:

@@ -9,7 +9,7 @@ from orchestrator.budgets import extension
 from orchestrator.budgets.books import Amount, BookEntry, Books, month_of
 from orchestrator.budgets.extension import BudgetRoom
 from orchestrator.state import exchange
-from tests.orchestrator.conftest import Service
+from tests.orchestrator.conftest import OPERATOR, Service
 from tests.orchestrator.state.conftest import Sharing, freeze
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.rooms import room
@@ -58,9 +58,13 @@ async def test_a_key_and_a_run_have_one_budget_at_all_members(
 
 
 async def told(service: Service, by: str = "outcome", **wanted: tuple[int, int]) -> Any:
-    """Wait until the books have those requests and answered tokens; returns their answer."""
+    """Wait until the books have those requests and answered tokens, for an operator, too; returns
+    their answer."""
     while True:
+        everybodys = await service.ask("GET", f"/v2/budget?by={by}", headers=OPERATOR)
         answer = await service.ask("GET", f"/v2/budget?by={by}")
+        if answer["spent"] != everybodys["spent"]:
+            continue
         found = {one[by]: (one["requests"], one["completion_tokens"]) for one in answer["spent"]}
         if found == wanted:
             return answer
