@@ -209,7 +209,7 @@ class Books:
     ) -> tuple[list[dict[str, Any]], str]:
         """Sums of a month, of one key or of all (None), by some columns of ``BookEntry``, in its
         order; and why they lack what other orchestrators have spent, empty if they do not."""
-        await self.flush()
+        await asyncio.shield(self.flush())  # its reader may leave
         fault = ""
         if self._sharing.is_shared:
             try:

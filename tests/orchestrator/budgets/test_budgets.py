@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -166,6 +167,25 @@ async def test_the_books_outlive_a_process_and_two_share_a_file(tmp_path: Path) 
     assert (await asyncio.to_thread(path.stat)).st_mode & 0o77 == 0
     assert again.spent("2026-04", "k") == Amount(), "older than the month before"
     await again.close()
+
+
+async def test_an_entry_counts_once_where_its_reader_leaves() -> None:
+    """A client that goes while the books are written cancels its handler, and no write."""
+    books, entry, may = Books(None, NOON, Sharing()), BookEntry("m", "k", "", "", ""), Event()
+    await books.open()
+    books.enter(entry, Amount(1))
+    write = books._write
+    books._write = lambda new: may.wait() and write(new)  # type: ignore[method-assign, return-value]
+    reading = asyncio.create_task(books.read("m", "k", ("key",)))
+    while not books._flushing.locked():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    reading.cancel()
+    await asyncio.wait((reading,))
+    may.set()
+    await books.flush()
+    assert books.spent("m", "k") == Amount(1)
+    await books.close()
 
 
 @for_each(

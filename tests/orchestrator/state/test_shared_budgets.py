@@ -63,10 +63,8 @@ async def told(service: Service, by: str = "outcome", **wanted: tuple[int, int])
     while True:
         everybodys = await service.ask("GET", f"/v2/budget?by={by}", headers=OPERATOR)
         answer = await service.ask("GET", f"/v2/budget?by={by}")
-        if answer["spent"] != everybodys["spent"]:
-            continue
         found = {one[by]: (one["requests"], one["completion_tokens"]) for one in answer["spent"]}
-        if found == wanted:
+        if found == wanted and answer["spent"] == everybodys["spent"]:
             return answer
 
 
