@@ -95,23 +95,6 @@ async def test_a_recipe_is_text_or_whole_and_the_blocks_deadline_goes_along() ->
     assert int(fake.headers[2]["X-Timeout-Ms"]) <= 50_000
 
 
-async def test_a_slot_that_failed_says_what_there_is_of_it() -> None:
-    failed = sse(1, "error", FAILURE)
-    async with (
-        FakeOrchestrator([failed], [failed]).serve() as fake,
-        Client(fake.base_url) as client,
-    ):
-        with pytest.raises(TimeoutError, match="video: out of time") as raised:
-            await client.slots.render("Hello.")
-        assert isinstance(raised.value, tidegate.DeadlineExceeded)
-        assert raised.value.task_id == "t1"
-        assert raised.value.details["outputs"] == FAILURE["outputs"]
-        (followed,) = [event async for event in client.slots.events("t1")]
-    assert isinstance(followed, tidegate.SlotFailed)
-    assert (followed.code, followed.outcome) == ("deadline_exceeded", "missed")
-    assert fake.cancelled == []
-
-
 async def test_files_by_their_short_names_or_the_services_own() -> None:
     fake = FakeOrchestrator()
     fake.files = {"clip.mp4": b"an mp4", "speech.wav": b"a wav", "poster.webp": b"later"}

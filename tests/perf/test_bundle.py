@@ -68,22 +68,6 @@ def test_a_run_says_what_was_stolen_while_it_lasted(monkeypatch: pytest.MonkeyPa
     assert Recording.begin(["perf.service"]).bundle([]).machine.stolen_percent is None
 
 
-def test_the_table_says_what_failed_and_what_was_skipped() -> None:
-    shown = bundle(
-        results=[
-            BenchResult("one", "works", 1.0, [Figure.of("k", "label", "ms", [1234.0, 1300.0])]),
-            BenchResult("two", "cannot", 0.1, skipped="no [thing] here"),
-            BenchResult("three", "breaks", 0.1, failed="ValueError: oh"),
-        ]
-    )
-    output = io.StringIO()
-    show(shown, Console(file=output, width=120))
-    text = output.getvalue()
-    assert "1 267 ms" in text
-    assert "skipped: no [thing] here" in text
-    assert "failed: ValueError: oh" in text
-
-
 @for_each(
     ("better", "now", "tolerance", "passed"),
     [

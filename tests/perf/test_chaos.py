@@ -1,7 +1,6 @@
 """What chaos is made of: lanes that can be shut, and what a round may cost."""
 
 import asyncio
-import random
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +9,10 @@ import pytest
 from aiohttp import web
 
 from perf.chaos import polls
-from perf.chaos.__main__ import plan_of, plan_of_kills
 from perf.chaos.checks import judge_rounds
 from perf.chaos.clients import ChaosLedger
 from perf.chaos.polls import Polls
 from perf.chaos.world import World
-from worker.runner.simulated_device import DeviceFault
 
 
 def test_what_a_death_has_broken_may_come_to_light_one_round_later_and_no_more() -> None:
@@ -32,15 +29,6 @@ def test_what_a_death_has_broken_may_come_to_light_one_round_later_and_no_more()
         "2 pause: 1 plain requests came to instance_lost",
         "3 pause: 1 plain requests came to broken",
     ]
-
-
-def test_orchestrators_stand_still_as_often_as_they_are_killed() -> None:
-    for plan in (
-        plan_of(random.Random(1), "orchestrator", "torch"),
-        plan_of_kills(random.Random(1), 20, 20),
-    ):
-        kills, stops = sum(fault.kills for fault in plan), sum(fault.stops for fault in plan)
-        assert min(kills, stops) >= 10 and abs(kills - stops) <= 0.3 * kills, plan
 
 
 async def faults_of_polls(status: int, waits: bool, is_still: bool) -> list[str]:
@@ -78,11 +66,3 @@ async def test_a_poll_may_be_refused_but_not_left_waiting_nor_told_that_a_task_i
     cases = ((200, False, False), (404, False, False), (200, True, False), (200, True, True))
     found = await asyncio.gather(*(faults_of_polls(*case) for case in cases))
     assert [len(faults) for faults in found] == [0, 1, 2, 0], found
-
-
-def test_a_device_dies_in_every_way_where_it_is_a_simulated_one() -> None:
-    paced, torch = (
-        {fault.name for fault in plan_of(random.Random(1), "the device under worker 1", name)}
-        for name in ("synthetic-paced", "torch")
-    )
-    assert len(paced) == len(DeviceFault) and not torch

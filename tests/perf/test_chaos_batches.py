@@ -1,9 +1,6 @@
 """What a run of batches under kills calls right, and when it strikes."""
 
-import random
-
 from perf.chaos.batch_checks import BatchOrder, Sent
-from perf.chaos.batches import strikes
 from tests.support.cases import for_each
 
 ORDER = BatchOrder("a", 4, "key", refused_every=4)
@@ -38,11 +35,3 @@ def test_what_is_wrong_with_a_batch_is_said(
     sent.judge(iter(entries))
     assert len(sent.faults) == len(faults)
     assert all(part in fault for part, fault in zip(faults, sent.faults, strict=True))
-
-
-@for_each("kills", [0, 1, 85])
-def test_strikes_are_as_many_kills_as_were_asked_for(kills: int) -> None:
-    found = list(strikes(random.Random(1), kills, 1000))
-    assert sum(1 + len(again_s) for _, again_s in found) == kills
-    assert found == sorted(found)
-    assert all(0 <= at < 1000 for at, _ in found)

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from perf.goodput.__main__ import _COUNTED, Scene, choices_of, new_arguments
+from perf.goodput.__main__ import _COUNTED, Scene
 from perf.goodput.load import (
-    LOG_NORMAL,
     at_once,
     drawn_load,
     source_of,
 )
-from perf.goodput.policies import COMPARED, OURS
+from perf.goodput.policies import OURS
 from perf.load import open_loop
 from perf.load.drive import PATH
 from perf.load.open_loop import NEVER_MS, Result, StreamRequest
@@ -22,6 +21,7 @@ from perf.load.outcomes import OfferedTurn
 from perf.load.trace import Manner
 from perf.load.workload import Speed
 from perf.stack.scrape import Scrape
+from tests.support.sites import running_app
 from worker.runner.synthetic import length_ids
 
 SPEED = Speed(prompt_token_ms=0.5, token_ms=10.0)
@@ -120,24 +120,6 @@ def test_pf2_open_requests_state_one_cap_and_nothing_of_their_lengths(tmp_path: 
     assert [(ask.at_s, ask.deadline_ms) for ask in flood] == [(0.0, NEVER_MS)] * 5
 
 
-def test_options_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
-    plain = choices_of(new_arguments().parse_args([]))
-    assert plain.policies == COMPARED and plain.is_poisson
-    assert [source.name for source in plain.sources] == [LOG_NORMAL]
-    assert plain.manners == (Manner.PROPORTIONAL,)
-    file = tmp_path / "azure-code.csv"
-    file.write_text(TRACE)
-    for wrong in (
-        ("--arrivals", "trace"),
-        ("--trace", str(tmp_path / "none.csv")),
-        ("--model", "8b"),
-        ("--model", "none", "--trace", str(file)),
-        ("--model", "8b", "--trace", str(file), "--deadlines", "proportional"),
-    ):
-        with pytest.raises(ValueError):
-            choices_of(new_arguments().parse_args(wrong))
-
-
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
     """A server that streams, refuses, breaks off or falls silent, as ``max_tokens`` says."""
@@ -170,11 +152,8 @@ async def port() -> AsyncIterator[int]:
     app = web.Application()
     app.router.add_post("/v1/completions", complete)
     app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield runner.addresses[0][1]
-    await runner.cleanup()
+    async with running_app(app) as port:
+        yield port
 
 
 async def test_pf2_the_open_loop_tells_every_kind_of_end_apart(port: int) -> None:
@@ -227,17 +206,3 @@ async def test_dl14_a_token_behind_its_schedule_is_a_missed_part(port: int) -> N
         open_loop.FIRST_TOKEN,
     )
     assert kept.complete and gap.complete and first.complete
-
-
-def test_a_quantile_of_a_histogram_is_interpolated() -> None:
-    """As Prometheus does: evenly within a bucket, the last finite edge beyond it."""
-
-    def bucket(edge: str) -> tuple[str, frozenset[tuple[str, str]]]:
-        return "h_bucket", frozenset({("le", edge)})
-
-    told = Scrape({bucket("1.0"): 50.0, bucket("2.0"): 90.0, bucket("+Inf"): 100.0})
-    assert told.quantile("h", 0.5) == 1.0
-    assert told.quantile("h", 0.7) == 1.5
-    assert told.quantile("h", 0.99) == 2.0
-    with pytest.raises(ValueError, match="nothing"):
-        told.quantile("other", 0.5)

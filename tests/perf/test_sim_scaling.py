@@ -1,12 +1,11 @@
 """The simulated day with scalers: an ordered instance comes later, one that goes ends its work."""
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from perf.sim.scaling import DAY_S, ENGINE, MOST, Scaled, day
+from perf.sim.scaling import ENGINE, MOST, Scaled, day
 from perf.sim.scenes import UNBOUNDED
 from perf.sim.simulate import simulate
 
@@ -21,15 +20,6 @@ def trace(tmp_path: Path) -> Path:
     path = tmp_path / "azure-conversation.csv"
     path.write_text(TRACE)
     return path
-
-
-def test_a_day_has_five_times_the_requests_at_noon(trace: Path) -> None:
-    arrivals = day(trace, 2.0)
-    hours = [0] * 24
-    for one in arrivals:
-        hours[int(one.at_s / DAY_S * 24)] += 1
-    assert all(a.at_s <= b.at_s for a, b in pairwise(arrivals))
-    assert hours[12] == 200 and hours[0] == 40
 
 
 def test_instances_come_after_their_start_and_go_when_they_are_idle(trace: Path) -> None:

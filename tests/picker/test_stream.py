@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -69,6 +69,18 @@ class Envoy:
         assert reply is not grpc.aio.EOF, "the picker has closed the stream"
         assert reply.WhichOneof("kind") == kind
         return reply
+
+    async def picked(self) -> None:
+        """Have a pod picked for a whole request."""
+        await self.head()
+        await self.body(encoded())
+        await self.get("request_headers")
+        await self.get("request_body")
+
+    async def answered(self, head: Mapping[str, str] = {}) -> None:
+        """Let an answer's head pass."""
+        await self.send(response_headers={"headers": raw({":status": "200", **head})})
+        await self.get("response_headers")
 
     async def refusal(self) -> tuple[int, dict[str, str], Any]:
         """Status, headers and JSON of an immediate response, which ends the stream."""
@@ -157,10 +169,7 @@ async def one() -> AsyncIterator[Rig]:
 
 async def answer(stream: Envoy, chunks: Sequence[bytes], content_type: str) -> None:
     """Let an answer pass, in order, each part as it is."""
-    head = {"headers": raw({":status": "200", "content-type": content_type})}
-    message: dict[str, Any] = {"response_headers": head}
-    await stream.send(**message)
-    await stream.get("response_headers")
+    await stream.answered({"content-type": content_type})
     for at, chunk in enumerate(chunks):
         end = at == len(chunks) - 1
         await stream.send(response_body={"body": chunk, "end_of_stream": end})
@@ -202,8 +211,7 @@ async def test_trailers_end_a_body_that_no_chunk_ended(one: Rig) -> None:
     part = (await stream.get("request_body")).request_body.response.body_mutation.streamed_response
     assert (part.body, part.end_of_stream) == (encoded(), False)
     await stream.get("request_trailers")
-    await stream.send(response_headers={"headers": raw({":status": "200"})})
-    await stream.get("response_headers")
+    await stream.answered()
     await stream.send(response_body={"body": b"{}", "end_of_stream": False})
     await stream.get("response_body")
     await stream.send(response_trailers={"trailers": raw({})})
@@ -222,8 +230,7 @@ async def test_a_buffered_body_is_picked_for_in_answer_to_it(one: Rig, mode: int
     reply = await stream.get("request_body")
     assert named(reply, "request_body")[0] == one.idle.address
     assert not reply.request_body.response.HasField("body_mutation")
-    await stream.send(response_headers={"headers": raw({":status": "200"})})
-    await stream.get("response_headers")
+    await stream.answered()
     await stream.send(response_body={"body": b"{}", "end_of_stream": True})
     reply = await stream.get("response_body")
     assert not reply.response_body.response.HasField("body_mutation")
@@ -360,20 +367,13 @@ async def test_an_envoy_that_goes_away_in_the_middle_leaves_nothing_behind(one: 
     await stream.body(encoded(), end=False)
     stream.call.cancel()
     stream = one.open()
-    await stream.head()
-    await stream.body(encoded())
-    await stream.get("request_headers")
-    await stream.get("request_body")
+    await stream.picked()
     assert one.flights() == 1
-    await stream.send(response_headers={"headers": raw({":status": "200"})})
-    await stream.get("response_headers")
+    await stream.answered()
     stream.call.cancel()
     await eventually(lambda: one.flights() == 0)
     stream = one.open()
-    await stream.head()
-    await stream.body(encoded())
-    await stream.get("request_headers")
-    await stream.get("request_body")
+    await stream.picked()
     await stream.hang_up()
     assert one.flights() == 1
     await one.served.poll()
@@ -382,10 +382,7 @@ async def test_an_envoy_that_goes_away_in_the_middle_leaves_nothing_behind(one: 
 
 async def test_the_pod_that_answered_is_the_one_that_counts(one: Rig) -> None:
     stream = one.open()
-    await stream.head()
-    await stream.body(encoded())
-    await stream.get("request_headers")
-    await stream.get("request_body")
+    await stream.picked()
     message = ProcessingRequest()
     message.response_headers.headers.headers.add(key=":status", raw_value=b"200")
     served = message.metadata_context.filter_metadata["envoy.lb"]

@@ -24,19 +24,6 @@ async def up(machine: FakeMachine, *wanted: FakeSpec) -> Manager:
 
 
 @simulated
-async def test_what_is_asked_for_starts_and_is_told_once_it_is_ready() -> None:
-    machine = FakeMachine()
-    manager = machine.manager()
-    await manager.apply(specs(A, B))
-    await asyncio.sleep(LOAD_S / 2)
-    assert machine.ready == frozenset()
-    await asyncio.sleep(LOAD_S)
-    assert machine.ready == {"127.0.0.1:9001", "127.0.0.1:9002"}
-    assert machine.kinds("a") == [EventKind.FITS, EventKind.SPAWNED, EventKind.READY]
-    await manager.stop(1.0)
-
-
-@simulated
 async def test_a_lost_one_comes_back_on_its_port_and_is_not_ready_meanwhile() -> None:
     machine = FakeMachine()
     manager = await up(machine, A, B)

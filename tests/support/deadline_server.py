@@ -14,6 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.support.sites import running_app
+
 MODEL = "fake"
 Json = dict[str, Any]
 
@@ -197,15 +199,3 @@ async def serving(manner: Manner | None = None) -> AsyncIterator[DeadlineServer]
             yield server
         finally:
             await server.close()
-
-
-@asynccontextmanager
-async def running_app(app: web.Application) -> AsyncIterator[int]:
-    """The port of an application that runs during the body, and sees when clients are gone."""
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield int(runner.addresses[0][1])
-    finally:
-        await runner.cleanup()

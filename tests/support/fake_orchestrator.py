@@ -8,6 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.support.sites import running_app
+
 Json = dict[str, Any]
 
 
@@ -65,16 +67,9 @@ class FakeOrchestrator:
             app.router.add_get(kind + "/{id}/events", self._events)
             app.router.add_post(kind + "/{id}/cancel", self._cancel)
         app.router.add_get("/v2/slots/t1/outputs/{name}", self._output)
-        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        self.base_url = f"http://{host}:{port}"
-        try:
+        async with running_app(app) as port:
+            self.base_url = f"http://127.0.0.1:{port}"
             yield self
-        finally:
-            await runner.cleanup()
 
     async def _models(self, request: web.Request) -> web.Response:
         self.headers.append(dict(request.headers))

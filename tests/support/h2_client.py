@@ -11,14 +11,7 @@ from typing import Any
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import (
-    ConnectionTerminated,
-    DataReceived,
-    ResponseReceived,
-    StreamEnded,
-    StreamReset,
-    WindowUpdated,
-)
+from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset
 
 
 @dataclass(eq=False)
@@ -38,9 +31,6 @@ class Exchange:
     def status(self) -> int:
         """Of HTTP; 0 before there is one."""
         return int(self.headers.get(":status", 0))
-
-    def json(self) -> Any:
-        return json.loads(self.body)
 
     async def finished(self) -> "Exchange":
         """Wait for its end, whatever that is."""
@@ -67,6 +57,10 @@ class Exchange:
         """Tell the other side that nobody wants the answer any more; the connection stays."""
         self.client.cancel(self)
 
+    def end(self) -> None:
+        self.is_over = True
+        self.tell()
+
     def tell(self) -> None:
         self._news.set()
 
@@ -81,7 +75,6 @@ class H2Client:
         self._reader, self._writer = reader, writer
         self._h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
         self._exchanges: dict[int, Exchange] = {}
-        self._changed = asyncio.Event()
 
     @classmethod
     @asynccontextmanager
@@ -106,13 +99,9 @@ class H2Client:
             with suppress(OSError):
                 await writer.wait_closed()
 
-    async def post(
-        self, path: str, body: bytes | dict[str, Any], headers: Mapping[str, str] | None = None
-    ) -> Exchange:
-        """Send a request; its answer comes later."""
-        while self._h2.open_outbound_streams >= self._h2.remote_settings.max_concurrent_streams:
-            await self._until_changed()
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    def post(self, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Exchange:
+        """Send a small request; its answer comes later."""
+        data = json.dumps(body).encode()
         exchange = Exchange(self, self._h2.get_next_available_stream_id())
         self._exchanges[exchange.id] = exchange
         fields = {
@@ -122,71 +111,41 @@ class H2Client:
             ":path": path,
             "content-type": "application/json",
             "content-length": str(len(data)),
-            **{name.lower(): value for name, value in (headers or {}).items()},
+            **{name.lower(): value for name, value in headers.items()},
         }
         self._h2.send_headers(exchange.id, list(fields.items()))
-        await self._send(exchange, data)
+        self._h2.send_data(exchange.id, data, end_stream=True)
+        self._flush()
         return exchange
 
     def cancel(self, exchange: Exchange) -> None:
         self._h2.reset_stream(exchange.id, ErrorCodes.CANCEL)
-        exchange.is_over = True
-        exchange.tell()
+        exchange.end()
         self._flush()
-
-    async def _send(self, exchange: Exchange, data: bytes) -> None:
-        while data and not exchange.is_over:
-            room = min(
-                self._h2.local_flow_control_window(exchange.id), self._h2.max_outbound_frame_size
-            )
-            if room:
-                self._h2.send_data(exchange.id, data[:room])
-                data = data[room:]
-            self._flush()
-            if not room:
-                await self._until_changed()
-        if not exchange.is_over:
-            self._h2.end_stream(exchange.id)
-            self._flush()
-            await asyncio.sleep(0)
-
-    async def _until_changed(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
 
     async def _read(self) -> None:
         while data := await self._reader.read(65536):
             for event in self._h2.receive_data(data):
-                self._take(event)
+                exchange = self._exchanges.get(getattr(event, "stream_id", 0))
+                if exchange is not None:
+                    self._take(exchange, event)
             self._flush()
-            self._changed.set()
-        self._end_all()
-
-    def _take(self, event: object) -> None:
-        if isinstance(event, ConnectionTerminated):
-            self._end_all()
-            return
-        if isinstance(event, WindowUpdated) or not hasattr(event, "stream_id"):
-            return
-        exchange = self._exchanges.get(event.stream_id)
-        if exchange is None:
-            return
-        if isinstance(event, ResponseReceived):
-            exchange.headers.update(event.headers)
-        elif isinstance(event, DataReceived):
-            exchange.body += event.data
-            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-        elif isinstance(event, StreamReset):
-            exchange.reset = ErrorCodes(event.error_code)
-        if isinstance(event, StreamEnded | StreamReset):
-            exchange.is_over = True
-        exchange.tell()
-
-    def _end_all(self) -> None:
         for exchange in self._exchanges.values():
-            exchange.is_over = True
-            exchange.tell()
-        self._changed.set()
+            exchange.end()
+
+    def _take(self, exchange: Exchange, event: object) -> None:
+        match event:
+            case ResponseReceived():
+                exchange.headers.update(event.headers)
+            case DataReceived():
+                exchange.body += event.data
+                self._h2.acknowledge_received_data(event.flow_controlled_length, exchange.id)
+            case StreamReset():
+                exchange.reset = ErrorCodes(event.error_code)
+                exchange.end()
+            case StreamEnded():
+                exchange.end()
+        exchange.tell()
 
     def _flush(self) -> None:
         self._writer.write(self._h2.data_to_send())

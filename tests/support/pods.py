@@ -16,6 +16,7 @@ from picker.picker import EndpointPicker
 from picker.pods import Pods
 from picker.section import PickerSection
 from picker.server import PickerServer
+from tests.support.sites import running_app
 
 DIALECTS = [served.conventions for served in SERVED]
 
@@ -48,15 +49,9 @@ class FakePod:
     async def serve(self) -> AsyncIterator["FakePod"]:
         app = web.Application()
         app.add_routes([web.route("*", "/{path:.*}", self._answer)])
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.address = f"127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with running_app(app) as port:
+            self.address = f"127.0.0.1:{port}"
             yield self
-        finally:
-            await runner.cleanup()
 
     def page(self) -> str:
         labels = f'{{engine="0",model_name="{self.model}"}}'

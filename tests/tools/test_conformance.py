@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.support.deadline_server import MODEL, DeadlineServer, Manner, running_app, serving
+from tests.support.deadline_server import MODEL, DeadlineServer, Manner, serving
+from tests.support.sites import running_app
 from tests.support.steady_loop import hurry
 from tools.conformance import VERSION
 from tools.conformance import __main__ as command

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from protocol import FinishReason
+from protocol import FinishReason, GrammarKind
 from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, prompt_of, says
-from tests.orchestrator.conftest import MakeWorker, Service, read_events
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
@@ -106,6 +106,8 @@ class Dialect(NamedTuple):
     tool: dict[str, Any]
     turns: dict[str, Any]
     """An earlier call with its result, in a conversation."""
+    form: dict[str, Any]
+    """Asks for an answer of ``SCHEMA``."""
 
     async def ask(self, service: Service, status: int = 200, **more: Any) -> Any:
         body = {"model": "fake", **self.body, **more}
@@ -125,6 +127,7 @@ class Dialect(NamedTuple):
 
 
 _NAMED = {"name": "get_weather"}
+_FORM = {"type": "json_schema", "name": "f", "schema": SCHEMA}
 _BONN = '{"city": "Bonn"}'
 CHAT = Dialect(
     "/v1/chat/completions",
@@ -146,6 +149,7 @@ CHAT = Dialect(
             {"role": "user", "content": "And?"},
         ]
     },
+    {"response_format": {"type": "json_schema", "json_schema": _FORM}},
 )
 COMPLETION = Dialect(
     "/v1/completions",
@@ -153,6 +157,7 @@ COMPLETION = Dialect(
     ("stop", "length", ""),
     of_chat,
     of_chunks,
+    {},
     {},
     {},
 )
@@ -173,6 +178,7 @@ RESPONSES = Dialect(
             {"role": "user", "content": "And?"},
         ]
     },
+    {"text": {"format": _FORM}},
 )
 MESSAGES = Dialect(
     "/v1/messages",
@@ -202,6 +208,7 @@ MESSAGES = Dialect(
             },
         ]
     },
+    {"output_config": {"format": _FORM}},
 )
 ALL = (CHAT, COMPLETION, RESPONSES, MESSAGES)
 WITH_TOOLS = (CHAT, RESPONSES, MESSAGES)
@@ -301,3 +308,25 @@ async def test_earlier_calls_and_their_results(
         '<tool_call>{"name": "get_weather", "arguments": {"city": "Bonn"}}</tool_call><|end|>'
         "<|user|>[get_weather c1] Rain.<|end|><|user|>And?<|end|><|assistant|>"
     )
+
+
+@for_each("dialect", WITH_TOOLS)
+async def test_a_form_is_that_of_the_answer_behind_the_thinking(
+    make_worker: MakeWorker, make_service: MakeService, dialect: Dialect
+) -> None:
+    worker = await make_worker(**CARD | {"grammars": "llguidance"})
+    service = await make_service(worker)
+    form = '{"city":"Köln"}'
+    for before, said, thought, thinks in (
+        ("before: thought", f"Hm.\n</think>\n\n{form}", "Hm.", {"thinks": True}),
+        ('before: ("<think>" thought', f"<think>Hm.</think>{form}", "Hm.", {}),
+        ('before: ("<think>" thought', form, "", {}),
+        ("", form, "", {"thinks": False}),  # the prompt has ended it
+    ):
+        worker.plan = lambda submit, said=said: says(said)  # type: ignore[misc]
+        told = await dialect.ask(service, **dialect.form, chat_template_kwargs=thinks)
+        grammar = worker.submits[-1].grammar
+        assert grammar is not None and grammar.kind is GrammarKind.JSON_SCHEMA
+        assert before in grammar.before and bool(before) is bool(grammar.before)
+        answer = dialect.whole(told)
+        assert (answer.thinking, answer.text) == (thought, form)

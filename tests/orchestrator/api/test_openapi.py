@@ -2,10 +2,7 @@
 
 from typing import Any
 
-import pytest
-
 from orchestrator.api.openapi import document as openapi
-from orchestrator.api.openapi.document import OPERATIONS
 from tests.orchestrator.conftest import Service
 
 
@@ -43,14 +40,3 @@ async def test_bodies_are_those_of_the_decoders(service: Service) -> None:
     assert (header["name"], header["in"]) == ("X-Timeout-Ms", "header")
     responses = told["paths"]["/v1/chat/completions"]["post"]["responses"]
     assert {"200", "400", "401", "429", "499", "502", "503", "504"} <= set(responses)
-
-
-async def test_a_route_without_a_description_is_named(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fewer = {name: one for name, one in OPERATIONS.items() if name != "POST /v1/completions"}
-    monkeypatch.setattr(openapi, "OPERATIONS", fewer)
-    app = service.runner.app
-    assert app is not None
-    with pytest.raises(openapi.MissingOperation, match="POST /v1/completions"):
-        openapi.document_of(app)

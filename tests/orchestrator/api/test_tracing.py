@@ -9,6 +9,7 @@ from aiohttp import web
 
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.sites import running_app
 
 pytest.importorskip("opentelemetry.sdk", reason="traces need tidegate[otel]")
 
@@ -129,17 +130,13 @@ async def test_spans_leave_by_otlp(make_service: MakeService, worker: FakeWorker
 
     app = web.Application()
     app.router.add_post("/v1/traces", take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    service = await make_service(worker, telemetry__otlp_endpoint=f"http://{host}:{port}/")
-    assert await complete(service) == 200
-    await service.until(lambda: service.outcomes() == ["met"])
-    made = service.orchestrator.tracing
-    assert made is not None
-    await made.close()
-    await runner.cleanup()
+    async with running_app(app) as port:
+        service = await make_service(worker, telemetry__otlp_endpoint=f"http://127.0.0.1:{port}/")
+        assert await complete(service) == 200
+        await service.until(lambda: service.outcomes() == ["met"])
+        made = service.orchestrator.tracing
+        assert made is not None
+        await made.close()
     assert {"tidegate", "decode", "lane", "text_completion fake"} <= set(received)
 
 

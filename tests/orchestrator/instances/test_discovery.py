@@ -88,16 +88,6 @@ async def tell(discovery: DiscoverySync, source: FakeSource, *addresses: str) ->
 # ── the sync ────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_what_a_source_names_comes_and_goes() -> None:
-    discovery, instances, source, clock = make_discovery("a:1")
-    await tell(discovery, source, "b:1", "c:1")
-    await tell(discovery, source, "c:1")
-    clock.advance(6)
-    await discovery.remove_retired()
-    assert instances.calls == ["add b:1", "add c:1", "retire b:1", "remove b:1"]
-    assert sorted(instances.known) == ["a:1", "c:1"]
-
-
 async def test_one_that_a_single_answer_leaves_out_is_kept() -> None:
     """OR-6: DNS answers flap; lanes and all that was learnt of an idle instance outlive that."""
     discovery, instances, source, clock = make_discovery()

@@ -22,18 +22,6 @@ async def run(service: Service) -> list[Any]:
         return [event async for event in read_events(response)]
 
 
-async def test_a_lane_to_a_model_loaded_anew_is_opened_anew(
-    worker: FakeWorker, service: Service
-) -> None:
-    assert (await run(service))[-1].event == "end"
-    worker.generation += 1
-    events = await run(service)
-    assert events[-1].event == "end", "it is sent again, to the new instance"
-    assert (len(worker.opens), len(worker.submits)) == (2, 2)
-    (instance,) = service.orchestrator.registry
-    assert service.orchestrator.registry.breakers.state(instance.address).value == "closed"
-
-
 async def test_no_number_of_refused_jobs_runs_out_of_second_tries(
     worker: FakeWorker, service: Service
 ) -> None:

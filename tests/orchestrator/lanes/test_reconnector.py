@@ -106,14 +106,3 @@ async def test_each_end_says_why(peer: Peer, caplog: pytest.LogCaptureFixture) -
     logged = [record for record in caplog.records if record.levelname == "ERROR"]
     assert [record.message for record in logged] == ["lane failed unexpectedly; reconnecting"]
     assert logged[0].exc_info is not None, "with its traceback"
-
-
-async def test_closed_tells_it_once_and_begins_no_other(peer: Peer) -> None:
-    peer.steps = [peer.lasts]
-    peer.reconnector.start()
-    await peer.until(1)
-    await peer.reconnector.close()
-    await peer.reconnector.close()
-    assert [end.is_closed for end in peer.ends] == [True]
-    assert peer.sessions == 1
-    peer.reconnector.break_off("too late")  # nothing is there to be broken off

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.slow
 KEY = {"Authorization": "Bearer the-clients-key"}
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
 TASK = {"prompt": "hi", "max_tokens": 4}
-STREAMS, CONNECTIONS = 1000, 8
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -88,8 +87,8 @@ async def service(worker: FakeWorker, make_service: MakeService) -> Service:
     return await make_service(worker, token="the-clients-key", streams__keepalive_s=0)
 
 
-async def chat(client: H2Client, **changes: object) -> Exchange:
-    return await client.post("/v1/chat/completions", CHAT | {"stream": True} | changes, KEY)
+def chat(client: H2Client, **changes: object) -> Exchange:
+    return client.post("/v1/chat/completions", CHAT | {"stream": True} | changes, KEY)
 
 
 async def texts(exchange: Exchange) -> AsyncIterator[str]:
@@ -114,7 +113,7 @@ async def test_an_event_arrives_before_the_next_is_made(
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
     async with front(service.url) as proxy, proxy.client() as client:
-        answer = texts(await chat(client))
+        answer = texts(chat(client))
         assert await anext(answer) == "w0 "
         assert worker.running == 1  # it is at its second token
         plan.release.set()
@@ -129,9 +128,9 @@ async def test_a_hang_up_frees_the_slot(
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
     async with front(service.url) as proxy, proxy.client() as client:
-        other = texts(await chat(client))
+        other = texts(chat(client))
         assert await anext(other) == "w0 "
-        left = await chat(client, stream=is_streamed)
+        left = chat(client, stream=is_streamed)
         if is_streamed:
             assert await anext(texts(left)) == "w0 "
         await worker.until(lambda: worker.running == 2)
@@ -151,7 +150,7 @@ async def test_comments_keep_a_silent_stream_open(
     service = await make_service(worker, token="the-clients-key", streams__keepalive_s=0.2)
     changes = {} if kind is CADDY else {"330s": "1s"}  # Caddy has no such time
     async with front(service.url, changes=changes) as proxy, proxy.client() as client:
-        exchange, comments = await chat(client), 0
+        exchange, comments = chat(client), 0
         async for line in exchange.lines():
             comments += line.startswith(":")
             if comments == 15:  # of which there are at most ten a second
@@ -185,7 +184,7 @@ async def test_a_post_that_an_orchestrator_drops_is_not_sent_to_another(
         proxy.client() as client,
     ):
         while not (refused and taken):
-            answer = await (await client.post("/v2/tasks", TASK, KEY)).finished()
+            answer = await client.post("/v2/tasks", TASK, KEY).finished()
             taken += answer.status == 202
             refused += is_lost(answer, kind)
         assert taken + refused <= dropped + taken
@@ -214,7 +213,7 @@ async def test_a_post_goes_to_another_orchestrator_where_one_is_gone(
     async with front(f"http://127.0.0.1:{port}", service.url) as proxy, proxy.client() as client:
         taken = 0
         while taken < 4:
-            answer = await (await client.post("/v2/tasks", TASK, KEY)).finished()
+            answer = await client.post("/v2/tasks", TASK, KEY).finished()
             assert answer.status == 202 or (kind is CADDY and is_lost(answer, kind)), answer
             taken += answer.status == 202
     await service.until(lambda: service.outcomes() == ["met"] * taken)
@@ -230,9 +229,7 @@ async def test_a_task_that_is_sent_again_with_its_key_is_made_once(
         front(losing) as proxy,
         proxy.client() as client,
     ):
-        answers = [
-            await (await client.post("/v2/tasks", TASK, headers)).finished() for _ in range(2)
-        ]
+        answers = [await client.post("/v2/tasks", TASK, headers).finished() for _ in range(2)]
     first, again = answers
     # Caddy sends a request again by itself where it has such a key.
     assert is_lost(first, kind) or first.headers["idempotent-replayed"] == "true"

@@ -2,19 +2,16 @@
 
 import json
 import socket
-from collections import namedtuple
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pool.preflight import checkup, cpu, gpu, host
+from pool.preflight import checkup, cpu, gpu
 from pool.preflight.checkup import CheckupFinding, CheckupVerdict, WantedService, examine
 from tidegate.cli.main import main
 from worker.extras import pip_install
-
-Usage = namedtuple("Usage", "total used free")
 
 
 def found(check: str, **wanted: Any) -> CheckupFinding:
@@ -59,13 +56,6 @@ def test_torch_must_fit_the_driver(
     assert found("gpu", device=None).found == "H100, H100; driver for CUDA 12.6"
     finding = found("torch", device=None)
     assert finding.verdict is verdict and said in finding.found
-
-
-def test_no_libpython(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkup, "libpython_places", lambda: ["/nowhere"])
-    finding = found("libpython")
-    assert finding.verdict is CheckupVerdict.FAIL
-    assert finding.advice.startswith(f"sudo apt-get install libpython{host.python_version()}")
 
 
 def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

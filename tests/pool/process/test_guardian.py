@@ -50,14 +50,6 @@ def test_reports_the_commands_own_end(marked: Marked, script: str, status: int) 
     assert marked.pids() == []
 
 
-def test_a_command_that_cannot_run_is_said_so(marked: Marked) -> None:
-    command = [sys.executable, "-I", "-S", guardian.__file__, "--", "/nonexistent/tritonserver"]
-    done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, env=marked.env)
-    assert done.returncode == 127
-    assert done.stdout == b""
-    assert b"cannot run /nonexistent/tritonserver: No such file" in done.stderr
-
-
 def test_end_of_the_launcher_ends_everything(marked: Marked) -> None:
     """A launcher killed with -9 tells nothing; the kernel does."""
     guarded = [sys.executable, "-I", "-S", guardian.__file__, "--grace=0.1", "--starter=$$", "--"]

@@ -7,24 +7,9 @@ import pytest
 
 from catalog.errors import PortInUse, StartFailed
 from catalog.hosts import connect_host, is_loopback
-from pool.process import ports
 from pool.process.ports import free_ports, host_port, is_free, require_free
 from pool.units.triton import require_files
 from tests.support.cases import for_each
-
-
-def test_free_ports_are_different_and_can_be_listened_on() -> None:
-    found = free_ports(20)
-    assert len(set(found)) == 20
-    for port in found:
-        require_free("127.0.0.1", port, "")
-
-
-def test_ports_that_others_asked_for_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, free = free_ports(2)
-    assert asked not in free_ports(3, but={asked, free})
-    monkeypatch.setattr(ports.random, "sample", lambda *_, **__: [asked, free])
-    assert free_ports(1, but={asked}) == [free]
 
 
 def test_a_taken_port_is_named_with_the_remedy() -> None:

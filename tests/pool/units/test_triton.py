@@ -21,7 +21,6 @@ from tests.support.processes import Marked
 from tests.support.triton_models import (
     CRASHES,
     QUIET,
-    REFUSES_TO_LOAD,
     write_model,
 )
 
@@ -83,17 +82,6 @@ def pids_of(instance: TritonInstance) -> tuple[int, int]:
     return described["pid"], stub
 
 
-async def test_a_planned_end_finalizes_and_leaves_nothing(run: Run) -> None:
-    triton = run.make(QUIET)
-    await triton.start()
-    assert len(run.marked.pids()) == 3, "a guardian, a server and its stub"
-    regions = run.marked.regions()
-    assert regions
-    await triton.stop(1.0)
-    run.marked.wait_gone(regions)
-    await triton.stop(1.0)  # idempotent
-
-
 async def test_a_model_whose_process_cannot_be_started_is_told_at_once(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,27 +112,6 @@ async def test_a_server_that_lacks_one_of_its_ports_was_never_started(run: Run) 
         await triton.stop(0.0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", ["server", "stub", "guardian"])
-async def test_whatever_is_killed_it_is_noticed_and_starts_again(run: Run, victim: str) -> None:
-    triton = run.make(QUIET)
-    await triton.start()
-    regions = run.marked.regions()
-    server, stub = pids_of(triton)
-    guardian = next(pid for pid in run.marked.pids() if pid not in (server, stub))
-    os.kill({"server": server, "stub": stub, "guardian": guardian}[victim], signal.SIGKILL)
-    reason = await triton.lost()
-    assert "ended" in reason
-    await triton.stop(0.0)
-    run.marked.wait_gone(regions)
-
-    ports = triton.ports
-    await triton.start()
-    assert triton.ports == ports
-    assert pids_of(triton) != (server, stub)
-    await triton.stop(1.0)
-
-
 async def test_a_server_that_hangs_misses_its_heartbeats(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,19 +124,6 @@ async def test_a_server_that_hangs_misses_its_heartbeats(
     assert "heartbeats" in await triton.lost()
     await triton.stop(0.0)
     run.marked.wait_gone(regions)
-
-
-async def test_a_model_that_does_not_load_says_why(run: Run) -> None:
-    triton = run.make(REFUSES_TO_LOAD)
-    with pytest.raises(StartFailed) as raised:
-        await triton.start()
-    assert str(raised.value).splitlines()[:3] == [
-        "triton ended with status 1:",
-        "model tiny: ValueError: the model is missing",
-        "  give one with --model PATH",
-    ]
-    await triton.stop(0.0)
-    run.marked.wait_gone(set())
 
 
 @pytest.mark.slow

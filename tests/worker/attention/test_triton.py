@@ -4,8 +4,6 @@ triton reads TRITON_INTERPRET when it is imported, so without CUDA these run in 
 own (``test_interpreted.py``).
 """
 
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,34 +11,18 @@ import pytest
 import torch
 
 from tests.support.attention_cases import DTYPES, random_case
+from tests.support.triton_tests import DEVICE, INTERPRETED, NEEDS_TRITON, sound_interpreter
 from worker.attention import KVPool
 from worker.attention.choice import TOLERANCE, error_of, exact
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 # float16 differs from bfloat16 in no tile and no order; the interpreter takes seconds for it.
 TYPES = DTYPES[:2] if INTERPRETED else DTYPES
 
-pytestmark = [
-    pytest.mark.skipif(
-        not INTERPRETED and not torch.cuda.is_available(),
-        reason="needs a CUDA device, or triton's interpreter: see test_interpreted.py",
-    )
-]
+__all__ = ["sound_interpreter"]
+pytestmark = NEEDS_TRITON
 if INTERPRETED or torch.cuda.is_available():
     pytest.importorskip("triton")
     from worker.attention.triton_backend import TritonAttention
-
-
-@pytest.fixture(autouse=True, scope="module")
-def sound_interpreter() -> Iterator[None]:
-    if not INTERPRETED:
-        yield
-        return
-    from tests.support.interpreter import repaired
-
-    with repaired():
-        yield
 
 
 @pytest.mark.parametrize("invariant", [False, True])

@@ -9,15 +9,12 @@ from msgspec.structs import replace
 
 from tests.support.checkpoints import DEMO, edit_config
 from worker.engine.build import build_engine
-from worker.engine.engine import Engine
 from worker.environment import nested
 from worker.errors import BrokenCheckpoint, TokenizerError
 from worker.models.config import read_config
 from worker.runner import build as torch_build
 from worker.runner import device as precision
-from worker.runner.forward import BatchForward
 from worker.runner.memory import ProcessMemory
-from worker.runner.torch_runner import TorchRunner
 from worker.settings import SHARED_BY, WorkerSettings
 
 
@@ -167,20 +164,3 @@ def test_settings_that_would_be_ignored_are_refused_before_anything_is_loaded(
     monkeypatch.setattr(torch_build, "build_torch_runner", loads)
     with pytest.raises(ValueError, match=named):
         build_engine(settings(tiny, **changes))
-
-
-@pytest.mark.parametrize(("deterministic", "tile_tokens"), [(True, 16), (False, None)])
-def test_steps_are_cut_to_the_tiles_that_the_model_computes_in(
-    deterministic: bool, tile_tokens: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if deterministic:
-        monkeypatch.setattr("worker.runner.build.ATTENTION", "auto")
-    loaded = build_engine(settings(DEMO, deterministic=deterministic))
-    assert isinstance(loaded.engine, Engine)
-    runner = loaded.engine.executor.runner
-    assert isinstance(runner, TorchRunner)
-    if tile_tokens is None:
-        assert isinstance(runner._forward, BatchForward)
-        tile_tokens = runner._forward.model.tile_rows
-    assert loaded.engine.scheduler.config.tile_tokens == tile_tokens
-    loaded.engine.stop()

@@ -31,10 +31,6 @@ class Collector:
         with self._changed:
             assert self._changed.wait_for(lambda: self.ended >= count, PATIENCE_S)
 
-    def wait_any(self) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: bool(self.events), PATIENCE_S)
-
     @property
     def ended(self) -> int:
         return sum(isinstance(e, JobFinished) for e in self.events)

@@ -117,20 +117,6 @@ def test_a_padded_row_has_nothing_of_anothers(poisoned: Path, settings: dict[str
     assert [ids_of(job, events) for job in together] == [ids_of(job, expected) for job in alone]
 
 
-def test_a_long_prompt_ends_with_its_first_bad_chunk(poisoned: Path) -> None:
-    """And what of it was cached by then is gone, but for what comes before it in the text of
-    somebody else."""
-    engine = build(poisoned, max_step_tokens=16)
-    sound = greedy(prompt(16), 1)
-    run(engine, [sound])
-    known = set(engine.scheduler.pool.hashes)
-    spoilt = greedy([*prompt(24, 1)[:18], POISON, *prompt(60)], 4)
-    steps_before = engine.stats().steps_total
-    assert failed(spoilt, run(engine, [spoilt]))
-    assert engine.stats().steps_total == steps_before + 2, "the second chunk has it"
-    assert set(engine.scheduler.pool.hashes) == known
-
-
 def test_who_shares_the_head_of_a_spoilt_text_keeps_it(poisoned: Path) -> None:
     """Their blocks are not cleared while they run; the head is computed anew by whoever is next."""
     engine = build(poisoned)

@@ -156,8 +156,3 @@ def test_elsewhere_the_settings_hold(other: dict[str, str]) -> None:
     asked = settings(**other)
     assert largest(asked) == asked
     assert fitting(asked, CONFIG, H100, 9) == CONFIG
-
-
-def test_the_costs_end_with_the_most_rows() -> None:
-    assert H100.up_to(64).rows == ROWS[:7] and H100.up_to(64).step_ms[-1] == 8.0
-    assert H100.up_to(1000) == H100, "a pool may hold fewer requests than may run"

@@ -25,15 +25,6 @@ def files(root: Path) -> int:
     return len(list(root.glob("blocks/*/*")))
 
 
-def test_blocks_outlive_the_process(tmp_path: Path) -> None:
-    """WK-6."""
-    first = make_store(tmp_path)
-    assert all(first.write(name(i), content(i)) for i in range(3))
-    again = make_store(tmp_path)
-    assert held(again) == {0, 1, 2}
-    assert all(read(again, i) for i in range(3))
-
-
 def test_size_is_bounded_and_the_least_used_goes_first(tmp_path: Path) -> None:
     """WK-5; of a text that was used, its end goes before its beginning."""
     store = make_store(tmp_path, blocks=4)
@@ -94,19 +85,6 @@ def test_what_nobody_may_read_is_taken_away(tmp_path: Path) -> None:
     assert held(store) == {2}
     store.remove([name(0), name(1), name(7)])
     assert held(make_store(tmp_path)) == {2}
-
-
-def test_a_bad_file_is_a_miss_and_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """WK-5: never an error."""
-    store = make_store(tmp_path)
-    store.write(name(1), content(1))
-    store.write(name(2), content(2))
-    store._path(name(1)).write_bytes(b"x" * SMALL.file_bytes)
-    assert not read(store, 1)
-    assert store.failures_total == 1
-    assert "not what was written" in caplog.text
-    assert held(store) == {2}
-    assert files(tmp_path) == 1
 
 
 def test_a_file_that_another_worker_evicted_is_a_miss(tmp_path: Path) -> None:

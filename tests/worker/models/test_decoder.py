@@ -151,38 +151,6 @@ def test_a_tied_head_that_is_stored_counts_as_in_transformers(
     assert ("they differ" in caplog.text) == (stored == "another")
 
 
-def test_a_text_in_a_batch_is_the_text_alone(tiny: Path) -> None:
-    """Decodes of uneven length beside chunks of prompts, step after step."""
-    rig = Rig(tiny)
-    lengths = [3, 30, 17, 40, 26]
-    texts = [rig.text(random_ids(n, 300, seed=n)) for n in lengths]
-    alone = []
-    for text in texts:
-        twin = rig.text(text.ids)
-        alone.append(rig.step((twin, len(twin.ids)))[0])
-    plan = [  # one column per text: tokens computed in each step
-        [1, 10, 0, 0, 0],
-        [1, 1, 9, 0, 0],
-        [1, 1, 1, 30, 5],
-        [0, 1, 1, 1, 20],
-        [0, 1, 1, 1, 1],
-    ]
-    got: list[list[torch.Tensor]] = [[] for _ in texts]
-    for counts in plan:
-        rows = sorted((i for i, n in enumerate(counts) if n), key=lambda i: counts[i] > 1)
-        for i, logits in zip(rows, rig.step(*((texts[i], counts[i]) for i in rows)), strict=True):
-            got[i].append(logits)
-    for one, (pieces, expected) in enumerate(zip(got, alone, strict=True)):
-        logits = torch.cat(pieces)
-        torch.testing.assert_close(
-            logits,
-            expected[: len(logits)],
-            atol=1e-4,
-            rtol=0,
-            msg=lambda m, i=one: f"text {i}: {m}",
-        )
-
-
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_logits_on_cuda(tiny: Path) -> None:

@@ -3,8 +3,6 @@
 As in ``attention/test_triton.py``, which says why.
 """
 
-import os
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -14,38 +12,22 @@ from numpy.typing import NDArray
 
 from protocol import Sampling
 from tests.support.cases import for_each
+from tests.support.triton_tests import DEVICE, INTERPRETED, NEEDS_TRITON, sound_interpreter
 from worker.core import Job
 from worker.sampling.sampler import Sampler, draw_plain, likeliest
 from worker.scheduler.request import Request
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 BLOCK = 128 if INTERPRETED else 1024
 VOCABULARY = 5 * BLOCK + 27
 SPOILT = 7
 """Id that a row has when nothing can be drawn."""
 
-pytestmark = [
-    pytest.mark.skipif(
-        not INTERPRETED and not torch.cuda.is_available(),
-        reason="needs a CUDA device, or triton's interpreter: see test_interpreted.py",
-    )
-]
+__all__ = ["sound_interpreter"]
+pytestmark = NEEDS_TRITON
 if INTERPRETED or torch.cuda.is_available():
     pytest.importorskip("triton")
     from worker.sampling import triton_draws
     from worker.sampling.triton_draws import draw_rows
-
-
-@pytest.fixture(autouse=True, scope="module")
-def sound_interpreter() -> Iterator[None]:
-    if not INTERPRETED:
-        yield
-        return
-    from tests.support.interpreter import repaired
-
-    with repaired():
-        yield
 
 
 class Way(NamedTuple):

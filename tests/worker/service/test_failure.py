@@ -35,21 +35,6 @@ def answer_as_failed(harness: Harness, job: Job) -> None:
     harness.finish(job, FinishReason.CANCELLED, Code.DRAINING)
 
 
-def test_a_failed_engine_ends_the_process_after_its_jobs_were_answered(
-    harness: Harness, ended: threading.Event
-) -> None:
-    harness.engine.on_cancel = lambda job, cause: None  # it is dead
-    job, _ = harness.submit(1)
-    harness.begin(job)
-    harness.engine.has_failed = True
-    harness.lane.wait(lambda: any(f.draining for f in harness.lane.frames()), "the drain")
-    assert not ended.wait(0.1), "a job is not answered yet"
-    answer_as_failed(harness, job)
-    assert harness.wait_end(1).code is Code.DRAINING
-    harness.lane.wait_final()
-    assert ended.wait(60)
-
-
 def test_a_job_that_a_failed_engine_does_not_end_holds_nothing_up(
     harness: Harness, ended: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:

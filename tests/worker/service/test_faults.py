@@ -87,11 +87,3 @@ def test_dl2_a_relative_deadline_counts_from_arrival(harness: Harness) -> None:
     job = harness.engine.wait_submitted(1)[0]
     assert earliest - 1e-6 <= job.deadline - 0.2 <= latest + 1e-6
     harness.finish(job)
-
-
-def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(harness: Harness) -> None:
-    responder = FakeResponder()
-    harness.service.accept(plain_call("x" * 1000, responder))
-    responder.wait_final()
-    assert responder.error is not None and responder.error[0] == Code.CONTEXT_OVERFLOW
-    assert harness.engine.submitted == []

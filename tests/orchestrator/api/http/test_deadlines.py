@@ -12,7 +12,6 @@ import pytest
 
 from orchestrator.dispatch import time_limits
 from orchestrator.prompts.stage import Steps
-from protocol import Code
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
@@ -146,18 +145,6 @@ async def test_dl8_what_expires_in_the_queue_never_leaves_it(
     first.release.set()
     await service.until(lambda: sorted(service.outcomes()) == ["met", "met", "missed"])
     assert len(worker.submits) == 2
-
-
-async def test_dl3_a_worker_that_sees_too_little_time_refuses(
-    service: Service, worker: FakeWorker
-) -> None:
-    refusal = (Code.DEADLINE_EXCEEDED, "100 ms are needed to start")
-    worker.plan = lambda submit: Plan(refuse=refusal)
-    async with service.http.post("/v1/completions", json=TASK) as response:
-        error = (await response.json())["error"]
-        assert_exceeded(response.status, response.headers, error, is_past=False)
-    assert "100 ms" in error["message"]
-    assert service.outcomes() == ["refused"]
 
 
 def stuck(service: Service) -> tuple[threading.Event, threading.Event]:

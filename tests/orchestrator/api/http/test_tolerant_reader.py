@@ -75,15 +75,6 @@ async def test_strict_fields_refuses_them(worker: FakeWorker, make_service: Make
         assert status == 400 and word in message, message
 
 
-async def test_our_own_routes_refuse_them(service: Service) -> None:
-    body = {"model": "fake", "prompt": "hi", "brand_new": 1}
-    status, told, message = await sent(service, TASKS, body)
-    assert (status, told, message) == (400, "", f"brand_new: {NO_FIELD}")
-    body = BODIES[CHAT] | {"placement": {"instance": "a:1"}}  # ours alone: it is a slip
-    status, told, message = await sent(service, CHAT, body)
-    assert (status, told, message) == (400, "", f"placement.instance: {NO_FIELD}")
-
-
 async def test_they_are_counted_by_place_and_logged_once(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,7 +1,6 @@
 """Several choices and several prompts in one request: a task for each (OR-3)."""
 
 import asyncio
-import json
 from collections import defaultdict
 from itertools import pairwise
 from typing import Any
@@ -10,16 +9,10 @@ import pytest
 
 from orchestrator.dispatch import time_limits
 from protocol import Submit
-from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
+from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of, chunks_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
-
-
-async def events_of(service: Service, path: str, body: dict[str, Any]) -> list[Any]:
-    text = await service.ask("POST", path, json=body | {"stream": True})
-    events = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
-    return [event if event == "[DONE]" else json.loads(event) for event in events]
 
 
 def by_prompt(submit: Submit) -> Plan:
@@ -57,8 +50,7 @@ async def test_several_prompts(service: Service, worker: FakeWorker) -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_one_stream_with_an_index(service: Service, worker: FakeWorker, path: str) -> None:
     body = (CHAT if "chat" in path else TEXT) | {"n": 2, "stream_options": {"include_usage": True}}
-    events = await events_of(service, path, body)
-    assert events.pop() == "[DONE]"
+    events = await chunks_of(service, path, body)
     usage = events.pop()
     assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 8
     assert usage["usage"]["prompt_tokens"] == len(worker.submits[0].token_ids)

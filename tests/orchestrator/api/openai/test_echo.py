@@ -1,12 +1,11 @@
 """``echo``: what a completion tells of its prompt, as lm-eval reads it."""
 
-import json
 from typing import Any
 
 import pytest
 
 from orchestrator.api.openai import echo
-from tests.orchestrator.api.openai.asking import TEXT, answer_of
+from tests.orchestrator.api.openai.asking import TEXT, answer_of, chunks_of
 from tests.orchestrator.conftest import Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
@@ -58,15 +57,14 @@ async def test_nothing_need_be_generated(service: Service, worker: FakeWorker) -
 
 
 async def test_a_stream_begins_with_it(service: Service) -> None:
-    body = TEXT | {"echo": True, "logprobs": 1, "stream": True}
+    body = TEXT | {"echo": True, "logprobs": 1}
 
-    async def chunks_of(**more: object) -> list[Any]:
-        lines = (await service.ask("POST", PATH, json=body | more)).split("\n\n")
-        return [json.loads(line[6:])["choices"][0] for line in lines[:-2]]
+    async def choices_of(**more: object) -> list[Any]:
+        return [chunk["choices"][0] for chunk in await chunks_of(service, PATH, body | more)]
 
-    prompt, last = await chunks_of(max_tokens=0)
+    prompt, last = await choices_of(max_tokens=0)
     assert (prompt["text"], last["finish_reason"]) == ("hi", "length")
-    chunks = await chunks_of(max_tokens=1, n=2)
+    chunks = await choices_of(max_tokens=1, n=2)
     for index in (0, 1):
         prompt, token, last = [chunk for chunk in chunks if chunk["index"] == index]
         assert (prompt["text"], token["text"], last["text"]) == ("hi", "w0 ", "")

@@ -4,18 +4,12 @@ import json
 from typing import Any
 
 from protocol import FinishReason
-from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
+from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of, chunks_of
 from tests.orchestrator.conftest import Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
 BOTH = for_each(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
-
-
-async def chunks_of(service: Service, path: str, body: dict[str, Any]) -> list[Any]:
-    events = (await service.ask("POST", path, json=body | {"stream": True})).split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""]
-    return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
 
 
 @BOTH
