@@ -11,8 +11,8 @@ from worker.models.model import Decoder
 class ScaledDecoder(Decoder):
     """See ``Decoder``."""
 
-    def _embedded(self, token_ids: Tensor) -> Tensor:
-        return super()._embedded(token_ids) * math.sqrt(self._config.hidden_size)
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        return super().embedded(token_ids) * math.sqrt(self.config.hidden_size)
 
 
 DECODER: Final = ScaledDecoder

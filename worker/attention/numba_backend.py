@@ -11,7 +11,6 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.attention.paged import KVPool, PackedBatch
@@ -46,7 +45,7 @@ class NumbaAttention:
             num_heads, pool.kv_heads, dim, pool.block_tokens, is_bfloat16
         )
         self.merge = attention_loops.merge(num_heads, dim, is_bfloat16)
-        self.spans = attention_loops.spans()
+        self.cut = attention_loops.spans()
         self._chunks = ReferenceAttention(pool, num_heads, windows=windows)
 
     def prepare(self, batch: PackedBatch) -> "NumbaStep":
@@ -55,6 +54,32 @@ class NumbaAttention:
         if batch.decodes < len(batch.query_tokens):
             chunks = self._chunks.prepare(batch, chunks_only=True)
         return NumbaStep(self, batch, chunks)
+
+
+class Spans:
+    """What decodes of a batch read, cut into parts of jobs, for layers with one window. Owns what
+    the jobs are given."""
+
+    def __init__(
+        self, backend: NumbaAttention, batch: PackedBatch, window: int, layers: int = 1
+    ) -> None:
+        """``layers``: how many have partial results at a time."""
+        self.parts, self.merged = backend.cut(batch.context_tokens[: batch.decodes], window)
+        self._table = np.ascontiguousarray(batch.block_table)
+        self._slots = np.ascontiguousarray(batch.slots)
+        partials = int(self.merged[-1, 2]) if len(self.merged) else 0
+        width = backend.pool.data.shape[-1] + 2
+        self.partial = np.empty((layers, partials, backend.heads, width), np.float32)
+        at = backend.loops.AT
+        self.fields: dict[int, int] = {
+            at.slots: self._slots.ctypes.data,
+            at.table: self._table.ctypes.data,
+            at.table_stride: self._table.shape[1],
+            at.parts: self.parts.ctypes.data,
+            at.partial: self.partial.ctypes.data,
+            at.merged: self.merged.ctypes.data,
+        }
+        """Values of a job's fields."""
 
 
 class NumbaStep:
@@ -67,37 +92,23 @@ class NumbaStep:
         self._rows = batch.decodes
         self._chunks = chunks
         self._chunk_slots = torch.from_numpy(batch.slots[batch.decodes :])
-        # Kept, since jobs hold their addresses.
-        self._table = np.ascontiguousarray(batch.block_table)
-        self._slots = np.ascontiguousarray(batch.slots)
-        self._kept: list[object] = []
-        contexts = batch.context_tokens[: self._rows]
         windows = set(backend.windows) if self._rows else ()
-        self._jobs = {window: self._job(*backend.spans(contexts, window)) for window in windows}
+        self._spans = {window: Spans(backend, batch, window) for window in windows}
+        self._jobs = {window: self._made(spans) for window, spans in self._spans.items()}
 
-    def _job(self, parts: NDArray[np.int64], merged: NDArray[np.int64]) -> tuple[Job, bool, int]:
-        """The job of these spans, whether rows are cut, and how many threads it is worth."""
-        backend, loops = self._backend, self._backend.loops
-        width = backend.pool.data.shape[-1] + 2
-        partial_results = int(merged[-1, 2]) if len(merged) else 0
-        partial = np.empty((partial_results, backend.heads, width), np.float32)
-        self._kept += [parts, merged, partial]
-        job = np.zeros(FIRST_ARGUMENT + len(loops.AT), np.int64)
-        job[PARTS] = len(parts)
-        for at, value in (
-            (loops.AT.job, job.ctypes.data),
-            (loops.AT.slots, self._slots.ctypes.data),
-            (loops.AT.table, self._table.ctypes.data),
-            (loops.AT.table_stride, self._table.shape[1]),
-            (loops.AT.parts, parts.ctypes.data),
-            (loops.AT.partial, partial.ctypes.data),
-            (loops.AT.merged, merged.ctypes.data),
-            (loops.AT.merged_rows, len(merged)),
-        ):
-            job[at] = value
-        keys = int((parts[:, 2] - parts[:, 1]).sum())
-        is_worth_it = len(parts) > 1 and keys >= _WORTH_A_TEAM_KEYS
-        return job, bool(len(merged)), torch.get_num_threads() if is_worth_it else 1
+    def _made(self, spans: "Spans") -> tuple[Job, Job, int]:
+        """The jobs of these spans and of the rows that are cut, and how many threads the first is
+        worth."""
+        at, jobs = self._backend.loops.AT, []
+        for count in (len(spans.parts), len(spans.merged)):
+            job = np.zeros(FIRST_ARGUMENT + len(at), np.int64)
+            job[PARTS], job[at.job] = count, job.ctypes.data
+            for field, value in spans.fields.items():
+                job[field] = value
+            jobs.append(job)
+        keys = int((spans.parts[:, 2] - spans.parts[:, 1]).sum())
+        is_worth_it = len(spans.parts) > 1 and keys >= _WORTH_A_TEAM_KEYS
+        return jobs[0], jobs[1], torch.get_num_threads() if is_worth_it else 1
 
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
         """See ``AttentionStep``."""
@@ -118,13 +129,14 @@ class NumbaStep:
             raise ValueError(f"expected {backend.pool.data.dtype} as in the pool: {queries.dtype}")
         queries, keys_values = _heads_together(queries), _heads_together(keys_values)
         out = torch.empty((self._rows, *queries.shape[1:]), dtype=queries.dtype)
-        job, is_cut, threads = self._jobs[backend.windows[layer]]
+        job, merging, threads = self._jobs[backend.windows[layer]]
         job[at.queries], job[at.query_stride] = queries.data_ptr(), queries.stride(0)
         job[at.new], job[at.new_stride] = keys_values.data_ptr(), keys_values.stride(0)
         job[at.pages], job[at.out] = backend.pages[layer], out.data_ptr()
         backend.attend.run(job, threads)
-        if is_cut:
-            backend.merge.run(job, 1)
+        if merging[PARTS]:
+            merging[at.out] = out.data_ptr()
+            backend.merge.run(merging, 1)
         return out
 
 

@@ -8,7 +8,7 @@ Two modules need no numba to be imported:
 and two are for where there is a compiler:
 
 - ``attention_loops`` attention of decodes
-- ``fused_loops``     norms and rotations of a decoder
+- ``step_loops``      norms and rotations of a decoder, and all of a step in turn
 
 ``compiled`` says whether there is a compiler here and calls it, ``team`` is the threads that share
 a job's parts, ``native`` has addresses, atomic counters and vectors. ``*_code`` and ``*_loops``

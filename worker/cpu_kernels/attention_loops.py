@@ -20,8 +20,17 @@ from numpy.typing import NDArray
 
 from worker.cpu_kernels import native
 from worker.cpu_kernels.compiled import Function, compiled
-from worker.cpu_kernels.native import as_pointer, carray, float32, int64, prefetch, take, uint16
-from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, TeamTask, compiled_task
+from worker.cpu_kernels.native import (
+    as_pointer,
+    carray,
+    float32,
+    int64,
+    next_part,
+    part_done,
+    prefetch,
+    uint16,
+)
+from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, TeamTask, compiled_task
 
 SPAN_TOKENS: Final = 256
 
@@ -45,8 +54,8 @@ class AttentionArguments(NamedTuple):
     partial: int
     """[partial results, heads, dim + 2] float32: weighted sum, largest score, sum of weights."""
     merged: int
-    """[merged rows, 3]: row, its first partial result, the end of them."""
-    merged_rows: int
+    """[merged rows, 3]: row, its first partial result, the end of them; each is a part of the
+    merging's job."""
 
 
 AT: Final = AttentionArguments(
@@ -131,8 +140,8 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
         wide = np.empty((2 * kv_heads, block_tokens, dim), np.float32)
         wide_bits = wide.view(np.uint32)
         while True:
-            part = take(job[AT.job] + 8 * TAKEN)
-            if part >= job[PARTS]:
+            part = next_part(job[AT.job])
+            if part < 0:
                 break
             row, first_key, keys, partial, is_last = (
                 parts[part, 0],
@@ -248,14 +257,15 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
                         told[head, d] = total[head, d]
                     told[head, dim] = highest[head]
                     told[head, dim + 1] = weight[head]
-            take(job[AT.job] + 8 * DONE)
+            part_done(job[AT.job], part)
 
     return attend
 
 
 @cache
 def merge(heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
-    """Compile the merging of a job's ``partial`` results into those of the rows that were cut."""
+    """Compile the merging of ``partial`` results into those of the rows that were cut, a part
+    each."""
     stored = uint16 if is_bfloat16 else float32
     item = 2 if is_bfloat16 else 4
     size, width = FIRST_ARGUMENT + len(AT), dim + 2
@@ -263,11 +273,14 @@ def merge(heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
     @compiled_task(heads, dim, is_bfloat16, AT, native.SOURCE)
     def merge(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
-        rows = carray(as_pointer(job[AT.merged], int64), (job[AT.merged_rows], 3), int64)
+        rows = carray(as_pointer(job[AT.merged], int64), (job[PARTS], 3), int64)
         total = np.empty(dim, np.float32)
         bits = total.view(np.uint32)
-        for i in range(job[AT.merged_rows]):
-            row, begin, end = rows[i, 0], rows[i, 1], rows[i, 2]
+        while True:
+            part = next_part(job[AT.job])
+            if part < 0:
+                break
+            row, begin, end = rows[part, 0], rows[part, 1], rows[part, 2]
             partial = carray(as_pointer(job[AT.partial], float32), (end, heads, width), float32)
             at = job[AT.out] + row * heads * dim * item
             out = carray(as_pointer(at, stored), (heads, dim), stored)
@@ -291,6 +304,6 @@ def merge(heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
                         out[head, d] = (bits[d] + half) >> np.uint32(16)
                     else:
                         out[head, d] = total[d]
-        job[DONE] = job[PARTS]
+            part_done(job[AT.job], part)
 
     return merge

@@ -23,16 +23,19 @@ from worker.cpu_kernels.block_code import (
 )
 from worker.cpu_kernels.block_job import AT, PANEL_TURNS, Form
 from worker.cpu_kernels.native import (
+    LOOKS,
     as_pointer,
     carray,
     float32,
     int64,
     jitable,
     look_at,
+    next_part,
+    part_done,
     pause,
     take,
 )
-from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, TeamTask, compiled_task
+from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, TeamTask, compiled_task
 
 _SOURCE: Final = Path(__file__).read_bytes()
 _AHEAD_BYTES: Final = 4096
@@ -41,9 +44,6 @@ _ROUNDED_AT_ONCE: Final = 4
 _LINE_BYTES: Final = 2 * TURN_INPUTS
 _SUM_BYTES: Final = 4 * BLOCK_OUTPUTS
 """Bytes of the sums of a row and a block."""
-_LOOKS: Final = 1000
-"""Checks, some 50 µs together, after which a thread that has not rounded its rows counts as delayed
-by another process."""
 
 
 @jitable
@@ -62,7 +62,7 @@ def _round_rows(job: Any) -> None:
     share, is_again = take(begun), False
     while share < shares or not is_again:
         if share >= shares:
-            for _ in range(_LOOKS):
+            for _ in range(LOOKS):
                 if look_at(done) >= shares:
                     return
                 pause()
@@ -156,8 +156,8 @@ def multiply(form: int, is_gated: bool) -> TeamTask:
                 step = PANEL_TURNS * turn_bytes
         begin(form)
         while True:
-            part = take(job[AT.job] + 8 * TAKEN)
-            if part >= job[PARTS]:
+            part = next_part(job[AT.job])
+            if part < 0:
                 break
             part_end = blocks * (part + 1) // job[PARTS]
             for first_block in range(blocks * part // job[PARTS], part_end, at_once):
@@ -196,7 +196,7 @@ def multiply(form: int, is_gated: bool) -> TeamTask:
                     for block in range(first_block, block_end):
                         sums_at = _aligned(sums) + (block - first_block) * room_bytes
                         _finish_block(job, block, first_row, end_row, sums_at, width, is_gated)
-            take(job[AT.job] + 8 * DONE)
+            part_done(job[AT.job], part)
         end(form)
 
     return multiply

@@ -38,7 +38,7 @@ _FEWEST_PARTS: Final = 2
 _NONE_BEGUN: Final = 0
 TILE_ROWS: Final = 16
 """Rows of a tile of AMX."""
-_TILE_BYTES: Final = 1024
+TILE_BYTES: Final = 1024
 _PASS_ROWS: Final = 32
 _PASSES_AT_ONCE: Final = 16
 """Most passes that go through a panel in a row; their sums of a block are 64 KiB."""
@@ -86,6 +86,15 @@ def fastest_form(dtype: torch.dtype) -> Form:
     return Form.TILES if has_tiles else Form.BFLOAT16
 
 
+def blocks_of(outputs: int, *, is_gated: bool) -> int:
+    return -(-outputs // (16 if is_gated else 32))
+
+
+def parts_of(blocks: int, threads: int) -> int:
+    """Parts into which ``blocks`` are divided, where they do not share panels."""
+    return -(-blocks // max(1, blocks // (threads * _PARTS_PER_THREAD)))
+
+
 class Product:
     """Computes rows · weightsᵀ + bias; gated: silu of the first product times the second."""
 
@@ -93,9 +102,9 @@ class Product:
         """Compile the product."""
         from worker.cpu_kernels.block_loops import multiply
 
-        self._work = multiply(int(form), is_gated)
+        self.task = multiply(int(form), is_gated)
         self._form = form
-        self._outputs_per_block = 16 if is_gated else 32
+        self._is_gated = is_gated
 
     def __call__(self, weights: int, x: Tensor, bias: int, outputs: int) -> Tensor:
         """Multiply ``x`` [rows, inputs] float32: [rows, outputs] float32. Releases the GIL.
@@ -111,11 +120,11 @@ class Product:
             x = x.to(torch.bfloat16)
         if self._form == Form.TILES:
             tiles = -(-count // TILE_ROWS) * turns
-            room = empty(tiles * _TILE_BYTES, dtype=torch.uint8)
+            room = empty(tiles * TILE_BYTES, dtype=torch.uint8)
             rounded = room.data_ptr()
         threads = torch.get_num_threads()
-        blocks = -(-outputs // self._outputs_per_block)
-        parts = -(-blocks // max(1, blocks // (threads * _PARTS_PER_THREAD)))
+        blocks = blocks_of(outputs, is_gated=self._is_gated)
+        parts = parts_of(blocks, threads)
         panels, passes_at_once, blocks_at_once = 1, 1, 1
         if self._form == Form.TILES and count > _PASS_ROWS:
             panels = -(-turns // PANEL_TURNS)
@@ -125,7 +134,7 @@ class Product:
                 parts = threads * max(_FEWEST_PARTS, -(-blocks // (_BLOCKS_AT_ONCE * threads)))
                 blocks_at_once = -(-blocks // parts)
         job = _Job(
-            *(0, parts, 0),
+            *(0, parts, 0, 0),
             *ProductArguments(
                 *(0, weights, x.data_ptr(), rounded, _NONE_BEGUN, 0, bias, results.data_ptr()),
                 *(count, inputs, outputs, turns),
@@ -133,7 +142,7 @@ class Product:
             ),
         )
         job[AT.job] = address = ctypes.addressof(job)
-        self._work.run_at(address, threads)
+        self.task.run_at(address, threads)
         return results
 
 

@@ -5,7 +5,6 @@ model. Everything is compiled while the worker loads. Compiled code is kept on d
 module, or in NUMBA_CACHE_DIR), so that only a first start pays for it.
 """
 
-import ctypes
 import hashlib
 import inspect
 from collections.abc import Callable
@@ -19,10 +18,6 @@ Function = Callable[..., Any]
 
 FASTMATH: Final = ("arcp", "contract", "nsz", "reassoc")
 """LLVM's fast-math flags: sums may be reordered; infinities (masks) and NaNs stay exact."""
-
-
-_kept: Final[list[object]] = []
-"""What owns the machine code of ``called_by_address``, which nothing else refers to."""
 
 
 class _State:
@@ -90,29 +85,6 @@ def compiled(signature: str, *constants: object) -> Callable[[Function], Functio
 
         made: Function = compiled_once(njit, signature, function, constants, nogil=True)
         return made
-
-    return compile_it
-
-
-def called_by_address(kinds: str, *constants: object) -> Callable[[Function], Function]:
-    """Make machine code that is called with addresses and numbers, without the GIL.
-
-    ``kinds`` has a letter for each argument: ``a`` for an address, ``i`` for an int64, ``f`` for a
-    float64. A call costs about a microsecond, where one of ``compiled`` costs that much more for
-    each tensor that is handed over as an array. The caller keeps the memory alive. For
-    ``constants`` and errors see ``compiled``.
-    """
-
-    def compile_it(function: Function) -> Function:
-        from worker.cpu_kernels.native import cfunc, types
-
-        numba_kinds = {"a": types.int64, "i": types.int64, "f": types.float64}
-        c_kinds = {"a": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_double}
-        signature = types.void(*(numba_kinds[kind] for kind in kinds))
-        made = compiled_once(cfunc, signature, function, constants)
-        call = ctypes.CFUNCTYPE(None, *(c_kinds[kind] for kind in kinds))(made.address)
-        _kept.append(made)
-        return call
 
     return compile_it
 

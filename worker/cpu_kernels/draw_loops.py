@@ -12,8 +12,17 @@ from numpy.typing import NDArray
 
 from worker.cpu_kernels import native
 from worker.cpu_kernels.compiled import compiled
-from worker.cpu_kernels.native import LANES, as_pointer, carray, float32, int64, largest, take
-from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, TeamTask, compiled_task
+from worker.cpu_kernels.native import (
+    LANES,
+    as_pointer,
+    carray,
+    float32,
+    int64,
+    largest,
+    next_part,
+    part_done,
+)
+from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, TeamTask, compiled_task
 
 _BLOCK: Final = 64
 _BUCKET_BITS: Final = 18
@@ -145,8 +154,8 @@ def draw() -> TeamTask:
         bucket_sums = np.empty(buckets, np.float64)
         bucket_counts = np.empty(buckets, np.int64)
         while True:
-            row = take(job[AT.job] + 8 * TAKEN)
-            if row >= rows:
+            row = next_part(job[AT.job])
+            if row < 0:
                 break
             address = job[AT.logits] + 4 * row * vocabulary
             logits = carray(as_pointer(address, float32), (vocabulary,), float32)
@@ -224,6 +233,6 @@ def draw() -> TeamTask:
                     if reached > target:
                         break
             out[row] = picked if picked >= 0 else vocabulary - 1
-            take(job[AT.job] + 8 * DONE)
+            part_done(job[AT.job], row)
 
     return draw

@@ -1,14 +1,9 @@
 """Draws on the CPU, a row at a time, compiled by numba: see ``Sampler._draw``."""
 
-from typing import Final
-
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS
-
-_WORTH_A_TEAM: Final = 65_536
-"""Fewest logits to use several threads for: fewer are done before another thread starts."""
+from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, WORTH_A_TEAM
 
 
 def compile_draws() -> None:
@@ -48,5 +43,5 @@ def draw_rows(
     job[PARTS] = rows
     addresses = (array.ctypes.data for array in arrays)
     job[FIRST_ARGUMENT:] = job.ctypes.data, vocabulary, *addresses
-    draw().run(job, min(threads, rows) if logits.size >= _WORTH_A_TEAM else 1)
+    draw().run(job, min(threads, rows) if logits.size >= WORTH_A_TEAM else 1)
     return out

@@ -14,6 +14,8 @@ import numba.core.cgutils
 import numba.extending
 from llvmlite import ir
 
+from worker.cpu_kernels.team import DONE, FLAGS, PARTS, TAKEN
+
 LANES = 16
 SOURCE = Path(__file__).read_bytes()
 """Source of this module, compiled into its users and so a constant of theirs (``compiled``)."""
@@ -25,6 +27,7 @@ cgutils: Any = _numba.core.cgutils
 carray: Any = _numba.carray
 cfunc: Any = _numba.cfunc
 float32: Any = types.float32
+float64: Any = types.float64
 int64: Any = types.int64
 uint16: Any = types.uint16
 
@@ -140,6 +143,31 @@ def look_at(typing: Any, address: Any) -> Any:
 
 
 @intrinsic
+def swap_one(typing: Any, address: Any) -> Any:
+    """Read the int64 at ``address`` and set it to 1, atomically (acquire and release)."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.PointerType(_int64))
+        return builder.atomic_rmw("xchg", pointer, ir.Constant(_int64, 1), "acq_rel")
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def call_task(typing: Any, function: Any, job: Any) -> Any:
+    """Call the task (``team.TeamTask``) at an address with a job."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = ir.PointerType(_int64)
+        kind = ir.PointerType(ir.FunctionType(ir.VoidType(), [pointer]))
+        job = builder.inttoptr(arguments[1], pointer)
+        builder.call(builder.inttoptr(arguments[0], kind), [job])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
 def pause(typing: Any) -> Any:
     """Pause between two reads, in favour of the core's other thread. For x86 only."""
 
@@ -148,6 +176,38 @@ def pause(typing: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), generate
+
+
+LOOKS = 1000
+"""Looks at what another thread has yet to do, some 50 µs together, after which something else is
+taken to have its core."""
+
+
+@jitable
+def next_part(job: Any) -> Any:
+    """The next part of the job at an address that this thread is to do; -1 when none is left and,
+    if it has flags, all are done."""
+    part, parts = take(job + 8 * TAKEN), look_at(job + 8 * PARTS)
+    if part < parts:
+        return part
+    flags = look_at(job + 8 * FLAGS)
+    if flags != 0:
+        for _ in range(LOOKS):
+            if look_at(job + 8 * DONE) >= parts:
+                return -1
+            pause()
+        for part in range(parts):
+            if look_at(flags + 8 * part) == 0:
+                return part
+    return -1
+
+
+@jitable
+def part_done(job: Any, part: Any) -> None:
+    """Say that a part is done, once however often it was done."""
+    flags = look_at(job + 8 * FLAGS)
+    if flags == 0 or swap_one(flags + 8 * part) == 0:
+        take(job + 8 * DONE)
 
 
 @intrinsic

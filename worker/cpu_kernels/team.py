@@ -6,8 +6,12 @@ for some time and wait for the next one. So a compiled task runs like torch's ow
 calling thread.
 
 A *job* is an array of int64: how many of its parts are taken, how many there are, how many are
-done, then the task's data, mostly addresses. Every thread takes parts until none is left, so that a
-long one does not delay the others.
+done, the address of their flags, then the task's data, mostly addresses. Every thread takes parts
+until none is left (``native.next_part``), so that a long one does not delay the others.
+
+Flags, an int64 for each part, are for jobs that are done one after the other by the same threads
+(``sequence``): none goes on before all parts are done. A part that another thread began and has
+not done soon, since something else has its core, is then done again, with the same result.
 """
 
 import ctypes
@@ -26,7 +30,10 @@ from worker.log import model_log
 TAKEN: Final = 0
 PARTS: Final = 1
 DONE: Final = 2
-FIRST_ARGUMENT: Final = 3
+FLAGS: Final = 3
+FIRST_ARGUMENT: Final = 4
+WORTH_A_TEAM: Final = 65_536
+"""Fewest values to use several threads for: fewer are done before another thread starts."""
 
 Job = NDArray[np.int64]
 
@@ -41,7 +48,7 @@ class TeamTask:
         self.function = function
         self._made = made  # owns the machine code
         self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(made.address)
-        self._address = ctypes.c_void_p(made.address)
+        self.address: int = made.address
 
     def run(self, job: Job, threads: int) -> None:
         """Run all parts of ``job`` on at most ``threads`` threads, including this one.
@@ -57,7 +64,7 @@ class TeamTask:
         if parallel is None:
             self._call(job_address)
         else:
-            parallel(self._address, job_address, threads, 0)
+            parallel(self.address, job_address, threads, 0)
         counts = _Counts.from_address(job_address)
         # Lack of memory is the only failure of such code: numba prints it, and the call returns.
         if counts[DONE] != counts[PARTS]:
@@ -74,7 +81,7 @@ def compiled_task(*constants: object) -> Callable[[Function], TeamTask]:
     def compile_it(function: Function) -> TeamTask:
         from worker.cpu_kernels.native import cfunc, types
 
-        layout = TAKEN, PARTS, DONE, FIRST_ARGUMENT
+        layout = TAKEN, PARTS, DONE, FLAGS, FIRST_ARGUMENT
         signature = types.void(types.CPointer(types.int64))
         return TeamTask(function, compiled_once(cfunc, signature, function, (*constants, layout)))
 

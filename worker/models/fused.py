@@ -9,11 +9,14 @@ from functools import cache
 from types import ModuleType
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from worker.cpu_kernels.compiled import compiler_problem
+from worker.cpu_kernels.team import PARTS, WORTH_A_TEAM, TeamTask
 
 _BLOCK: Final = 1024
 _HEADS: Final = 8
@@ -41,9 +44,9 @@ def compile_loops() -> None:
 
 @cache
 def _loops() -> ModuleType:
-    from worker.cpu_kernels import fused_loops  # it needs numba
+    from worker.cpu_kernels import step_loops  # it needs numba
 
-    return fused_loops
+    return step_loops
 
 
 def _loops_for(*tensors: Tensor) -> ModuleType | None:
@@ -54,13 +57,31 @@ def _loops_for(*tensors: Tensor) -> ModuleType | None:
     return _loops() if compiler_problem() is None else None
 
 
+def row_job(loops: ModuleType, rows: int, **fields: int) -> NDArray[np.int64]:
+    """A job of ``step_loops``: ``fields`` are ``RowArguments``."""
+    job = np.zeros(loops.SIZE, np.int64)
+    job[PARTS], job[loops.AT.job] = rows, job.ctypes.data
+    for name, value in fields.items():
+        job[getattr(loops.AT, name)] = value
+    return job
+
+
+def bits_of(epsilon: float) -> int:
+    return int(np.float64(epsilon).view(np.int64))
+
+
+def _run(task: TeamTask, job: NDArray[np.int64], values: int) -> None:
+    task.run(job, torch.get_num_threads() if values >= WORTH_A_TEAM else 1)
+
+
 def add_normed_(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Add ``y`` to ``x`` [rows, width] in place; returns the RMS norm of the sum."""
     if (loops := _loops_for(x, y, weight)) is not None:
         rows, width = x.shape
-        out = torch.empty_like(x)
-        at = x.data_ptr(), y.data_ptr(), weight.data_ptr(), out.data_ptr()
-        loops.add_norm()(*at, rows, width, eps)
+        out, at = torch.empty_like(x), x.data_ptr()
+        given = {"x": at, "sums": at, "y": y.data_ptr(), "weight": weight.data_ptr()}
+        wanted = {"out": out.data_ptr(), "width": width, "epsilon": bits_of(eps)}
+        _run(loops.add_norm(), row_job(loops, rows, **given, **wanted), x.numel())
         return out
     kernels = _kernels_for(x)
     if kernels is None or not (x.is_contiguous() and y.is_contiguous()):
@@ -74,8 +95,9 @@ def rotate_(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
     the tables."""
     if (loops := _loops_for(heads, cos, sin)) is not None:
         tokens, all_heads, dim = heads.shape
-        at = heads.data_ptr(), cos.data_ptr(), sin.data_ptr()
-        loops.rotate()(*at, tokens, all_heads, dim, count)
+        at, tables = heads.data_ptr(), {"y": cos.data_ptr(), "weight": sin.data_ptr()}
+        sizes = {"width": dim, "heads": all_heads, "rotated": count}
+        _run(loops.rotate(), row_job(loops, tokens, x=at, out=at, **tables, **sizes), heads.numel())
         return
     x = heads[:, :count]
     kernels = _kernels_for(x)

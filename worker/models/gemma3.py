@@ -35,20 +35,20 @@ class Gemma3Decoder(Decoder):
         local = replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
         self._local = Rotation(local, self._embedding.device, self._dtype)
 
-    def _embedded(self, token_ids: Tensor) -> Tensor:
-        return super()._embedded(token_ids) * math.sqrt(self._config.hidden_size)
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        return super().embedded(token_ids) * math.sqrt(self.config.hidden_size)
 
     def _rotations(self, positions: Tensor) -> list[AngleTable]:
-        whole, local = self._rotation.at(positions), self._local.at(positions)
-        return [local if window else whole for window in self._config.windows]
+        whole, local = self.rotation.at(positions), self._local.at(positions)
+        return [local if window else whole for window in self.config.windows]
 
     def _mixed(self, i: int, mixed: Tensor) -> Tensor:
         return self._normed(super()._mixed(i, mixed), self._ends[i][0])
 
     def _mlp(self, i: int, x: Tensor) -> Tensor:
-        gate, up = self._layers[i].gate_up(x).chunk(2, dim=-1)
+        gate, up = self.layers[i].gate_up(x).chunk(2, dim=-1)
         return self._normed(
-            self._layers[i].down(gelu(gate, approximate="tanh").mul_(up)), self._ends[i][1]
+            self.layers[i].down(gelu(gate, approximate="tanh").mul_(up)), self._ends[i][1]
         )
 
     @staticmethod

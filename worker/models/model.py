@@ -105,17 +105,17 @@ class Decoder:
     How its weights are laid out in memory is left to ``linear``."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        self._config = config
+        self.config = config
         self._embedding = weights.tensors["embedding"]
         self._dtype = weights.rows_dtype
         self.dtype = weights.dtype
         """Type of its weights and of the KV pool."""
-        self._norm = weights.tensors["norm"]
+        self.norm = weights.tensors["norm"]
         self._head = weights.linears["head"]
-        self._layers = [
+        self.layers = [
             Layer.from_weights(weights, f"layers.{i}.") for i in range(config.num_layers)
         ]
-        self._rotation = Rotation(config, self._embedding.device, self._dtype)
+        self.rotation = Rotation(config, self._embedding.device, self._dtype)
         self._least_rows = weights.least_rows
         self.tile_rows = weights.tile_rows
         self.step_bytes = weights.step_bytes
@@ -129,13 +129,13 @@ class Decoder:
         filler = max(0, self._least_rows - tokens)  # rows with unused results
         if filler:
             token_ids, positions = pad(token_ids, (0, filler)), pad(positions, (0, filler))
-        embedded = self._embedded(token_ids)
+        embedded = self.embedded(token_ids)
         rotations = self._rotations(positions)
         # Each sum is computed with the norm that follows it: on CUDA that is one kernel.
-        after = [layer.attention_norm for layer in self._layers[1:]] + [self._norm]
+        after = [layer.attention_norm for layer in self.layers[1:]] + [self.norm]
         x = torch.zeros_like(embedded)
-        normed = self._add_normed_(x, embedded, self._layers[0].attention_norm)
-        for i, layer in enumerate(self._layers):
+        normed = self._add_normed_(x, embedded, self.layers[0].attention_norm)
+        for i, layer in enumerate(self.layers):
             queries, keys_values = self._project(layer, normed, rotations[i])
             mixed = attention.attend(i, queries[:tokens], keys_values[:tokens])
             mixed = mixed.flatten(1).to(self._dtype)
@@ -152,24 +152,24 @@ class Decoder:
             hidden = pad(hidden, (0, 0, 0, self._least_rows - rows))
         return self._head(hidden)[:rows].float()
 
-    def _embedded(self, token_ids: Tensor) -> Tensor:
+    def embedded(self, token_ids: Tensor) -> Tensor:
         """What the first layer reads of ``token_ids`` [tokens]: [tokens, hidden]."""
         return embedding(token_ids, self._embedding).to(self._dtype)
 
     def _rotations(self, positions: Tensor) -> list[AngleTable]:
         """The angles by which each layer rotates."""
-        return [self._rotation.at(positions)] * len(self._layers)
+        return [self.rotation.at(positions)] * len(self.layers)
 
     def _mixed(self, i: int, mixed: Tensor) -> Tensor:
         """What attention adds, of its heads' results: [tokens, hidden]."""
-        return self._layers[i].output(mixed)
+        return self.layers[i].output(mixed)
 
     def _mlp(self, i: int, x: Tensor) -> Tensor:
-        return self._layers[i].down(self._layers[i].gate_up(x))
+        return self.layers[i].down(self.layers[i].gate_up(x))
 
     def _project(self, layer: "Layer", x: Tensor, rotation: AngleTable) -> tuple[Tensor, Tensor]:
         """Rotated queries [tokens, heads, head_dim]; rotated keys, then values, likewise."""
-        c = self._config
+        c = self.config
         heads = layer.qkv(x).view(len(x), -1, c.head_dim)
         if layer.query_norm is not None and layer.key_norm is not None:
             queries, keys, _ = heads.tensor_split((c.num_heads, c.num_heads + c.num_kv_heads), 1)
@@ -180,10 +180,10 @@ class Decoder:
         return heads[:, : c.num_heads], heads[:, c.num_heads :]
 
     def _add_normed_(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        return add_normed_(x, y, weight, self._config.rms_norm_eps)
+        return add_normed_(x, y, weight, self.config.rms_norm_eps)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight.shape, weight, self._config.rms_norm_eps)
+        return rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
 
     @staticmethod
     def parameters(config: ModelConfig) -> dict[str, Parameter]:

@@ -181,7 +181,9 @@ def _forward(
         choices=choices,
     )
     if not settings.deterministic:
-        return BatchForward(model, attention.backend), attention.name
+        most_rows = settings.max_running if settings.whole_steps else 0
+        forward = BatchForward(model, attention.backend, whole_rows=most_rows)
+        return forward, attention.name
     tiled = TiledForward(model, attention.backend)
 
     def check() -> None:

@@ -23,6 +23,7 @@ from worker.attention import AttentionBackend, PackedBatch
 from worker.attention.fixed import SPAN_TOKENS
 from worker.errors import NotDeterministic
 from worker.models.model import Decoder
+from worker.models.whole_step import WholeStep
 from worker.pinned import upload
 
 TILE_TOKENS: Final = 16
@@ -43,11 +44,16 @@ class Forward(Protocol):
 class BatchForward:
     """A ``Forward`` that computes all tokens of a step in one pass."""
 
-    def __init__(self, model: Decoder, attention: AttentionBackend) -> None:
+    def __init__(self, model: Decoder, attention: AttentionBackend, *, whole_rows: int = 0) -> None:
+        """``whole_rows``: most decodes of a step that is done in one go, where it can be."""
         self.model = model
         self.attention = attention
+        self._whole = WholeStep.of(model, attention, whole_rows) if whole_rows else None
 
     def hidden(self, batch: PackedBatch, token_ids: Tensor, positions: Tensor) -> Tensor:
+        whole = self._whole
+        if whole is not None and batch.decodes == len(token_ids) <= whole.most_rows:
+            return whole.hidden(batch, token_ids, positions)
         return self.model.forward(token_ids, positions, self.attention.prepare(batch))
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,0 +1,191 @@
+"""The loops between the products of a decoder's step, and the task that does a whole step.
+
+Rows are the parts of a job. To be imported only where numba is installed.
+"""
+
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from worker.cpu_kernels import native
+from worker.cpu_kernels.native import (
+    as_pointer,
+    call_task,
+    carray,
+    float32,
+    float64,
+    int64,
+    jitable,
+    next_part,
+    part_done,
+    uint16,
+)
+from worker.cpu_kernels.team import FIRST_ARGUMENT, TeamTask, compiled_task
+
+
+class RowArguments(NamedTuple):
+    """The fields of a job of rows, after its counts: addresses of contiguous float32, then sizes.
+
+    Results go to ``out``, to ``short`` rounded to bfloat16, or to both; 0: not wanted.
+    """
+
+    job: int
+    x: int
+    y: int
+    weight: int
+    sums: int
+    out: int
+    short: int
+    width: int
+    heads: int
+    rotated: int
+    epsilon: int
+    """The bits of a float64."""
+
+
+AT: Final = RowArguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(RowArguments._fields)))
+SIZE: Final = FIRST_ARGUMENT + len(AT)
+
+
+@jitable
+def _store(values: Any, out: Any, short: Any, at: Any) -> None:
+    """Write ``values`` to the results' addresses ``out`` and ``short``, from element ``at`` on."""
+    width = len(values)
+    if out != 0:
+        exact = carray(as_pointer(out + 4 * at, float32), (width,), float32)
+        for i in range(width):
+            exact[i] = values[i]
+    if short != 0:
+        bits = values.view(np.uint32)
+        rounded = carray(as_pointer(short + 2 * at, uint16), (width,), uint16)
+        for i in range(width):
+            half = np.uint32(0x7FFF) + (bits[i] >> np.uint32(16) & np.uint32(1))
+            rounded[i] = (bits[i] + half) >> np.uint32(16)
+
+
+@cache
+def add_norm() -> TeamTask:
+    """Compile: ``sums``, which may be ``x``, = ``x`` + ``y``; the results are their RMS norm. All
+    [rows, ``width``], ``weight`` [``width``]."""
+
+    @compiled_task(AT, native.SOURCE)
+    def add_norm(pointer: Any) -> None:
+        job = carray(pointer, (SIZE,), int64)
+        width = job[AT.width]
+        epsilon = carray(as_pointer(job[AT.job] + 8 * AT.epsilon, float64), (1,), float64)[0]
+        weight = carray(as_pointer(job[AT.weight], float32), (width,), float32)
+        normed = np.empty(width, np.float32)
+        while True:
+            row = next_part(job[AT.job])
+            if row < 0:
+                break
+            at = row * width
+            x = carray(as_pointer(job[AT.x] + 4 * at, float32), (width,), float32)
+            y = carray(as_pointer(job[AT.y] + 4 * at, float32), (width,), float32)
+            sums = carray(as_pointer(job[AT.sums] + 4 * at, float32), (width,), float32)
+            squares = np.float32(0)
+            for i in range(width):
+                value = x[i] + y[i]
+                sums[i] = value
+                squares += value * value
+            scale = np.float32(1 / np.sqrt(squares / width + epsilon))
+            for i in range(width):
+                normed[i] = sums[i] * scale * weight[i]
+            _store(normed, job[AT.out], job[AT.short], at)
+            part_done(job[AT.job], row)
+
+    return add_norm
+
+
+@cache
+def rotate() -> TeamTask:
+    """Compile: the results, of which ``out`` may be ``x``, are ``x`` [rows, ``heads``, ``width``]
+    with the first ``rotated`` heads rotated by cosines ``y`` and signed sines ``weight`` [rows,
+    ``width``] (``AngleTable``)."""
+
+    @compiled_task(AT, native.SOURCE)
+    def rotate(pointer: Any) -> None:
+        job = carray(pointer, (SIZE,), int64)
+        heads, width, half = job[AT.heads], job[AT.width], job[AT.width] // 2
+        turned = np.empty(width, np.float32)
+        while True:
+            row = next_part(job[AT.job])
+            if row < 0:
+                break
+            cos = carray(as_pointer(job[AT.y] + 4 * row * width, float32), (width,), float32)
+            sin = carray(as_pointer(job[AT.weight] + 4 * row * width, float32), (width,), float32)
+            for head in range(heads):
+                at = (row * heads + head) * width
+                x = carray(as_pointer(job[AT.x] + 4 * at, float32), (width,), float32)
+                if head < job[AT.rotated]:
+                    for i in range(half):
+                        low, high = x[i], x[half + i]
+                        turned[i] = low * cos[i] + high * sin[i]
+                        turned[half + i] = high * cos[half + i] + low * sin[half + i]
+                else:
+                    for i in range(width):
+                        turned[i] = x[i]
+                _store(turned, job[AT.out], job[AT.short], at)
+            part_done(job[AT.job], row)
+
+    return rotate
+
+
+@cache
+def narrow() -> TeamTask:
+    """Compile: the results are ``x`` [rows, ``width``]."""
+
+    @compiled_task(AT, native.SOURCE)
+    def narrow(pointer: Any) -> None:
+        job = carray(pointer, (SIZE,), int64)
+        width = job[AT.width]
+        while True:
+            row = next_part(job[AT.job])
+            if row < 0:
+                break
+            at = row * width
+            x = carray(as_pointer(job[AT.x] + 4 * at, float32), (width,), float32)
+            _store(x, job[AT.out], job[AT.short], at)
+            part_done(job[AT.job], row)
+
+    return narrow
+
+
+@cache
+def widen() -> TeamTask:
+    """Compile: ``out`` is the bfloat16 ``x`` [rows, ``width``]."""
+
+    @compiled_task(AT, native.SOURCE)
+    def widen(pointer: Any) -> None:
+        job = carray(pointer, (SIZE,), int64)
+        width = job[AT.width]
+        while True:
+            row = next_part(job[AT.job])
+            if row < 0:
+                break
+            x = carray(as_pointer(job[AT.x] + 2 * row * width, uint16), (width,), uint16)
+            out = carray(as_pointer(job[AT.out] + 4 * row * width, float32), (width,), float32)
+            bits = out.view(np.uint32)
+            for i in range(width):
+                bits[i] = np.uint32(x[i]) << np.uint32(16)
+            part_done(job[AT.job], row)
+
+    return widen
+
+
+@cache
+def in_turn() -> TeamTask:
+    """Compile the task that does others in turn: after its counts its job has the address and the
+    number of pairs, each a task's address and its job's."""
+    size = FIRST_ARGUMENT + 2
+
+    @compiled_task(native.SOURCE)
+    def in_turn(pointer: Any) -> None:
+        job = carray(pointer, (size,), int64)
+        pairs, count = job[FIRST_ARGUMENT], job[FIRST_ARGUMENT + 1]
+        tasks = carray(as_pointer(pairs, int64), (count, 2), int64)
+        for i in range(count):
+            call_task(tasks[i, 0], tasks[i, 1])
+
+    return in_turn
