@@ -14,8 +14,8 @@ from orchestrator.errors import DeadlineInfeasible, NotReady
 from orchestrator.instances.candidate import Candidate
 from orchestrator.placement.choose import place
 from orchestrator.placement.requirements import Demand, Requirements
-from orchestrator.prediction.feasibility import RESUBMIT_MS
 from orchestrator.prediction.forecaster import LONG, MIN_WAIT_MS, USUAL
+from orchestrator.prediction.promises import RESUBMIT_MS
 from orchestrator.prediction.step_model import IDLE, Load, StepModel, Work
 from orchestrator.prediction.urgency import Costs, Due, urgency
 
@@ -134,7 +134,7 @@ def _by_chance(needs: Needs, prospects: Sequence[Outlook]) -> list[Outlook]:
 
 
 def _demand(needs: Needs, prospect: Outlook) -> Demand:
-    anywhere = Requirements(prospect.candidate.model, prospect.candidate.vocabulary)
+    anywhere = Requirements(prospect.candidate.model, prospect.candidate.vocabulary, tokens=0)
     return Demand(anywhere, needs.prompt_tokens, _at(needs, USUAL), needs.home)
 
 

@@ -64,8 +64,6 @@ RETRYABLE = frozenset({Code.INSTANCE_LOST, Code.DRAINING, Code.NO_CAPACITY, Code
 """Codes that say something about the instance, and nothing about the request."""
 
 
-DEADLY = 2
-"""How many workers must have died with a task for it to end."""
 FATE_S = 10.0
 """Seconds after which a worker that is not back counts as dead."""
 FATE_DURABLE_S = 60.0
@@ -88,12 +86,11 @@ class RetryDenied(StrEnum):
 
 ATTEMPTS: Final = 3
 """Most times that a task, a clip or a batch's line is sent, the first one included (OR-10)."""
+DEADLY: Final = ATTEMPTS - 1
+"""How many workers must have died with a task for it to end: the last try is for none of these."""
 RETRY_SHARE: Final = 0.1
-"""Second tries of tasks that had not begun, over requests offered, in the long run."""
-
-
-BURST: Final = 10.0
-"""How many second tries there may be at once."""
+"""Second tries of tasks that had not begun, over requests offered, in the long run. At once there
+may be as many as requests earn one."""
 BACKOFF_S: Final = 0.025
 """Seconds of the first pause, doubled for each try; drawn from 0.5 to 1.5 times that."""
 
@@ -125,7 +122,7 @@ class Retrier:
         self._registry = registry
         self._rng = rng
         self._floor_ms = floor_ms
-        self.budget = RetryBudget(RETRY_SHARE, BURST)
+        self.budget = RetryBudget(RETRY_SHARE, 1 / RETRY_SHARE)
         self.granted: Counter[str] = Counter()
         self.denied: Counter[RetryDenied] = Counter()
 

@@ -26,10 +26,12 @@ from orchestrator.tasks.task import Task
 from protocol import End, FinishReason, OnDeadline
 
 USUAL, LONG = 0.5, 0.9
+"""Shares of answers, or of scenarios, that take no longer: half, and all but a tenth (DL-16)."""
 BACKGROUND_CHANCE = 0.01
 """Chance (0 to 1) of being on time below which work only gets slots that nothing else wants."""
 MIN_WAIT_MS = 50.0
-"""Shortest wait assumed for a task that is not chosen now, in milliseconds."""
+"""Shortest wait assumed for a task that is not chosen now, in milliseconds: a round of planning
+(``dispatch.replan``)."""
 _WAIT_PER_DRAIN = 2.0
 """Expected wait over the time in which the waiting work could be done, for more work comes
 meanwhile. In the simulator 0.5, 1 and 2 kept 0.95, 0.98 and 1.00 of the best at twice the capacity,
@@ -45,7 +47,8 @@ FIT_HEADROOM = 4
 faster than it was, or less busy: it ends at its deadline all the same. KV is reserved for that."""
 PROMISED = 12.0
 """How much more urgent, as a logarithm, work is whose deadline we named ourselves."""
-_SERVING_TTL_S = 0.25
+KEPT_S = 0.25
+"""How long what was read of instances is kept: as long as a worker may take to speak again."""
 _NO_CAP = 2**20
 MUCH_SLOWER = 3.0
 """Steps that take this many times as long as the fastest instance's are of another machine, or of
@@ -62,10 +65,10 @@ class Capacity:
     free: int
     min_start_ms: float
     """Least ms that must be left for a worker to start a job (DL-3)."""
+    part: float
+    """The part of all slots that is ours to fill, where other orchestrators have the rest."""
     names: tuple[str, ...] = ()
     """Addresses of the instances of ``models``, in the same order."""
-    part: float = 1.0
-    """The part of all slots that is ours to fill, where other orchestrators have the rest."""
 
     @property
     def rows(self) -> int:
@@ -106,7 +109,7 @@ class _Serving(NamedTuple):
         # Work is that of an engine with jobs in every slot, as where there is much of it; without
         # prompts, which are the work of the jobs that bring them.
         share_ms = fastest.plain_step_ms(fastest.slots) / fastest.slots
-        costs = Costs(fastest.prompt_token_ms, fastest.step_ms(rows), share_ms)
+        costs = Costs(fastest.prompt_token_ms, fastest.step_ms(rows), share_ms, start_ms=0.0)
         least_ms = min(pace.step_ms(1) for pace in models)
         each = zip(models, capacity.names or ("",) * len(models), strict=True)
         fast = [(p, name) for p, name in each if p.step_ms(1) < MUCH_SLOWER * least_ms]
@@ -118,6 +121,8 @@ class _Serving(NamedTuple):
             count,
             sum(pace.spread for pace in paces) / count,
             paces[0].bends,
+            usual=0,
+            beside=0,
             context_token_ms=sum(pace.context_token_ms for pace in paces) / count,
         )
         return cls(
@@ -254,7 +259,7 @@ class Forecaster:
         known = self._serving.get(model)
         if known is None or now >= known.until:
             capacity = self.capacity_of(model)
-            known = self._serving[model] = _Serving.of(capacity, now + _SERVING_TTL_S)
+            known = self._serving[model] = _Serving.of(capacity, now + KEPT_S)
             if capacity.models:
                 rows = capacity.rows
                 fastest = min(capacity.models, key=lambda m: m.step_ms(rows))
@@ -380,7 +385,7 @@ class Forecaster:
         capacity = self.capacity_of(task.model)
         if not capacity.models:
             return None
-        work = Work(task.prompt_tokens, task.likely_cached)
+        work = Work(task.prompt_tokens, task.likely_cached, 1)
         room_ms = FIT_SHARE * task.share_of(budget_ms)
         fits = max(model.tokens_within(room_ms, work, capacity.rows) for model in capacity.models)
         return max(1, task.sampling.min_tokens, fits)

@@ -22,10 +22,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from orchestrator.clock import Clock
-from orchestrator.prediction.feasibility import RESUBMIT_MS
 from orchestrator.prediction.forecast import Floats
-from orchestrator.prediction.forecaster import ENDS_IN_TIME, Forecaster
-from orchestrator.prediction.promises import Promises, Reservation, Stretch
+from orchestrator.prediction.forecaster import ENDS_IN_TIME, KEPT_S, Forecaster
+from orchestrator.prediction.promises import RESUBMIT_MS, Promises, Reservation, Stretch
 from orchestrator.prediction.schedule import Prospect, Schedule
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
@@ -110,9 +109,6 @@ down to ``_STRETCH_STEP`` (Angelopoulos, Barber and Bates 2024): a service that 
 as far from what it will learn as it will ever be."""
 _LATER_MS: Final = 3_600_000.0
 """Time until a deadline that puts a request behind all that waits."""
-_PAUSE_S: Final = 0.1
-"""Least seconds between two requests of which it is learnt whether their chance was right: one
-prediction takes a millisecond."""
 
 
 class Pressure(StrEnum):
@@ -255,7 +251,7 @@ class Quotes:
             or task.job.on_deadline in ENDS_IN_TIME
         ):
             return
-        self._next_at = now + _PAUSE_S
+        self._next_at = now + KEPT_S  # one prediction takes a millisecond
         times_ms = self._schedule.of(task, guesses=True).end_ms
         chance = _share_within(times_ms, task.deadline.left_ms(now))
         of = self._reliability[self._pressure(task.model)]

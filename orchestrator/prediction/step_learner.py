@@ -17,10 +17,9 @@ what would have been certain starts the count again: the machine was busy until 
 _SMOOTHING = 0.2
 _FIRST_GUESS_MS = 20.0
 """Time of a step of one row; what the worker did before replaces it."""
-_RATE_MS = 100.0
-"""Least ms of steps over which a rate is taken: over less, tokens per second are noise."""
-_JUDGED_MS = 500.0
-"""Ms of steps that are compared with what was foretold: about as long as deadlines are."""
+_WINDOW_MS = 500.0
+"""Ms of steps that are compared with what was foretold, about as long as deadlines are, and over
+which a rate is taken."""
 _AT_LOAD: Final = 0.4
 """Standard deviation of the logarithms of what was measured at load. Of three demo models that were
 loaded next to busy processes a step of 64 rows took 11.3, 20.0 and 26.8 ms."""
@@ -68,7 +67,7 @@ class StepLearner:
         """Number of steps since the bound was last beaten."""
         self._steps_at_pace = 0
         self._best_rate = 0.0
-        """Most tokens per second over at least ``_RATE_MS`` of steps, at the present pace."""
+        """Most tokens per second over at least ``_WINDOW_MS`` of steps, at the present pace."""
         self._rate_tokens, self._rate_ms = 0, 0.0
         self._last_running = 0
         self._model: StepModel | None = None
@@ -106,7 +105,6 @@ class StepLearner:
                 spread=self._spread(known=known),
                 doubt=min(1.0, self._filter.doubt((1.0, float(self._slots), 0.0, 0.0))),
                 bends=self._bends,
-                is_foreseen=bool(self._bends),
             )
         return self._model
 
@@ -186,7 +184,7 @@ class StepLearner:
             self._known = tuple(self._filter.coefficients)
         self._foretold_ms += steps * sum(c * x for c, x in zip(self._known, features, strict=True))
         self._judged_ms += busy_ms
-        if self._judged_ms >= _JUDGED_MS:
+        if self._judged_ms >= _WINDOW_MS:
             surprise = math.log(self._judged_ms / self._foretold_ms)
             self._square += _SMOOTHING * (min(surprise**2, 1.0) - self._square)
             self._foretold_ms = self._judged_ms = 0.0
@@ -197,7 +195,7 @@ class StepLearner:
         self._steps_at_pace += steps
         self._rate_tokens += tokens
         self._rate_ms += busy_ms
-        if self._rate_ms >= _RATE_MS:
+        if self._rate_ms >= _WINDOW_MS:
             self._best_rate = max(self._best_rate, 1000 * self._rate_tokens / self._rate_ms)
             self._rate_tokens, self._rate_ms = 0, 0.0
 

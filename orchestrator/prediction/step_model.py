@@ -33,8 +33,8 @@ class Work:
     """The size of one job. ``cached_tokens`` of the prompt need no prefill."""
 
     prompt_tokens: int
-    cached_tokens: int = 0
-    output_tokens: int = 1
+    cached_tokens: int
+    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,15 @@ class Load:
     yet generated, each over all running and waiting jobs together.
     """
 
-    running: int = 0
-    waiting: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
+    running: int
+    waiting: int
+    prefill_tokens: int
+    decode_tokens: int
 
 
-IDLE = Load()
-_NOTHING = Work(1)
+IDLE = Load(0, 0, 0, 0)
+FIRST_TOKEN = Work(1, 0, 1)
+"""The least work that there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class StepModel:
     ``prompt_tokens_per_step`` is what other jobs' prompts added to recent steps, and
     ``context_per_row`` the mean context of their rows, in tokens.
 
-    ``tokens_per_s`` is what all jobs together were really given in the best tenth of a second,
+    ``tokens_per_s`` is what all jobs together were really given in the best half second,
     0 until measured. ``steps`` is how many the figures rest on: those since the speed last
     jumped.
     """
@@ -101,22 +102,24 @@ class StepModel:
     base_ms: float
     row_ms: float
     prompt_token_ms: float
-    prompt_tokens_per_step: float = 0.0
-    fastest_ms: float = 0.0
-    tokens_per_s: float = 0.0
-    steps: int = 0
-    spread: float = 0.0
+    prompt_tokens_per_step: float
+    fastest_ms: float
+    tokens_per_s: float
+    steps: int
+    spread: float
     """Standard deviation of the logarithm of steps' times around what is modelled."""
-    doubt: float = 0.0
+    doubt: float
     """How little is known (0 to 1) of steps with every row taken."""
-
-    bends: tuple[float, ...] = ()
+    bends: tuple[float, ...]
     """How many rows of a straight line each number of rows is worth, from 0 on: a step's time is
     no straight line over them. Empty where only a line is known."""
-    context_token_ms: float = 0.0
-    context_per_row: float = 0.0
-    is_foreseen: bool = False
-    """Whether steps of all sizes were measured when the engine was loaded."""
+    context_token_ms: float
+    context_per_row: float
+
+    @property
+    def is_foreseen(self) -> bool:
+        """Whether steps of all sizes were measured when the engine was loaded."""
+        return bool(self.bends)
 
     @property
     def careful_row_ms(self) -> float:
@@ -155,7 +158,7 @@ class StepModel:
         jobs = load.running + load.waiting
         ahead = load.prefill_tokens if jobs < self.slots else 0
         return StepUnderLoad(
-            wait_ms=self._raw(_NOTHING, load)[0],
+            wait_ms=self._raw(FIRST_TOKEN, load)[0],
             chunk_ms=self.plain_step_ms(jobs + 1),
             prompt_token_ms=self.prompt_token_ms,
             step_ms=self.step_ms(jobs + 1),

@@ -39,7 +39,7 @@ class Costs:
     prompt_ms: float
     token_ms: float
     token_work_ms: float
-    start_ms: float = 0.0
+    start_ms: float
     """Ms from the decision to the first step."""
 
 

@@ -60,6 +60,7 @@ def _busy_engine() -> Engine:
         max_waiting=0,
         max_step_tokens=1024,
         min_start_budget_s=0.0,
+        tile_tokens=1,
     )
     pool = BlockPool(JOBS * math.ceil(_CONTEXT / _BLOCK_TOKENS))
     engine = Engine(

@@ -109,6 +109,7 @@ class SimWorker:
             max_waiting=card.max_waiting,
             max_step_tokens=spec.step_tokens,
             min_start_budget_s=spec.min_start_s,
+            tile_tokens=1,
             max_stall_s=spec.max_stall_s,
             prefix_cache=spec.prefix_cache,
         )

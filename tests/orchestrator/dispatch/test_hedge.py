@@ -16,9 +16,10 @@ from protocol import Code, Sampling
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_retry import EXPECTED, kinds_of, run, speak, text_of, two
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.paces import pace_of
 
 TASK = {"prompt": "hello", "max_tokens": 20}
-PACE = StepModel(
+PACE = pace_of(
     slots=8,
     step_tokens=512,
     base_ms=10.0,
@@ -64,7 +65,7 @@ def make_task(*, left_ms: float) -> Task:
         (25.0, 150.0, PACE, False),  # its first token may still come in time
         (50.0, 300.0, PACE, False),  # slack is long enough
         (50.0, 7.5, PACE, False),  # too late for anybody
-        (50.0, 150.0, StepModel(8, 512, 10.0, 0.0, 1.0), False),  # pace not known yet
+        (50.0, 150.0, pace_of(8, 512, 10.0, 0.0, 1.0), False),  # pace not known yet
     ],
 )
 async def test_or10_only_when_late_and_slack_is_short(

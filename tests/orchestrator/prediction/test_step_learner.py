@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.prediction.step_learner import LEARNT_STEPS, StepLearner
-from orchestrator.prediction.step_model import MIN_SHARE, Load, StepModel, Work
+from orchestrator.prediction.step_model import IDLE, MIN_SHARE, Load, Work
 from protocol import StepCosts, WorkerStats
 from tests.support.cases import for_each
+from tests.support.paces import pace_of
 
 
 @dataclass
@@ -167,7 +168,7 @@ def test_the_rate_is_what_was_made_and_not_what_more_rows_might() -> None:
     for _ in range(10):
         learner.observe(worker.run(30, 1, 0))
     assert learner.model.tokens_per_s == pytest.approx(1000 / 4.01)
-    assert learner.model.under(Load()).tokens_per_s == learner.model.tokens_per_s
+    assert learner.model.under(IDLE).tokens_per_s == learner.model.tokens_per_s
     for _ in range(10):
         learner.observe(worker.run(30, 32, 0))
     assert learner.model.tokens_per_s == pytest.approx(32_000 / 4.32)
@@ -285,7 +286,7 @@ works = st.builds(Work, st.integers(1, 4000), st.integers(0, 5000), st.integers(
 @given(load=loads, work=works)
 def test_a_predicted_finish_is_physical(load: Load, work: Work) -> None:
     """More work takes longer, nothing beats the least."""
-    model = StepModel(16, 512, 10.0, 0.5, 0.05, 20.0, fastest_ms=10.5)
+    model = pace_of(16, 512, 10.0, 0.5, 0.05, prompt_tokens_per_step=20.0, fastest_ms=10.5)
     finish_ms = model.finish_ms(work, load)
     assert model.least_ms(work) <= finish_ms <= model.upper_ms(work, load)
     longer = Work(work.prompt_tokens, work.cached_tokens, work.output_tokens + 1)
@@ -294,7 +295,7 @@ def test_a_predicted_finish_is_physical(load: Load, work: Work) -> None:
 
 @given(budget=st.floats(0, 1e5), work=works)
 def test_dl6_what_fits_is_what_service_ms_allows(budget: float, work: Work) -> None:
-    model = StepModel(16, 512, 10.0, 0.5, 0.05, 20.0, fastest_ms=10.5)
+    model = pace_of(16, 512, 10.0, 0.5, 0.05, prompt_tokens_per_step=20.0, fastest_ms=10.5)
     count = model.tokens_within(budget, work)
 
     def usual(tokens: int) -> float:
