@@ -124,7 +124,6 @@ def _build(
     else:
         words = tokenizer.plain_words(CYCLE_WORDS)
         built = build_synthetic_runner(settings, config.context_tokens, words, eos, clock)
-
     limits = replace(limits, tile_tokens=built.tile_tokens)
     costs = built.step_costs
     if measures and settings.engine == "torch":
