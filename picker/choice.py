@@ -60,8 +60,7 @@ class Outlook:
         """Ms that the request takes there at least; 0 while too little is known."""
         if self.pace is None or not self.fastest_token_ms:
             return 0.0
-        prompt = needs.prompt_tokens  # of which everything may be cached
-        least = self.pace.least_ms(Work(prompt, prompt - 1, needs.least_tokens))
+        least = self.pace.least_ms(needs.least_tokens)  # all of the prompt may be cached
         return min(least, self.fastest_token_ms * needs.least_tokens)
 
     def chance(self, needs: Needs) -> float:

@@ -19,9 +19,6 @@ from orchestrator.prediction.forecaster import Forecaster, least_tokens
 from orchestrator.prediction.step_model import Load, StepModel, Work
 from orchestrator.tasks.task import Task
 
-SHORT_SLACK = 2.0
-"""Slack is short when less time is left than this many times a slow estimate of the job."""
-
 
 class Hedger:
     """Decides which jobs are hedged, and where; keeps the attempt that wins."""
@@ -59,10 +56,11 @@ class Hedger:
         if self.budget.is_empty or basis is None or not basis[0].known:
             return False
         model, load = basis
-        least_ms = model.least_ms(Work(1, 0, least_tokens(task)))
+        least_ms = model.least_ms(least_tokens(task))
         left_ms = task.deadline.left_ms(now)
-        usual = Work(task.prompt_tokens, 0, self._forecaster.usual_tokens(task))
-        if left_ms > SHORT_SLACK * model.slow * model.service_ms(usual) or left_ms <= least_ms:
+        # Slack is short when a long answer might not end in time where things go badly.
+        long = Work(task.prompt_tokens, 0, self._forecaster.most_tokens_left(task))
+        if left_ms > model.slow * model.service_ms(long) or left_ms <= least_ms:
             return False
         first_ms = model.upper_ms(Work(task.prompt_tokens, 0, 1), load)
         return 1000 * (now - sent_at) > first_ms

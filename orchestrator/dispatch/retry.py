@@ -35,7 +35,6 @@ from orchestrator.dispatch.resume import (
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.placement.requirements import requirements_of
-from orchestrator.prediction.step_model import Work
 from orchestrator.tasks.task import Loss, Task
 from protocol import Code
 
@@ -68,7 +67,6 @@ FATE_S = 10.0
 """Seconds after which a worker that is not back counts as dead."""
 FATE_DURABLE_S = 60.0
 """``FATE_S`` for a durable task: most workers have loaded their model again by then."""
-FATE_LOOK_S = 0.1
 
 
 class RetryDenied(StrEnum):
@@ -92,7 +90,8 @@ RETRY_SHARE: Final = 0.1
 """Second tries of tasks that had not begun, over requests offered, in the long run. At once there
 may be as many as requests earn one."""
 BACKOFF_S: Final = 0.025
-"""Seconds of the first pause, doubled for each try; drawn from 0.5 to 1.5 times that."""
+"""Seconds of the first pause, doubled for each try, drawn from 0.5 to 1.5 times that; and between
+two looks at what became of a worker."""
 
 
 class Fate(StrEnum):
@@ -122,7 +121,7 @@ class Retrier:
         self._registry = registry
         self._rng = rng
         self._floor_ms = floor_ms
-        self.budget = RetryBudget(RETRY_SHARE, 1 / RETRY_SHARE)
+        self.budget = RetryBudget(RETRY_SHARE, 1 / RETRY_SHARE if RETRY_SHARE else 0.0)
         self.granted: Counter[str] = Counter()
         self.denied: Counter[RetryDenied] = Counter()
 
@@ -254,7 +253,7 @@ class Retrier:
         if instance.greeted_at > loss.at:
             return True
         # Perhaps the worker was only silent: its lanes are the same.
-        has_spoken = instance.is_up and now - instance.silent_s(now) > loss.at + FATE_LOOK_S
+        has_spoken = instance.is_up and now - instance.silent_s(now) > loss.at + BACKOFF_S
         return True if has_spoken else None
 
     def _reopens(self, failed: str) -> bool:
@@ -264,13 +263,9 @@ class Retrier:
 
     def _least_ms(self, task: Task) -> float:
         """Least ms that the rest of the task takes, as far as that is known."""
-        token_ids, sampling = remaining_request(task)
+        _, sampling = remaining_request(task)
         tokens = sampling.max_tokens if sampling.ignore_eos else max(1, sampling.min_tokens)
-        # All of the prompt may be cached where the task goes.
-        work = Work(len(token_ids), len(token_ids) - 1, tokens)
-        capacity = self._registry.capacity(task.model)
-        least_ms = min((model.least_ms(work) for model in capacity.models), default=0.0)
-        return max(least_ms, capacity.min_start_ms, self._floor_ms)
+        return max(self._registry.capacity(task.model).least_ms(tokens), self._floor_ms)
 
     def _backoff_s(self, attempts: int) -> float:
         pause_s = BACKOFF_S * 2.0 ** min(attempts, ATTEMPTS)  # those that survived are not counted

@@ -20,14 +20,13 @@ from orchestrator.errors import DeadlineInfeasible
 from orchestrator.prediction.forecaster import LONG, Forecaster
 from orchestrator.prediction.promises import RESUBMIT_MS, Promises
 from orchestrator.prediction.schedule import Prospect, Schedule, middle
+from orchestrator.queue.task_queue import AT_ONCE
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import fields, service_log
 from protocol import Code, Outcome
 
 _SMOOTHING = 0.01
-AT_ONCE = 8
-"""Most waiting tasks that are given up in one look: a closer look at each takes a millisecond."""
 
 
 LOOK_SHARE, LOOK_BURST_S = 0.05, 0.5

@@ -11,9 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-MIN_SHARE = 0.8
-"""Share of the fastest step ever seen that is certain: less than the machine has ever needed."""
-
+from protocol import CERTAIN_SHARE
 
 ROW_SHARE = 0.08
 """What a row costs where nothing is known of many, as a share of a step's base. Measured on CPUs:
@@ -147,33 +145,41 @@ class StepModel:
     def finish_ms(self, work: Work, load: Load = IDLE) -> float:
         """Ms from now until the usual finish of ``work`` that is sent now to an instance with that
         ``load``."""
-        return sum(self._raw(work, load))
+        new = work.prompt_tokens - work.cached_tokens
+        return self.under(load).finish_ms(new, work.output_tokens)
 
     def upper_ms(self, work: Work, load: Load = IDLE) -> float:
         """Ms from now until a finish that few such jobs exceed."""
-        return sum(self._raw(work, load)) * self.slow
+        return self.finish_ms(work, load) * self.slow
 
     def under(self, load: Load) -> StepUnderLoad:
-        """The model under one load: ``finish_ms`` for many jobs."""
+        """The model under one load: ``finish_ms`` for many jobs.
+
+        A job that finds all slots taken waits for as many others to leave as stand in its way.
+        Running jobs are half done on average, so jobs of mean length L leave at a rate of
+        slots / (L · step).
+        """
         jobs = load.running + load.waiting
-        ahead = load.prefill_tokens if jobs < self.slots else 0
+        step = self.step_ms(jobs + 1)
+        leavers, ahead = jobs + 1 - self.slots, load.prefill_tokens
+        wait = step / 2 if load.running else 0.0
+        if leavers > 0:
+            length = load.decode_tokens / max(1.0, load.running / 2 + load.waiting)
+            wait, ahead = leavers * length * step / self.slots, 0
         return StepUnderLoad(
-            wait_ms=self._raw(FIRST_TOKEN, load)[0],
+            wait_ms=wait,
             chunk_ms=self.plain_step_ms(jobs + 1),
             prompt_token_ms=self.prompt_token_ms,
-            step_ms=self.step_ms(jobs + 1),
+            step_ms=step,
             ahead_tokens=ahead,
             step_tokens=self.step_tokens,
             tokens_per_s=self.tokens_per_s,
         )
 
-    def least_ms(self, work: Work) -> float:
-        """Ms that ``work`` takes for certain: less than the machine has ever needed.
-
-        Never an average, and nothing that a slow moment could move. A cached prompt still needs a
-        step. 0 while too little has been seen.
-        """
-        return MIN_SHARE * self.fastest_ms * work.output_tokens
+    def least_ms(self, tokens: int) -> float:
+        """Ms that an answer of ``tokens`` takes for certain: never an average, and nothing that a
+        slow moment could move. A cached prompt still needs a step. 0 while too little was seen."""
+        return CERTAIN_SHARE * self.fastest_ms * tokens
 
     def service_ms(self, work: Work, rows: int | None = None) -> float:
         """The usual time from start to finish among ``rows`` jobs; by default in every slot."""
@@ -189,26 +195,3 @@ class StepModel:
         rows = self.slots if rows is None else rows
         left = budget_ms - self.service_ms(Work(work.prompt_tokens, work.cached_tokens, 1), rows)
         return 0 if left < 0 else 1 + int(left / self.step_ms(rows))
-
-    def _raw(self, work: Work, load: Load) -> tuple[float, float, float]:
-        """Wait, prefill and decode in ms.
-
-        A job that finds all slots taken waits for as many others to leave as stand in its way.
-        Running jobs are half done on average, so jobs of mean length L leave at a rate of
-        slots / (L · step).
-        """
-        jobs = load.running + load.waiting
-        step = self.step_ms(jobs + 1)
-        leavers = jobs + 1 - self.slots
-        token_ms = self.prompt_token_ms
-        if leavers > 0:
-            length = load.decode_tokens / max(1.0, load.running / 2 + load.waiting)
-            wait = leavers * length * step / self.slots
-            ahead = 0
-        else:
-            wait = step / 2 if load.running else 0.0
-            ahead = load.prefill_tokens
-        new = max(1, work.prompt_tokens - work.cached_tokens)
-        chunks = -(-(new + ahead) // self.step_tokens)
-        prefill = chunks * self.plain_step_ms(jobs + 1) + (new + ahead) * token_ms
-        return wait, prefill, (work.output_tokens - 1) * step

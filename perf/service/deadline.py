@@ -63,9 +63,8 @@ def _busy_engine() -> Engine:
         tile_tokens=1,
     )
     pool = BlockPool(JOBS * math.ceil(_CONTEXT / _BLOCK_TOKENS))
-    engine = Engine(
-        Scheduler(config, pool), FreeRunner([5, 6, 7], tokens_per_step=1), EngineConfig()
-    )
+    runner = FreeRunner([5, 6, 7], tokens_per_step=1)
+    engine = Engine(Scheduler(config, pool), runner, EngineConfig())
     sampling = Sampling(max_tokens=_CONTEXT - 8, temperature=0.0, ignore_eos=True)
     for _ in range(JOBS):
         engine.submit(Job([1, 2, 3], sampling, deadline=time.monotonic() + 3600))

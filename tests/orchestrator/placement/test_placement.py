@@ -14,7 +14,7 @@ from orchestrator.placement.placer import Placer
 from orchestrator.placement.policy import Policy
 from orchestrator.placement.requirements import Demand, Requirements
 from orchestrator.prediction.forecaster import KEPT_S
-from orchestrator.prediction.step_model import IDLE, Load, StepModel, Work
+from orchestrator.prediction.step_model import IDLE, Load, StepModel
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job, PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task
@@ -113,15 +113,6 @@ def test_or7_the_choice_fits_finishes_first_and_does_not_depend_on_order(
     ties = {c.name for c in able if c.step is None or finish(demand, c, cached) < limit - 1e-3}
     if demand.home in ties:
         assert chosen.name == demand.home
-
-
-@given(models, loads, st.integers(1, 3000), st.integers(0, 3000), st.integers(1, 500))
-def test_or7_the_fast_prediction_is_that_of_the_model(
-    model: StepModel, load: Load, prompt: int, cached: int, output: int
-) -> None:
-    slow = model.finish_ms(Work(prompt, cached, output), load)
-    fast = model.under(load).finish_ms(prompt - cached, output)
-    assert abs(fast - slow) <= 1e-6 * (1 + slow)
 
 
 def candidate(name: str, **changes: object) -> Candidate:
