@@ -337,7 +337,7 @@ def _dispatch(
     dispatcher.on_queued = partial(rows.wake, dispatcher.pump)
     registry.listen(dispatcher)
     metrics.watch(retrier, RETRIES)
-    metrics.watch(hedger.stats, HEDGES)
+    metrics.watch(hedger, HEDGES)
     return _Dispatch(dispatcher, retrier, hedger, pausing)
 
 

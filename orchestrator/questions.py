@@ -107,7 +107,7 @@ class Questions:
 
     def queue_position(self, task: Task) -> int:
         """How many tasks will start before this one; 0 once it has started."""
-        return self._stages.queue.position(task) or 0
+        return self._stages.queue.place_of(task) if task in self._stages.queue else 0
 
     def predicted_start_ms(self, task: Task) -> float:
         """Predicted time until a queued task starts, in ms; 0 once it has left the queue."""

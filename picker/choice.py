@@ -14,8 +14,8 @@ from orchestrator.errors import DeadlineInfeasible, NotReady
 from orchestrator.instances.candidate import Candidate
 from orchestrator.placement.choose import place
 from orchestrator.placement.requirements import Demand, Requirements
-from orchestrator.prediction.feasibility import RESUBMIT_MS
 from orchestrator.prediction.forecaster import LONG, MIN_WAIT_MS, USUAL
+from orchestrator.prediction.promises import RESUBMIT_MS
 from orchestrator.prediction.step_model import IDLE, Load, StepModel, Work
 from orchestrator.prediction.urgency import Costs, Due, urgency
 
@@ -60,8 +60,7 @@ class Outlook:
         """Ms that the request takes there at least; 0 while too little is known."""
         if self.pace is None or not self.fastest_token_ms:
             return 0.0
-        prompt = needs.prompt_tokens  # of which everything may be cached
-        least = self.pace.least_ms(Work(prompt, prompt - 1, needs.least_tokens))
+        least = self.pace.least_ms(needs.least_tokens)  # all of the prompt may be cached
         return min(least, self.fastest_token_ms * needs.least_tokens)
 
     def chance(self, needs: Needs) -> float:
@@ -134,7 +133,7 @@ def _by_chance(needs: Needs, prospects: Sequence[Outlook]) -> list[Outlook]:
 
 
 def _demand(needs: Needs, prospect: Outlook) -> Demand:
-    anywhere = Requirements(prospect.candidate.model, prospect.candidate.vocabulary)
+    anywhere = Requirements(prospect.candidate.model, prospect.candidate.vocabulary, tokens=0)
     return Demand(anywhere, needs.prompt_tokens, _at(needs, USUAL), needs.home)
 
 

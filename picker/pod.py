@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from orchestrator.instances.candidate import UNLIMITED, Candidate
-from orchestrator.prediction.step_learner import LEARNT_STEPS, StepLearner
-from orchestrator.prediction.step_model import MIN_SHARE, Load, StepModel
+from orchestrator.prediction.step_learner import StepLearner
+from orchestrator.prediction.step_model import Load, StepModel
 from picker.choice import Outlook
 from picker.vllm_page import VllmPage
-from protocol import WorkerStats
+from protocol import CERTAIN_AFTER_STEPS, CERTAIN_SHARE, WorkerStats
 
 STEP_TOKENS = 2048
 """Most prompt tokens of a step: vLLM's default, which no metric reports."""
@@ -157,7 +157,7 @@ class Pod:
 
     def _see_token_ms(self, token_ms: float, count: int) -> None:
         self._told += count
-        if token_ms < MIN_SHARE * self._fastest_token_ms:
+        if token_ms < CERTAIN_SHARE * self._fastest_token_ms:
             self._told = 0  # what would have been certain was not
         self._fastest_token_ms = min(self._fastest_token_ms, token_ms)
 
@@ -206,7 +206,8 @@ class Pod:
             step=None if pace is None else pace.under(load),
             slots=self._slots,
         )
-        fastest = MIN_SHARE * self._fastest_token_ms if self._told >= LEARNT_STEPS else 0.0
+        is_known = self._told >= CERTAIN_AFTER_STEPS
+        fastest = CERTAIN_SHARE * self._fastest_token_ms if is_known else 0.0
         return Outlook(
             candidate,
             pace,

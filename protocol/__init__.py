@@ -31,6 +31,8 @@ from protocol.card import (
 from protocol.excerpt import brief, excerpt
 from protocol.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar
 from protocol.messages import (
+    CERTAIN_AFTER_STEPS,
+    CERTAIN_SHARE,
     NO_TOKEN_ID,
     PROTOCOL_VERSION,
     Cancel,

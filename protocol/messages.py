@@ -317,6 +317,14 @@ class End(msgspec.Struct, array_like=True, frozen=True):
     stop_token_id: int | None = None
 
 
+CERTAIN_AFTER_STEPS = 64
+"""Steps before the fastest of them bounds anything, here and in a worker: ignorance refuses nobody.
+A time that beats what would have been certain starts the count again: the machine was busy until
+then."""
+CERTAIN_SHARE = 0.8
+"""Share of the fastest step ever seen that is certain: less than the machine has ever needed."""
+
+
 class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     """State of a worker at the time of the frame. Totals count since the worker started.
 

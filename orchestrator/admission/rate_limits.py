@@ -25,8 +25,6 @@ from worker.environment import Section
 WINDOW_S = 60.0
 _ROUNDING = 1e-9
 """Share of one unit by which a rate may be exceeded, so that rounding refuses nobody."""
-BUSY_RETRY_MS = 1000.0
-"""When to try again at the bound on concurrent requests: nobody knows when one ends."""
 
 
 class Limits(Section):
@@ -294,8 +292,7 @@ def _require(accounts: Iterable[tuple[Account, str]], count: int, now: float) ->
         if account.concurrent and account.running + count > account.concurrent:
             raise RateLimited(
                 f"{account.running} requests of {whose} are in progress, and the limit is"
-                f" {account.concurrent}",
-                retry_after_ms=BUSY_RETRY_MS,
+                f" {account.concurrent}"  # nobody knows when one ends: the usual wait
             )
         rate = account.requests
         if rate is not None and (wait_s := rate.wait_s(count, now)) > 0:

@@ -174,7 +174,7 @@ class Completion:
     def _measure(self, attempt: Attempt, end: End, now: float) -> None:
         metrics = self._metrics
         self._settler.metrics.count_late(attempt.late_tokens + end.late_tokens)
-        self._hedger.stats.aborts_verified += attempt.lost_hedge
+        self._hedger.counts["verified"] += attempt.lost_hedge
         if attempt.cause is not None:
             freed_ms = 1000 * (now - attempt.abandoned_at)
             if attempt.cause is AbortCause.DISCONNECT:

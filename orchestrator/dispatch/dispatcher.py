@@ -8,22 +8,19 @@ from orchestrator.dispatch.attempt import Attempt
 from orchestrator.dispatch.completion import Completion
 from orchestrator.dispatch.launch import Launcher
 from orchestrator.dispatch.replan import Replanner
-from orchestrator.dispatch.retry import FATE_LOOK_S, RetryAfter
+from orchestrator.dispatch.retry import BACKOFF_S, RetryAfter
 from orchestrator.errors import QueueFull, TidegateError
 from orchestrator.placement.placer import Placer
 from orchestrator.prediction.feasibility import RefusalKind
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.order import QueuePolicy
-from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.queue.task_queue import AT_ONCE, TaskQueue
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import failed, no_first_token, overdue, refused
 from orchestrator.tasks.work import Stage
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.narration import RETRIED, narrate
 from protocol import End, OnDeadline
-
-POLICY_PASSES = 32
-"""How many waiting tasks an operator's policy may send nowhere before a pass ends."""
 
 
 class Dispatcher:
@@ -202,7 +199,7 @@ class Dispatcher:
         # Iterating in order is expensive with many tenants, and one pass over all is not: no task
         # is looked for once all are known to have no room.
         left = {placer.requirements(task) for task in self._queue.tasks()}
-        passes = POLICY_PASSES
+        passes = AT_ONCE  # that an operator's policy may send nowhere
         has_room = placer.has_room
         # Without a free slot only interactive work may start, where the rows of other jobs are to
         # be paused.
@@ -230,16 +227,8 @@ class Dispatcher:
                 self._launcher.start(self, task, choice)
                 placer.placed(task, choice)
             except Exception:
-                self._could_not_start(task)
+                self._fail(task, "dispatch of a task failed")  # those behind it go on
             has_room = placer.has_room
-
-    def _could_not_start(self, task: Task) -> None:
-        """Fail a task that a fault of ours kept from starting, so that those behind it go on."""
-        service_log.exception(
-            "dispatch of a task failed",
-            extra=fields(task_id=task.id, correlation_id=task.correlation_id),
-        )
-        self._fail(task)
 
     def _recall(self, task: Task) -> None:
         """Take back a task that waits inside a worker: there is a slot for it elsewhere."""
@@ -277,11 +266,7 @@ class Dispatcher:
 
     def listener_failed(self, attempt: Attempt) -> None:
         """Fail the attempt's task: a fault of ours must not cost the lane's other tasks."""
-        service_log.exception(
-            "handling a worker's message failed",
-            extra=fields(task_id=attempt.task.id, correlation_id=attempt.task.correlation_id),
-        )
-        self._fail(attempt.task)
+        self._fail(attempt.task, "handling a worker's message failed")
 
     def _detach(self, attempt: Attempt) -> bool:
         """Forget a job that is over; returns whether its task still counted on it."""
@@ -302,7 +287,10 @@ class Dispatcher:
             task.paused_on = ""
             self._queue.remove(task)
 
-    def _fail(self, task: Task) -> None:
+    def _fail(self, task: Task, what: str) -> None:
+        """End a task for a fault of ours, which is being handled."""
+        ids = fields(task_id=task.id, correlation_id=task.correlation_id)
+        service_log.exception(what, extra=ids)
         self._queue.remove(task)
         self._completion.settle(task, failed(TidegateError("an internal error occurred")))
 
@@ -343,24 +331,23 @@ class Dispatcher:
             attempt=task.attempts,
             after_tokens=task.completion_tokens,
         )
-        if retry.delay_s > 0:
-            self._try_later(task, retry.delay_s)
-        elif self._completion.awaits_fate(task):
-            self._try_later(task, FATE_LOOK_S)
-        else:
-            self._queue_again(task)
+        self._try_again(task, retry.delay_s)
 
-    def _try_later(self, task: Task, delay_s: float) -> None:
-        self._clock.call_at(self._clock.now() + delay_s, lambda: self._try_again(task))
-
-    def _try_again(self, task: Task) -> None:
+    def _try_again(self, task: Task, delay_s: float) -> None:
+        """Queue a task again after so many seconds, and once the fate of its workers is known."""
         if task.ending is not None:
             return
-        if self._completion.awaits_fate(task):
-            self._try_later(task, FATE_LOOK_S)
-        else:
+        if not delay_s and self._completion.awaits_fate(task):
+            delay_s = BACKOFF_S
+        if not delay_s:
             self._queue_again(task)
+            return
+
+        def later() -> None:
+            self._try_again(task, 0.0)
             self.pump()
+
+        self._clock.call_at(self._clock.now() + delay_s, later)
 
     def _queue_again(self, task: Task) -> None:
         if task.ending is not None:

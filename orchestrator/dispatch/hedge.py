@@ -6,6 +6,7 @@ for at most one request in fifty: a second copy of a job takes work from others.
 The tail at scale, 2013.)
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -18,20 +19,6 @@ from orchestrator.prediction.forecaster import Forecaster, least_tokens
 from orchestrator.prediction.step_model import Load, StepModel, Work
 from orchestrator.tasks.task import Task
 
-SHORT_SLACK = 2.0
-"""Slack is short when less time is left than this many times a slow estimate of the job."""
-
-
-@dataclass(slots=True)
-class HedgeStats:
-    """Counts of hedges. Each is won or lost, or neither attempt had a token."""
-
-    begun: int = 0
-    won: int = 0
-    lost: int = 0
-    aborts_verified: int = 0
-    """Losing attempts whose worker has confirmed that they are gone."""
-
 
 class Hedger:
     """Decides which jobs are hedged, and where; keeps the attempt that wins."""
@@ -41,7 +28,9 @@ class Hedger:
         self._registry = registry
         self._forecaster = forecaster
         self.budget = RetryBudget(share, 1.0, is_full=False)
-        self.stats = HedgeStats()
+        self.counts = Counter[str]()
+        """Hedges that were begun: each is won or lost, or neither attempt had a token. Losers that
+        are gone by their worker's word are ``verified``."""
 
     def due(self, in_flight: Iterable[Attempt], now: float) -> Iterator[tuple[Attempt, str]]:
         """Late attempts, each with the instance for its hedge. Each one is counted as sent."""
@@ -57,7 +46,7 @@ class Hedger:
             if target is None:
                 continue
             self.budget.spend()
-            self.stats.begun += 1
+            self.counts["begun"] += 1
             yield attempt, target
 
     def is_due(
@@ -67,12 +56,13 @@ class Hedger:
         if self.budget.is_empty or basis is None or not basis[0].known:
             return False
         model, load = basis
-        least_ms = model.least_ms(Work(1, 0, least_tokens(task)))
+        least_ms = model.least_ms(least_tokens(task))
         left_ms = task.deadline.left_ms(now)
-        usual = Work(task.prompt_tokens, 0, self._forecaster.usual_tokens(task))
-        if left_ms > SHORT_SLACK * model.slow * model.service_ms(usual) or left_ms <= least_ms:
+        # Slack is short when a long answer might not end in time where things go badly.
+        long = Work(task.prompt_tokens, 0, self._forecaster.most_tokens_left(task))
+        if left_ms > model.slow * model.service_ms(long) or left_ms <= least_ms:
             return False
-        first_ms = model.upper_ms(Work(task.prompt_tokens), load)
+        first_ms = model.upper_ms(Work(task.prompt_tokens, 0, 1), load)
         return 1000 * (now - sent_at) > first_ms
 
     def target(self, task: Task, now: float) -> str | None:
@@ -104,11 +94,8 @@ class Hedger:
         task, hedge = winner.task, winner.task.hedge
         loser = task.attempt if hedge is winner else hedge
         assert isinstance(loser, Attempt)
-        if hedge is winner:
-            self.stats.won += 1
-            task.attempt, task.instance = winner, winner.address
-        else:
-            self.stats.lost += 1
+        self.counts["won" if hedge is winner else "lost"] += 1
+        task.attempt, task.instance = winner, winner.address
         task.hedge = None
         loser.lost_hedge = True
         loser.withdraw()

@@ -17,9 +17,6 @@ from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
 from protocol import OnDeadline
 
-QUEUED_S = 0.002
-"""How long, in seconds, a task may take to be sent without counting as queued for lack of room."""
-
 
 class Launcher:
     """Makes attempts, and adds them to those in flight."""
@@ -129,7 +126,6 @@ class Launcher:
             blocks=-(-most // task.block_tokens) if task.block_tokens else 0,
             is_computing_prompt=not task.marks.first_token,
             is_batch=task.priority is Priority.BATCH,
-            was_queued=self._clock.now() - task.marks.queued > QUEUED_S,
         )
 
 

@@ -1,6 +1,6 @@
 """Metrics of retries and hedges, and of how fast abandoned work is gone."""
 
-from orchestrator.dispatch.hedge import HedgeStats
+from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.retry import Retrier, RetryDenied
 from orchestrator.telemetry.metrics import MetricRow, Metrics
 
@@ -45,13 +45,13 @@ RETRIES: tuple[MetricRow[Retrier], ...] = (
     ),
 )
 
-HEDGES: tuple[MetricRow[HedgeStats], ...] = (
+HEDGES: tuple[MetricRow[Hedger], ...] = (
     MetricRow(
         "counter",
         "hedges",
         "jobs",
         "Hedges sent, and of these won and lost (OR-10)",
-        lambda of: [(("begun",), of.begun), (("won",), of.won), (("lost",), of.lost)],
+        lambda of: [((what,), of.counts[what]) for what in ("begun", "won", "lost")],
         ("what",),
     ),
     MetricRow(
@@ -59,6 +59,6 @@ HEDGES: tuple[MetricRow[HedgeStats], ...] = (
         "hedge_aborts_verified",
         "jobs",
         "Losing attempts of hedged jobs that their worker has confirmed to be gone",
-        lambda of: of.aborts_verified,
+        lambda of: of.counts["verified"],
     ),
 )

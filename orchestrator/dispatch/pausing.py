@@ -14,22 +14,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from orchestrator.dispatch.attempt import Attempt
-from orchestrator.dispatch.replan import PLAN_EVERY_S
+from orchestrator.dispatch.replan import PAUSE_S, PLAN_EVERY_S
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.placement.placer import Placer
 from orchestrator.prediction.forecaster import Forecaster
-from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.queue.task_queue import AT_ONCE, TaskQueue
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
 
 MAX_MEMORY = 0.5
 """Largest share (0 to 1) of an instance's KV memory held by paused jobs when more are paused."""
-SCAN_S_PER_JOB = 0.0002
-"""Seconds between scans, for each running job: a scan takes some 20 µs a job, a tenth of it."""
-AT_ONCE = 8
-"""How many waiting tasks room is made for at a time."""
 _MARGIN = math.log(1.6)
 """How much more urgent a waiting task must be, as a logarithm: less would trade places for nothing.
 In the simulator, at twice the capacity with 64 slots, a factor of 3 met 0.594 and 0.587 of two
@@ -155,8 +151,8 @@ class Pausing:
         if not (queue or self.is_wanted_inside) or not self.is_due(now):
             return []
         attempts = list(attempts)
-        # With many jobs a scan is expensive, and urgent work can wait that long.
-        self._next_at = now + SCAN_S_PER_JOB * len(attempts)
+        # With many jobs a scan is expensive, some 20 µs each, and urgent work can wait that long.
+        self._next_at = now + PAUSE_S * len(attempts) / AT_ONCE
         running = self._by_instance(attempts, now)
         rows = _rows_of(running)
         chosen: list[Trade] = []

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 
 from orchestrator.clock import Clock
-from orchestrator.prediction.forecaster import Forecaster
-from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.prediction.forecaster import MIN_WAIT_MS, Forecaster
+from orchestrator.queue.task_queue import AT_ONCE, TaskQueue
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 
-PLAN_EVERY_S = 0.05
-AT_ONCE, PAUSE_S = 16, 0.005
-"""How many are planned, which takes half a millisecond, and the seconds until the next are."""
+PLAN_EVERY_S = MIN_WAIT_MS / 1000
+PAUSE_S = 0.005
+"""Seconds until the next of what is looked at in pieces (``AT_ONCE``)."""
 
 
 class Replanner:

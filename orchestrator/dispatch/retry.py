@@ -35,7 +35,6 @@ from orchestrator.dispatch.resume import (
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.placement.requirements import requirements_of
-from orchestrator.prediction.step_model import Work
 from orchestrator.tasks.task import Loss, Task
 from protocol import Code
 
@@ -64,13 +63,10 @@ RETRYABLE = frozenset({Code.INSTANCE_LOST, Code.DRAINING, Code.NO_CAPACITY, Code
 """Codes that say something about the instance, and nothing about the request."""
 
 
-DEADLY = 2
-"""How many workers must have died with a task for it to end."""
 FATE_S = 10.0
 """Seconds after which a worker that is not back counts as dead."""
 FATE_DURABLE_S = 60.0
 """``FATE_S`` for a durable task: most workers have loaded their model again by then."""
-FATE_LOOK_S = 0.1
 
 
 class RetryDenied(StrEnum):
@@ -88,14 +84,14 @@ class RetryDenied(StrEnum):
 
 ATTEMPTS: Final = 3
 """Most times that a task, a clip or a batch's line is sent, the first one included (OR-10)."""
+DEADLY: Final = ATTEMPTS - 1
+"""How many workers must have died with a task for it to end: the last try is for none of these."""
 RETRY_SHARE: Final = 0.1
-"""Second tries of tasks that had not begun, over requests offered, in the long run."""
-
-
-BURST: Final = 10.0
-"""How many second tries there may be at once."""
+"""Second tries of tasks that had not begun, over requests offered, in the long run. At once there
+may be as many as requests earn one."""
 BACKOFF_S: Final = 0.025
-"""Seconds of the first pause, doubled for each try; drawn from 0.5 to 1.5 times that."""
+"""Seconds of the first pause, doubled for each try, drawn from 0.5 to 1.5 times that; and between
+two looks at what became of a worker."""
 
 
 class Fate(StrEnum):
@@ -125,7 +121,7 @@ class Retrier:
         self._registry = registry
         self._rng = rng
         self._floor_ms = floor_ms
-        self.budget = RetryBudget(RETRY_SHARE, BURST)
+        self.budget = RetryBudget(RETRY_SHARE, 1 / RETRY_SHARE if RETRY_SHARE else 0.0)
         self.granted: Counter[str] = Counter()
         self.denied: Counter[RetryDenied] = Counter()
 
@@ -257,7 +253,7 @@ class Retrier:
         if instance.greeted_at > loss.at:
             return True
         # Perhaps the worker was only silent: its lanes are the same.
-        has_spoken = instance.is_up and now - instance.silent_s(now) > loss.at + FATE_LOOK_S
+        has_spoken = instance.is_up and now - instance.silent_s(now) > loss.at + BACKOFF_S
         return True if has_spoken else None
 
     def _reopens(self, failed: str) -> bool:
@@ -267,13 +263,9 @@ class Retrier:
 
     def _least_ms(self, task: Task) -> float:
         """Least ms that the rest of the task takes, as far as that is known."""
-        token_ids, sampling = remaining_request(task)
+        _, sampling = remaining_request(task)
         tokens = sampling.max_tokens if sampling.ignore_eos else max(1, sampling.min_tokens)
-        # All of the prompt may be cached where the task goes.
-        work = Work(len(token_ids), len(token_ids) - 1, tokens)
-        capacity = self._registry.capacity(task.model)
-        least_ms = min((model.least_ms(work) for model in capacity.models), default=0.0)
-        return max(least_ms, capacity.min_start_ms, self._floor_ms)
+        return max(self._registry.capacity(task.model).least_ms(tokens), self._floor_ms)
 
     def _backoff_s(self, attempts: int) -> float:
         pause_s = BACKOFF_S * 2.0 ** min(attempts, ATTEMPTS)  # those that survived are not counted

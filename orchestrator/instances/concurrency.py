@@ -40,8 +40,6 @@ class InFlightJob:
     blocks: int
     is_computing_prompt: bool
     """Whether the job has no token yet. Changed by the limit that it is added to."""
-    was_queued: bool = True
-    """Whether the job waited in our queue first: a higher limit would have sent it sooner."""
     is_batch: bool = False
     """Whether the job is batch work, which leaves its slot to more urgent work."""
     found_no_slot: bool = False
@@ -137,8 +135,7 @@ class ConcurrencyLimit:
         if not job.found_no_slot or not self._step_ms:
             return
         if wait_ms <= self._step_ms:
-            if job.was_queued:
-                self._move_backlog(_GROW)
+            self._move_backlog(_GROW)
         elif wait_ms > LONG_WAIT_STEPS * self._step_ms:
             self._move_backlog(-_SHRINK)
 

@@ -243,7 +243,7 @@ class Instance:
         """
         slots = 1 if self.card is None else self.card.max_running
         running = min(self.load, slots)
-        return Load(running=running, waiting=self.load - running)
+        return Load(running, self.load - running, prefill_tokens=0, decode_tokens=0)
 
     @property
     def pace(self) -> StepModel:

@@ -27,8 +27,8 @@ from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.loading.choice import LoadChoice, LoadPlace, choose_place
 from orchestrator.loading.swaps import Swaps
-from orchestrator.prediction.feasibility import RESUBMIT_MS
 from orchestrator.prediction.prediction import Prediction
+from orchestrator.prediction.promises import RESUBMIT_MS
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.job import Job

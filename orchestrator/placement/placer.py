@@ -12,16 +12,13 @@ from orchestrator.instances.prefix_index import PrefixIndex
 from orchestrator.placement.choose import Affinity, feasible, finish_ms, place
 from orchestrator.placement.policy import Fact, Policy
 from orchestrator.placement.requirements import Demand, Requirements, requirements_of
+from orchestrator.prediction.forecaster import KEPT_S
 from orchestrator.tasks.job import PlacementConstraint, PlacementMode, Priority
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 from orchestrator.telemetry.metrics import MetricRow
 from orchestrator.telemetry.narration import PLACED, PLACED_BY_PREFIX, PLACED_BY_SESSION, narrate
 from protocol import Feature
-
-KEPT_S = 0.25
-"""How long feasible sets are kept, and the state of other orchestrators' instances
-(``state.shares``), few of which get tasks from here."""
 
 
 class RegistryView(Protocol):
@@ -88,8 +85,8 @@ class Placer:
         self._sets: dict[Requirements, _Feasible] = {}
 
     def refresh(self) -> None:
-        """Read the registry's instances again; those that are for other orchestrators only where
-        that is ``KEPT_S`` ago."""
+        """Read the registry's instances again; those that are for other orchestrators
+        (``state.shares``), few of which get tasks from here, only where that is ``KEPT_S`` ago."""
         registry, now = self._registry, self._clock.now()
         if self._version != registry.snapshot_version or now >= self._kept_until:
             self._version, self._kept_until = registry.snapshot_version, now + KEPT_S

@@ -20,12 +20,13 @@ from typing import Final, NamedTuple, Self
 
 from cel_expr_python import cel
 
+from orchestrator.prediction.feasibility import LOOK_SHARE
 from orchestrator.telemetry.log import service_log
 
 LIMIT_MS: Final = 50.0
 """Longest that all instances together may take (OR-8)."""
-SUSPENDED_S = 5.0
-"""How long a slow policy is not evaluated: each try stalls the loop."""
+RESTS_S: Final = LIMIT_MS / 1000 / LOOK_SHARE
+"""How long a slow policy rests: it may stall the loop for no larger a share than closer looks."""
 
 Fact = str | int | float | bool
 Facts = Mapping[str, Fact]
@@ -146,10 +147,8 @@ class Policy:
         return float(value)
 
     def _too_slow(self) -> None:
-        self._suspended_until = self._now() + SUSPENDED_S
-        self._fall_back(
-            "timeout", f"it took longer than {LIMIT_MS:g} ms; suspended for {SUSPENDED_S:g} s"
-        )
+        self._suspended_until = self._now() + RESTS_S
+        self._fall_back("timeout", f"it took over {LIMIT_MS:g} ms, and rests for {RESTS_S:g} s")
 
     def _fall_back(self, reason: str, message: str) -> None:
         self.fallbacks[reason] += 1

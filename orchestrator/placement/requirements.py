@@ -18,7 +18,7 @@ class Requirements:
 
     model: str
     vocabulary: bytes
-    tokens: int = 0
+    tokens: int
     """Length of prompt and longest answer together, in tokens."""
     constraint: PlacementConstraint = ANYWHERE
     resumes: bool = False

@@ -17,21 +17,16 @@ from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.errors import DeadlineInfeasible
-from orchestrator.prediction.forecaster import Forecaster
-from orchestrator.prediction.promises import Promises
+from orchestrator.prediction.forecaster import LONG, Forecaster
+from orchestrator.prediction.promises import RESUBMIT_MS, Promises
 from orchestrator.prediction.schedule import Prospect, Schedule, middle
+from orchestrator.queue.task_queue import AT_ONCE
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import fields, service_log
 from protocol import Code, Outcome
 
-SURE_SHARE: Final = 0.9
-"""Chance with which a deadline that a refusal names is kept (DL-16)."""
-RESUBMIT_MS = 20.0
-"""Ms that a client needs, about, to ask again."""
 _SMOOTHING = 0.01
-AT_ONCE = 8
-"""Most waiting tasks that are given up in one look: a closer look at each takes a millisecond."""
 
 
 LOOK_SHARE, LOOK_BURST_S = 0.05, 0.5
@@ -61,12 +56,12 @@ not carried out, to measure how many are wrong (DL-17)."""
 class FeasibilityConfig:
     """Settings of refusals."""
 
-    mode: AdmissionMode = AdmissionMode.ENFORCE
-    least_chance: float = 0.0
+    mode: AdmissionMode
+    least_chance: float
     """Chance (0 to 1) below which work is refused; 0 refuses only what is certain to miss."""
-    refusal_cap: float = 1.0
+    refusal_cap: float
     """Largest share of recent requests (the last 100 or so) that is refused as infeasible."""
-    sample: float = REFUSAL_SAMPLE
+    sample: float
     """Share of would-be refusals that is let through, to measure how many would have been wrong."""
 
     def is_capped(self, recent_share: float) -> bool:
@@ -364,7 +359,7 @@ class Feasibility:
         # Promises get a share of the capacity, and this one comes after all earlier ones.
         promised_ms = self._promises.wait_ms(task.job.tenant, task.work_ms)
         more_ms = max(0.0, promised_ms - start_ms) if start_ms else 0.0
-        sure_ms = prospect.end_ms[int(SURE_SHARE * len(prospect.end_ms))] + more_ms
+        sure_ms = prospect.end_ms[int(LONG * len(prospect.end_ms))] + more_ms
         # A moment more than the service needs, for a request that has to come first.
         enough_ms = max(least_ms, sure_ms * self._promises.stretch(task.model)) + RESUBMIT_MS
         earliest_unix_ms = math.ceil(1000 * self._clock.unix() + enough_ms)

@@ -19,7 +19,6 @@ delays its own instance alone.
 
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
-from math import inf
 from random import Random
 from typing import Final, NamedTuple
 
@@ -51,11 +50,11 @@ class Asked(NamedTuple):
     """When it gives up its row whatever it has: at its deadline."""
     whole_ms: float
     """When its last token is due; infinite where an answer that is cut there is as good."""
-    first_ms: float = inf
+    first_ms: float
     """When its next token is due, the first one or by the schedule of a stated gap."""
-    gap_ms: float = inf
+    gap_ms: float
     """Ms by which each later token is due after the one before."""
-    context_tokens: int = 0
+    context_tokens: int
     """Tokens of its prompt and of its answer so far."""
 
 
@@ -65,16 +64,16 @@ class Machine(NamedTuple):
     base_ms: float
     row_ms: float
     rows: int
-    instances: int = 1
-    spread: float = 0.0
+    instances: int
+    spread: float
     """Standard deviation of the logarithm of its speed."""
-    bends: tuple[float, ...] = ()
+    bends: tuple[float, ...]
     """See ``StepModel``; by the rows of one instance."""
-    usual: int = 0
+    usual: int
     """Mean number of requests there, in all: about so many come as those of now end."""
-    beside: int = 0
+    beside: int
     """How many more run where those leave rows free."""
-    context_token_ms: float = 0.0
+    context_token_ms: float
     """Time that a token of a row's context adds to a step."""
 
     def steps_ms(self, running: Floats, contexts: Floats) -> Floats:

@@ -26,15 +26,16 @@ from orchestrator.tasks.task import Task
 from protocol import End, FinishReason, OnDeadline
 
 USUAL, LONG = 0.5, 0.9
-BACKGROUND_CHANCE = 0.01
-"""Chance (0 to 1) of being on time below which work only gets slots that nothing else wants."""
+"""Shares of answers, or of scenarios, that take no longer: half, and all but a tenth (DL-16)."""
 MIN_WAIT_MS = 50.0
-"""Shortest wait assumed for a task that is not chosen now, in milliseconds."""
+"""Shortest wait assumed for a task that is not chosen now, in milliseconds: a round of planning
+(``dispatch.replan``)."""
 _WAIT_PER_DRAIN = 2.0
 """Expected wait over the time in which the waiting work could be done, for more work comes
 meanwhile. In the simulator 0.5, 1 and 2 kept 0.95, 0.98 and 1.00 of the best at twice the capacity,
 and the same below it."""
 _WAIT_OF_PAUSED = 4.0
+"""The same for what was paused. In the simulator 2 met 0.97 of this beside batch work."""
 _FIRST_GUESS_MS = 1000.0
 FIT_SHARE = 0.94
 """Share of its time budget that a ``fit`` answer is told to fill; the rest is for new arrivals."""
@@ -45,7 +46,8 @@ FIT_HEADROOM = 4
 faster than it was, or less busy: it ends at its deadline all the same. KV is reserved for that."""
 PROMISED = 12.0
 """How much more urgent, as a logarithm, work is whose deadline we named ourselves."""
-_SERVING_TTL_S = 0.25
+KEPT_S = 0.25
+"""How long what was read of instances is kept: as long as a worker may take to speak again."""
 _NO_CAP = 2**20
 MUCH_SLOWER = 3.0
 """Steps that take this many times as long as the fastest instance's are of another machine, or of
@@ -62,10 +64,16 @@ class Capacity:
     free: int
     min_start_ms: float
     """Least ms that must be left for a worker to start a job (DL-3)."""
+    part: float
+    """The part of all slots that is ours to fill, where other orchestrators have the rest."""
     names: tuple[str, ...] = ()
     """Addresses of the instances of ``models``, in the same order."""
-    part: float = 1.0
-    """The part of all slots that is ours to fill, where other orchestrators have the rest."""
+
+    def least_ms(self, tokens: int) -> float:
+        """Ms that an answer of ``tokens`` needs at least, for certain. It is known only later what
+        of its prompt is cached, and where: that may be all."""
+        least_ms = min((model.least_ms(tokens) for model in self.models), default=0.0)
+        return max(least_ms, self.min_start_ms)
 
     @property
     def rows(self) -> int:
@@ -89,6 +97,7 @@ class _Serving(NamedTuple):
     """
 
     capacity: Capacity
+    fastest: StepModel | None
     costs: Costs | None
     machine: Machine | None
     names: frozenset[str]
@@ -102,11 +111,11 @@ class _Serving(NamedTuple):
         rows, models = capacity.rows, capacity.models
         fastest = min(models, key=lambda m: m.step_ms(rows), default=None)
         if fastest is None:
-            return cls(capacity, None, None, frozenset(), 0.0, 1, until)
+            return cls(capacity, None, None, None, frozenset(), 0.0, 1, until)
         # Work is that of an engine with jobs in every slot, as where there is much of it; without
         # prompts, which are the work of the jobs that bring them.
         share_ms = fastest.plain_step_ms(fastest.slots) / fastest.slots
-        costs = Costs(fastest.prompt_token_ms, fastest.step_ms(rows), share_ms)
+        costs = Costs(fastest.prompt_token_ms, fastest.step_ms(rows), share_ms, start_ms=0.0)
         least_ms = min(pace.step_ms(1) for pace in models)
         each = zip(models, capacity.names or ("",) * len(models), strict=True)
         fast = [(p, name) for p, name in each if p.step_ms(1) < MUCH_SLOWER * least_ms]
@@ -118,10 +127,13 @@ class _Serving(NamedTuple):
             count,
             sum(pace.spread for pace in paces) / count,
             paces[0].bends,
+            usual=0,
+            beside=0,
             context_token_ms=sum(pace.context_token_ms for pace in paces) / count,
         )
         return cls(
             capacity,
+            fastest,
             costs,
             machine,
             frozenset(name for _, name in fast),
@@ -169,9 +181,8 @@ class Forecaster:
         found = self.urgency(task, now)
         task.work_ms = found.work_ms
         task.chance = found.chance
-        task.is_background = task.is_unread or (
-            found.chance < BACKGROUND_CHANCE and not task.refusal_sample
-        )
+        # What cannot be in time only gets slots that nothing else wants.
+        task.is_background = task.is_unread or not (found.chance or task.refusal_sample)
         task.rank = self._rank(found, task, now)
         task.drop_at = self._drop_at(task, self._serving_of(task.model, now).capacity)
 
@@ -182,7 +193,7 @@ class Forecaster:
     def _drop_at(self, task: Task, capacity: Capacity) -> float:
         if not self._drops_infeasible or task.refusal_sample or task.completion_tokens:
             return task.deadline.at
-        return task.deadline.at - _least_ms(task, capacity)[0] / 1000
+        return task.deadline.at - capacity.least_ms(least_tokens(task)) / 1000
 
     def urgency(self, task: Task, now: float) -> Urgency:
         return self._urgency(task, now, self._wait_ms[task.model])
@@ -206,7 +217,7 @@ class Forecaster:
         made = task.completion_tokens
         new = 0 if made else self._prompt_left(task, costs, now)
         due_at = task.parts.due_at(made + 1, task.marks.first_token)
-        left = self._left(task)
+        left = self.tokens_left(task)
         due = Due(_whole_ms(task, left, new, costs, now), 1000 * (due_at - now))
         # The calls of a run share its slack (``tasks.runs``): each may wait for its part of it.
         wait_ms *= 1 + task.calls_left
@@ -254,11 +265,9 @@ class Forecaster:
         known = self._serving.get(model)
         if known is None or now >= known.until:
             capacity = self.capacity_of(model)
-            known = self._serving[model] = _Serving.of(capacity, now + _SERVING_TTL_S)
-            if capacity.models:
-                rows = capacity.rows
-                fastest = min(capacity.models, key=lambda m: m.step_ms(rows))
-                self.known_speed[model] = fastest
+            known = self._serving[model] = _Serving.of(capacity, now + KEPT_S)
+            if known.fastest is not None:
+                self.known_speed[model] = known.fastest
         return known
 
     # ── what a forecast is made of ───────────────────────────────────────────────────────────
@@ -288,7 +297,7 @@ class Forecaster:
         first_ms = 1000 * (parts.due_at(made + 1, task.marks.first_token) - now)
         return Asked(
             key=crc32(task.id.encode()),
-            left=self._left(task),
+            left=self.tokens_left(task),
             prompt_ms=new * serving.prompt_token_ms,
             prompt_steps=0 if made else math.ceil(new / serving.step_tokens),
             stop_ms=max(0.0, task.deadline.left_ms(now)),
@@ -304,26 +313,23 @@ class Forecaster:
         """The answer's usual length in all, in tokens: half of such answers are longer."""
         return task.completion_tokens + self._quantile(task, USUAL)
 
-    def answer_tokens(self, task: Task) -> tuple[float, ...]:
-        """Equally likely numbers of tokens that the answer still takes, in rising order."""
-        return self._left(task)
-
     def most_tokens_left(self, task: Task) -> int:
         """Tokens still to come of the answer, exceeded by only a tenth of such answers."""
         return self._quantile(task, LONG)
 
-    def _left(self, task: Task) -> tuple[float, ...]:
+    def tokens_left(self, task: Task) -> tuple[float, ...]:
+        """Equally likely numbers of tokens that the answer still takes, in rising order."""
         made, cap = task.completion_tokens, task.sampling.max_tokens
         left = self._curve(task).left(made, max(made + 1, cap))
         least = task.sampling.min_tokens - made
         return left if left[0] >= least else tuple(max(tokens, least) for tokens in left)
 
     def _quantile(self, task: Task, share: float) -> int:
-        left = self._left(task)
+        left = self.tokens_left(task)
         return math.ceil(left[min(len(left) - 1, int(share * len(left)))])
 
     def _curve(self, task: Task) -> LengthCurve:
-        if _is_length_stated(task):
+        if task.sampling.length_is_stated:
             return STATED
         return self.lengths.curve(length_key(task))
 
@@ -331,7 +337,7 @@ class Forecaster:
 
     def least_ms(self, task: Task) -> float:
         capacity = self.capacity_of(task.model)
-        return _least_ms(task, capacity)[0] if capacity.models else 0.0
+        return capacity.least_ms(least_tokens(task)) if capacity.models else 0.0
 
     def after_load(self, job: Job, prompt_tokens: int, rows: int) -> AfterLoad:
         """Predict what ``job`` takes among ``rows`` jobs once its model, which nobody serves now,
@@ -380,7 +386,7 @@ class Forecaster:
         capacity = self.capacity_of(task.model)
         if not capacity.models:
             return None
-        work = Work(task.prompt_tokens, task.likely_cached)
+        work = Work(task.prompt_tokens, task.likely_cached, 1)
         room_ms = FIT_SHARE * task.share_of(budget_ms)
         fits = max(model.tokens_within(room_ms, work, capacity.rows) for model in capacity.models)
         return max(1, task.sampling.min_tokens, fits)
@@ -393,7 +399,7 @@ class Forecaster:
 
     def ended(self, task: Task, end: End) -> None:
         """Learn from a job's end."""
-        if end.completion_tokens and not _is_length_stated(task):
+        if end.completion_tokens and not task.sampling.length_is_stated:
             finished = end.code is None and end.reason is FinishReason.STOP
             self.lengths.answered(length_key(task), end.completion_tokens, finished=finished)
 
@@ -426,22 +432,8 @@ def _whole_ms(
     return max(left_ms - rest_ms, min(left_ms, own_ms))
 
 
-def _least_ms(task: Task, capacity: Capacity) -> tuple[float, str]:
-    """Ms that the task needs at least, for certain, and what binds."""
-    # It is known only later what is cached, and where: a prompt costs one step.
-    work = Work(task.prompt_tokens, task.prompt_tokens - 1, least_tokens(task))
-    least_ms = min((model.least_ms(work) for model in capacity.models), default=0.0)
-    if least_ms <= capacity.min_start_ms:
-        return capacity.min_start_ms, "route"
-    return least_ms, "decode"
-
-
 def least_tokens(task: Task) -> int:
     """Number of tokens without which the client gets no answer that it asked for."""
-    if task.job.on_deadline is OnDeadline.ERROR and _is_length_stated(task):
+    if task.job.on_deadline is OnDeadline.ERROR and task.sampling.length_is_stated:
         return task.sampling.max_tokens
     return max(1, task.sampling.min_tokens)
-
-
-def _is_length_stated(task: Task) -> bool:
-    return task.sampling.length_is_stated

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from orchestrator.clock import Clock
 from orchestrator.errors import RateLimited
+from orchestrator.fair_share import is_over_share
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.tasks.task import Task
 from protocol import Outcome
@@ -23,17 +24,17 @@ PROMISED_SHARE = 0.3
 refused come again, 0.5, 0.4 and 0.3 kept 0.84, 0.88 and 0.91 of 1,500 named deadlines."""
 CLAIM_S = 2.0
 """Seconds after which a promise that nobody came back for is void."""
-MAX_HELD = 32
-"""Most reservations that a tenant may hold unused at once."""
-_MAX_HELD_BY_ALL = 4096
+MAX_HELD = 4096
+"""Most reservations that are held unused at once; tenants share them (``is_over_share``)."""
 FIRST_STRETCH, _STRETCH_STEP = 0.25, 0.2
 """In the simulator's overload 0.15 and 0.08 kept 0.69 of 233 named deadlines, these more than 0.9
 (``tests/perf/test_sim_reported.py``)."""
 _MAX_STRETCH = math.log(8.0)
 _MAY_BE_LOST = 0.06
 """Share of the deadlines named by refusals that may be lost, a little less than a tenth (DL-16)."""
-_SLOP_MS = 16
-"""Most ms by which a deadline that is stated as a time span comes out later."""
+RESUBMIT_MS = 20
+"""Ms that a client needs, about, to ask again: a deadline that it states as a time span comes out
+later by no more."""
 _LOST = (Outcome.MISSED, Outcome.PARTIAL, Outcome.REFUSED)
 
 Learn = Callable[[bool], None]
@@ -150,11 +151,12 @@ class Promises:
         now, tenant = self._clock.now(), task.job.tenant
         self._void(now)
         mine = [one for one in self._held.values() if one.tenant == tenant]
-        if len(mine) >= MAX_HELD or len(self._held) >= _MAX_HELD_BY_ALL:
-            first = min((one.held_until for one in mine or self._held.values()), default=now)
+        left = MAX_HELD - len(self._held)
+        if left < 1 or is_over_share(len(mine), 1, left):
+            first = min(one.held_until for one in mine or self._held.values())
             raise RateLimited(
-                f"{len(mine)} reservations are held unused, and {MAX_HELD} are the most: use them, "
-                "or hold them for less time",
+                f"{len(self._held)} reservations are held unused, {len(mine)} of them by this "
+                "tenant: use them, or hold them for less time",
                 retry_after_ms=max(1.0, 1000 * (first - now)),
             )
         while (tenant, unix_ms) in self._held:
@@ -185,7 +187,7 @@ class Promises:
             task.reserved_chance = reservation.chance
             self._mark(task, reservation.learn)
             return
-        for unix_ms in range(stated, stated - _SLOP_MS, -1):
+        for unix_ms in range(stated, stated - RESUBMIT_MS, -1):
             if self._open.pop(unix_ms, None) is not None:
                 self._mark(task, partial(self._learn, task.model))
                 return

@@ -22,10 +22,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from orchestrator.clock import Clock
-from orchestrator.prediction.feasibility import RESUBMIT_MS
 from orchestrator.prediction.forecast import Floats
-from orchestrator.prediction.forecaster import ENDS_IN_TIME, Forecaster
-from orchestrator.prediction.promises import Promises, Reservation, Stretch
+from orchestrator.prediction.forecaster import ENDS_IN_TIME, KEPT_S, Forecaster
+from orchestrator.prediction.promises import RESUBMIT_MS, Promises, Reservation, Stretch
 from orchestrator.prediction.schedule import Prospect, Schedule
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
@@ -98,21 +97,16 @@ def _rising(values: Floats, weights: Floats) -> Floats:
 BROKEN: Final = {0.5: 0.5, 0.9: 0.1, 0.99: 0.005}
 """Share of reservations that may be broken, by their stated chance. At 99 % half of what is stated,
 for a client counts on that."""
-POINTS: Final = 9
 FIRST_STRETCH: Final = {0.5: 0.0, 0.9: 0.0, 0.99: 0.4}
 """Logarithms of the factors by which the first reservations take longer than predicted, beyond what
 the prediction allows for others that may come: what a client counts on should not pay for what is
 not known yet."""
 _STRETCH_STEP: Final = 0.08
-_FIRST_STEPS: Final = 10.0
-"""How many times as long the first step is; later ones are shorter by the root of their number,
-down to ``_STRETCH_STEP`` (Angelopoulos, Barber and Bates 2024): a service that has just started is
-as far from what it will learn as it will ever be."""
+"""Least step of a stretch. Earlier ones are longer, by the root of their number (Angelopoulos,
+Barber and Bates 2024): a service that has just started is as far from what it will learn as it will
+ever be."""
 _LATER_MS: Final = 3_600_000.0
 """Time until a deadline that puts a request behind all that waits."""
-_PAUSE_S: Final = 0.1
-"""Least seconds between two requests of which it is learnt whether their chance was right: one
-prediction takes a millisecond."""
 
 
 class Pressure(StrEnum):
@@ -186,7 +180,7 @@ class Quotes:
         last = self._prospect(task, now, _LATER_MS)
         alone_ms = max(1.0, last.end_ms[0] - last.start_ms[0])
         curve, best = [], 0.0
-        for within_ms in np.geomspace(0.6 * alone_ms, 1.5 * max(last.end_ms[-1], alone_ms), POINTS):
+        for within_ms in np.geomspace(0.6 * alone_ms, 1.5 * max(last.end_ms[-1], alone_ms), BINS):
             best = max(best, self._chance(task, now, float(within_ms)))
             curve.append(ChanceBy(float(within_ms), best))
         of_stated = None
@@ -255,7 +249,7 @@ class Quotes:
             or task.job.on_deadline in ENDS_IN_TIME
         ):
             return
-        self._next_at = now + _PAUSE_S
+        self._next_at = now + KEPT_S  # one prediction takes a millisecond
         times_ms = self._schedule.of(task, guesses=True).end_ms
         chance = _share_within(times_ms, task.deadline.left_ms(now))
         of = self._reliability[self._pressure(task.model)]
@@ -263,7 +257,7 @@ class Quotes:
 
     def _used(self, chance: float, kept: bool) -> None:
         self.ended[chance, kept] += 1
-        step = _STRETCH_STEP * max(1.0, _FIRST_STEPS / math.sqrt(self._used_with(chance)))
+        step = max(_STRETCH_STEP, 1 / math.sqrt(self._used_with(chance)))
         self._stretch[chance].learn(step, kept=kept)
 
 

@@ -21,7 +21,7 @@ those with 64 stayed within 0.37 and 0.52 (5 % to 95 %) where it was 0.44. A fil
 parts, of a fixed noise, said anything from 0.25 to 1."""
 _FIRST_VARIANCE: Final = 2.0
 _FIRST_NOISE, _MIN_NOISE = 0.1, 0.05**2
-_SMOOTHING: Final = 1 / 32
+SMOOTHING: Final = 1 / 16
 
 
 class StepFilter:
@@ -96,7 +96,7 @@ class StepFilter:
         # A surprise says the less of the noise the less was known.
         total = self.noise + unsure
         seen = max(min(surprise**2, 9 * total) - unsure, 0.0)
-        self.noise += _SMOOTHING * self.noise / total * (seen - self.noise)
+        self.noise += SMOOTHING * self.noise / total * (seen - self.noise)
         self.noise = max(self.noise, _MIN_NOISE)
 
     def _shares(self, features: Sequence[float]) -> list[float]:

@@ -6,21 +6,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from orchestrator.prediction.step_filter import StepFilter
-from orchestrator.prediction.step_model import LEAST_SPREAD, MIN_SHARE, StepModel
-from protocol import StepCosts, WorkerStats
+from orchestrator.prediction.step_filter import SMOOTHING, StepFilter
+from orchestrator.prediction.step_model import LEAST_SPREAD, StepModel
+from protocol import CERTAIN_AFTER_STEPS, CERTAIN_SHARE, StepCosts, WorkerStats
 
-LEARNT_STEPS = 64
-"""Steps before the fastest of them bounds anything: ignorance refuses nobody. A time that beats
-what would have been certain starts the count again: the machine was busy until then."""
-
-_SMOOTHING = 0.2
 _FIRST_GUESS_MS = 20.0
 """Time of a step of one row; what the worker did before replaces it."""
-_RATE_MS = 100.0
-"""Least ms of steps over which a rate is taken: over less, tokens per second are noise."""
-_JUDGED_MS = 500.0
-"""Ms of steps that are compared with what was foretold: about as long as deadlines are."""
+_WINDOW_MS = 500.0
+"""Ms of steps that are compared with what was foretold, about as long as deadlines are, and over
+which a rate is taken."""
 _AT_LOAD: Final = 0.4
 """Standard deviation of the logarithms of what was measured at load. Of three demo models that were
 loaded next to busy processes a step of 64 rows took 11.3, 20.0 and 26.8 ms."""
@@ -68,7 +62,7 @@ class StepLearner:
         """Number of steps since the bound was last beaten."""
         self._steps_at_pace = 0
         self._best_rate = 0.0
-        """Most tokens per second over at least ``_RATE_MS`` of steps, at the present pace."""
+        """Most tokens per second over at least ``_WINDOW_MS`` of steps, at the present pace."""
         self._rate_tokens, self._rate_ms = 0, 0.0
         self._last_running = 0
         self._model: StepModel | None = None
@@ -89,7 +83,7 @@ class StepLearner:
     @property
     def model(self) -> StepModel:
         if self._model is None:
-            known = self._bound_steps >= LEARNT_STEPS
+            known = self._bound_steps >= CERTAIN_AFTER_STEPS
             base, row, prompt, context = self._filter.coefficients
             self._model = StepModel(
                 slots=self._slots,
@@ -106,7 +100,6 @@ class StepLearner:
                 spread=self._spread(known=known),
                 doubt=min(1.0, self._filter.doubt((1.0, float(self._slots), 0.0, 0.0))),
                 bends=self._bends,
-                is_foreseen=bool(self._bends),
             )
         return self._model
 
@@ -154,7 +147,7 @@ class StepLearner:
         per_row = max(1.0, made / steps / max(1, stats.running, self._last_running))
         self._last_running = stats.running
         token_ms = busy_ms / steps / per_row
-        if token_ms < MIN_SHARE * self._bound_ms:
+        if token_ms < CERTAIN_SHARE * self._bound_ms:
             self._bound_steps = 0
         self._fastest_ms = min(self._fastest_ms, token_ms)
         if is_past:
@@ -163,8 +156,8 @@ class StepLearner:
             # What it did before anybody listened is no more than a guess.
             self._speed_up([1.0, self._bent(rows), prompts, contexts], busy_ms / steps)
             return
-        self._prompts_per_step += _SMOOTHING * (prompts - self._prompts_per_step)
-        self._context_per_row += _SMOOTHING * (contexts / max(rows, 1.0) - self._context_per_row)
+        self._prompts_per_step += SMOOTHING * (prompts - self._prompts_per_step)
+        self._context_per_row += SMOOTHING * (contexts / max(rows, 1.0) - self._context_per_row)
         features = [1.0, self._bent(rows), prompts, contexts]
         self._judge(features, steps, busy_ms)
         self._fit(features, busy_ms / steps)
@@ -186,9 +179,9 @@ class StepLearner:
             self._known = tuple(self._filter.coefficients)
         self._foretold_ms += steps * sum(c * x for c, x in zip(self._known, features, strict=True))
         self._judged_ms += busy_ms
-        if self._judged_ms >= _JUDGED_MS:
+        if self._judged_ms >= _WINDOW_MS:
             surprise = math.log(self._judged_ms / self._foretold_ms)
-            self._square += _SMOOTHING * (min(surprise**2, 1.0) - self._square)
+            self._square += SMOOTHING * (min(surprise**2, 1.0) - self._square)
             self._foretold_ms = self._judged_ms = 0.0
 
     def _count(self, steps: int, tokens: int, busy_ms: float) -> None:
@@ -197,7 +190,7 @@ class StepLearner:
         self._steps_at_pace += steps
         self._rate_tokens += tokens
         self._rate_ms += busy_ms
-        if self._rate_ms >= _RATE_MS:
+        if self._rate_ms >= _WINDOW_MS:
             self._best_rate = max(self._best_rate, 1000 * self._rate_tokens / self._rate_ms)
             self._rate_tokens, self._rate_ms = 0, 0.0
 

@@ -11,9 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-MIN_SHARE = 0.8
-"""Share of the fastest step ever seen that is certain: less than the machine has ever needed."""
-
+from protocol import CERTAIN_SHARE
 
 ROW_SHARE = 0.08
 """What a row costs where nothing is known of many, as a share of a step's base. Measured on CPUs:
@@ -33,8 +31,8 @@ class Work:
     """The size of one job. ``cached_tokens`` of the prompt need no prefill."""
 
     prompt_tokens: int
-    cached_tokens: int = 0
-    output_tokens: int = 1
+    cached_tokens: int
+    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +43,15 @@ class Load:
     yet generated, each over all running and waiting jobs together.
     """
 
-    running: int = 0
-    waiting: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
+    running: int
+    waiting: int
+    prefill_tokens: int
+    decode_tokens: int
 
 
-IDLE = Load()
-_NOTHING = Work(1)
+IDLE = Load(0, 0, 0, 0)
+FIRST_TOKEN = Work(1, 0, 1)
+"""The least work that there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ class StepModel:
     ``prompt_tokens_per_step`` is what other jobs' prompts added to recent steps, and
     ``context_per_row`` the mean context of their rows, in tokens.
 
-    ``tokens_per_s`` is what all jobs together were really given in the best tenth of a second,
+    ``tokens_per_s`` is what all jobs together were really given in the best half second,
     0 until measured. ``steps`` is how many the figures rest on: those since the speed last
     jumped.
     """
@@ -101,22 +100,24 @@ class StepModel:
     base_ms: float
     row_ms: float
     prompt_token_ms: float
-    prompt_tokens_per_step: float = 0.0
-    fastest_ms: float = 0.0
-    tokens_per_s: float = 0.0
-    steps: int = 0
-    spread: float = 0.0
+    prompt_tokens_per_step: float
+    fastest_ms: float
+    tokens_per_s: float
+    steps: int
+    spread: float
     """Standard deviation of the logarithm of steps' times around what is modelled."""
-    doubt: float = 0.0
+    doubt: float
     """How little is known (0 to 1) of steps with every row taken."""
-
-    bends: tuple[float, ...] = ()
+    bends: tuple[float, ...]
     """How many rows of a straight line each number of rows is worth, from 0 on: a step's time is
     no straight line over them. Empty where only a line is known."""
-    context_token_ms: float = 0.0
-    context_per_row: float = 0.0
-    is_foreseen: bool = False
-    """Whether steps of all sizes were measured when the engine was loaded."""
+    context_token_ms: float
+    context_per_row: float
+
+    @property
+    def is_foreseen(self) -> bool:
+        """Whether steps of all sizes were measured when the engine was loaded."""
+        return bool(self.bends)
 
     @property
     def careful_row_ms(self) -> float:
@@ -144,33 +145,41 @@ class StepModel:
     def finish_ms(self, work: Work, load: Load = IDLE) -> float:
         """Ms from now until the usual finish of ``work`` that is sent now to an instance with that
         ``load``."""
-        return sum(self._raw(work, load))
+        new = work.prompt_tokens - work.cached_tokens
+        return self.under(load).finish_ms(new, work.output_tokens)
 
     def upper_ms(self, work: Work, load: Load = IDLE) -> float:
         """Ms from now until a finish that few such jobs exceed."""
-        return sum(self._raw(work, load)) * self.slow
+        return self.finish_ms(work, load) * self.slow
 
     def under(self, load: Load) -> StepUnderLoad:
-        """The model under one load: ``finish_ms`` for many jobs."""
+        """The model under one load: ``finish_ms`` for many jobs.
+
+        A job that finds all slots taken waits for as many others to leave as stand in its way.
+        Running jobs are half done on average, so jobs of mean length L leave at a rate of
+        slots / (L · step).
+        """
         jobs = load.running + load.waiting
-        ahead = load.prefill_tokens if jobs < self.slots else 0
+        step = self.step_ms(jobs + 1)
+        leavers, ahead = jobs + 1 - self.slots, load.prefill_tokens
+        wait = step / 2 if load.running else 0.0
+        if leavers > 0:
+            length = load.decode_tokens / max(1.0, load.running / 2 + load.waiting)
+            wait, ahead = leavers * length * step / self.slots, 0
         return StepUnderLoad(
-            wait_ms=self._raw(_NOTHING, load)[0],
+            wait_ms=wait,
             chunk_ms=self.plain_step_ms(jobs + 1),
             prompt_token_ms=self.prompt_token_ms,
-            step_ms=self.step_ms(jobs + 1),
+            step_ms=step,
             ahead_tokens=ahead,
             step_tokens=self.step_tokens,
             tokens_per_s=self.tokens_per_s,
         )
 
-    def least_ms(self, work: Work) -> float:
-        """Ms that ``work`` takes for certain: less than the machine has ever needed.
-
-        Never an average, and nothing that a slow moment could move. A cached prompt still needs a
-        step. 0 while too little has been seen.
-        """
-        return MIN_SHARE * self.fastest_ms * work.output_tokens
+    def least_ms(self, tokens: int) -> float:
+        """Ms that an answer of ``tokens`` takes for certain: never an average, and nothing that a
+        slow moment could move. A cached prompt still needs a step. 0 while too little was seen."""
+        return CERTAIN_SHARE * self.fastest_ms * tokens
 
     def service_ms(self, work: Work, rows: int | None = None) -> float:
         """The usual time from start to finish among ``rows`` jobs; by default in every slot."""
@@ -186,26 +195,3 @@ class StepModel:
         rows = self.slots if rows is None else rows
         left = budget_ms - self.service_ms(Work(work.prompt_tokens, work.cached_tokens, 1), rows)
         return 0 if left < 0 else 1 + int(left / self.step_ms(rows))
-
-    def _raw(self, work: Work, load: Load) -> tuple[float, float, float]:
-        """Wait, prefill and decode in ms.
-
-        A job that finds all slots taken waits for as many others to leave as stand in its way.
-        Running jobs are half done on average, so jobs of mean length L leave at a rate of
-        slots / (L · step).
-        """
-        jobs = load.running + load.waiting
-        step = self.step_ms(jobs + 1)
-        leavers = jobs + 1 - self.slots
-        token_ms = self.prompt_token_ms
-        if leavers > 0:
-            length = load.decode_tokens / max(1.0, load.running / 2 + load.waiting)
-            wait = leavers * length * step / self.slots
-            ahead = 0
-        else:
-            wait = step / 2 if load.running else 0.0
-            ahead = load.prefill_tokens
-        new = max(1, work.prompt_tokens - work.cached_tokens)
-        chunks = -(-(new + ahead) // self.step_tokens)
-        prefill = chunks * self.plain_step_ms(jobs + 1) + (new + ahead) * token_ms
-        return wait, prefill, (work.output_tokens - 1) * step

@@ -24,7 +24,6 @@ from typing import NamedTuple
 SURE, LOST = 1.3, 0.75
 """Multiples of the usual time at which a length is surely in time, or surely not. Wide, for the
 speed moves: work that is given up too early is lost, work that is tried in vain only costs time."""
-_MIN_WORK_MS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Costs:
     prompt_ms: float
     token_ms: float
     token_work_ms: float
-    start_ms: float = 0.0
+    start_ms: float
     """Ms from the decision to the first step."""
 
 
@@ -84,7 +83,6 @@ def urgency(
     if whole < count:
         tokens += (count - whole) * most_tokens
     work_ms = new_prompt_tokens * costs.prompt_ms + tokens * costs.token_work_ms / count
-    work_ms = max(_MIN_WORK_MS, work_ms)
     first_chance = _in_time(due.next_token_ms, next_ms)
     # Lengths rise: up to ``sure`` all are in time, from ``lost`` on none is.
     lost = bisect_left(left, room_ms / (LOST * token_ms))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.admission.rate_limits import BUSY_RETRY_MS, Limiter, SharedAccount
+from orchestrator.admission.rate_limits import Limiter, SharedAccount
 from orchestrator.errors import RateLimited
 from orchestrator.state import connection, scripts
 from orchestrator.state.connection import PATIENCE_S, Names
@@ -134,8 +134,7 @@ def _refusal(kind: str, account: SharedAccount, wait_s: float) -> RateLimited:
         "requests": f"{requests} requests a minute",
         "tokens": f"{tokens} tokens a minute",
     }[kind]
-    retry_ms = BUSY_RETRY_MS if kind == "concurrent" else 1000 * wait_s
-    return RateLimited(
-        f"the limit of {limit} for {account.whose} is reached, by all orchestrators together",
-        retry_after_ms=retry_ms,
-    )
+    reached = f"the limit of {limit} for {account.whose} is reached, by all orchestrators together"
+    if kind == "concurrent":  # nobody knows when one ends
+        return RateLimited(reached)
+    return RateLimited(reached, retry_after_ms=1000 * wait_s)

@@ -60,11 +60,11 @@ def _busy_engine() -> Engine:
         max_waiting=0,
         max_step_tokens=1024,
         min_start_budget_s=0.0,
+        tile_tokens=1,
     )
     pool = BlockPool(JOBS * math.ceil(_CONTEXT / _BLOCK_TOKENS))
-    engine = Engine(
-        Scheduler(config, pool), FreeRunner([5, 6, 7], tokens_per_step=1), EngineConfig()
-    )
+    runner = FreeRunner([5, 6, 7], tokens_per_step=1)
+    engine = Engine(Scheduler(config, pool), runner, EngineConfig())
     sampling = Sampling(max_tokens=_CONTEXT - 8, temperature=0.0, ignore_eos=True)
     for _ in range(JOBS):
         engine.submit(Job([1, 2, 3], sampling, deadline=time.monotonic() + 3600))

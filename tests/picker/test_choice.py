@@ -4,9 +4,10 @@ import pytest
 
 from orchestrator.errors import DeadlineInfeasible
 from orchestrator.instances.candidate import UNLIMITED, Candidate
-from orchestrator.prediction.step_model import Load, StepModel
+from orchestrator.prediction.step_model import Load
 from orchestrator.prediction.urgency import Due
 from picker.choice import Needs, Outlook, rank, require_feasible
+from tests.support.paces import pace_of
 
 
 def prospect(
@@ -19,10 +20,10 @@ def prospect(
     is_reachable: bool = True,
 ) -> Outlook:
     """A pod of ten slots whose steps take ``step_ms``; None: nothing is known of it."""
-    load = Load(running, waiting, decode_tokens=100 * (running + waiting))
+    load = Load(running, waiting, 0, 100 * (running + waiting))
     pace = None
     if step_ms is not None:
-        pace = StepModel(10, 2048, step_ms, 0.0, 0.0, fastest_ms=step_ms)
+        pace = pace_of(10, 2048, step_ms, 0.0, 0.0, fastest_ms=step_ms)
     candidate = Candidate(
         name,
         "",

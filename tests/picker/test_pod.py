@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.prediction.step_learner import LEARNT_STEPS
 from orchestrator.prediction.urgency import Due
 from picker.choice import Needs
 from picker.pod import AnswerEnd, Flight, Pod
 from picker.vllm_page import VllmPage
+from protocol import CERTAIN_AFTER_STEPS
 
 PAGE = VllmPage(running=0, waiting=0)
 STATED = Needs(10, [50.0] * 16, 50, Due(1e6))
@@ -78,13 +78,13 @@ def test_metrics_tell_the_pace_and_what_is_certain() -> None:
 def test_answers_tell_the_pace_of_a_pod_whose_metrics_do_not() -> None:
     pod = Pod("a")
     now = 0.0
-    for number in range(LEARNT_STEPS + 2):
+    for number in range(CERTAIN_AFTER_STEPS + 2):
         one = flight(now)
         pod.add(one)
         pod.take_page(replace(PAGE, running=1), now, now)
         one.first_at, one.tokens = now + 0.05, 40
         now += 0.05 + 39 * 0.02 * (1 + 0.01 * (number % 5))
-        assert pod.prospect(now).least_ms(STATED) == 0.0 or number >= LEARNT_STEPS
+        assert pod.prospect(now).least_ms(STATED) == 0.0 or number >= CERTAIN_AFTER_STEPS
         pod.ended(one, AnswerEnd(40, 10), now)
     prospect = pod.prospect(now)
     assert prospect.pace is not None

@@ -17,7 +17,7 @@ from orchestrator.errors import DeadlineInfeasible
 from orchestrator.instances.candidate import Candidate
 from orchestrator.instances.prefix_index import PrefixIndex
 from orchestrator.placement.placer import Placer
-from orchestrator.prediction.feasibility import Feasibility, FeasibilityConfig
+from orchestrator.prediction.feasibility import AdmissionMode, Feasibility, FeasibilityConfig
 from orchestrator.prediction.forecaster import Capacity, Forecaster
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.promises import Promises
@@ -34,12 +34,20 @@ from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Metrics
 from protocol import Sampling
 from tests.support.clock import ManualClock
+from tests.support.paces import pace_of
 
 # 10 ms a step alone, 18 ms with all 16 rows; 0.1 ms per prompt token.
-PACE = StepModel(16, 512, 9.5, 0.5, 0.1, 0.0, fastest_ms=10.0, steps=1000)
+PACE = pace_of(16, 512, 9.5, 0.5, 0.1, fastest_ms=10.0, steps=1000)
 
 
-UNKNOWN = StepModel(16, 512, 9.5, 0.5, 0.1, 0.0)
+UNKNOWN = pace_of(16, 512, 9.5, 0.5, 0.1)
+
+REFUSES_CERTAIN: dict[str, Any] = {
+    "mode": AdmissionMode.ENFORCE,
+    "least_chance": 0.0,
+    "refusal_cap": 1.0,
+    "sample": 0.0,
+}
 
 
 class Site:
@@ -81,7 +89,7 @@ class Rig:
     ) -> None:
         self.clock = ManualClock()
         self.queue: TaskQueue[Task] = TaskQueue(bound, policy=policy)
-        self.capacity = Capacity((pace,), 16, max(0, 16 - load), min_start_ms)
+        self.capacity = Capacity((pace,), 16, max(0, 16 - load), min_start_ms, 1.0)
         self.forecaster = Forecaster(lambda model: self.capacity, drops_infeasible=True)
         site: Any = Site(load)
         placer = Placer(site, self.clock, self.forecaster.usual_tokens)
@@ -96,7 +104,7 @@ class Rig:
             promises,
             self.clock,
             random.Random(1),
-            FeasibilityConfig(**{"sample": 0.0} | feasibility),
+            FeasibilityConfig(**REFUSES_CERTAIN | feasibility),
         )
         prediction = Prediction(
             self.forecaster,

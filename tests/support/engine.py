@@ -58,6 +58,7 @@ def config(**changes: float) -> SchedulerConfig:
         "max_waiting": 4,
         "max_step_tokens": 16,
         "min_start_budget_s": 0.1,
+        "tile_tokens": 1,
     }
     return SchedulerConfig(**(values | changes))  # type: ignore[arg-type]
 

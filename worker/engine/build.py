@@ -103,6 +103,7 @@ def _build(
         max_waiting=MAX_WAITING,
         max_step_tokens=settings.max_step_tokens,
         min_start_budget_s=settings.min_start_budget_ms / 1e3,
+        tile_tokens=1,  # the runner says how many, once it is built
         prefix_cache=settings.kv.prefix_cache,
     )
     path = settings.model_path
@@ -123,7 +124,6 @@ def _build(
     else:
         words = tokenizer.plain_words(CYCLE_WORDS)
         built = build_synthetic_runner(settings, config.context_tokens, words, eos, clock)
-
     limits = replace(limits, tile_tokens=built.tile_tokens)
     costs = built.step_costs
     if measures and settings.engine == "torch":

@@ -22,9 +22,9 @@ class SchedulerConfig:
     max_waiting: int
     max_step_tokens: int
     min_start_budget_s: float
-    max_stall_s: float = MAX_STALL_S
-    tile_tokens: int = 1
+    tile_tokens: int
     """Tokens of a step computed at a time: one token beyond a tile costs as much as a whole one."""
+    max_stall_s: float = MAX_STALL_S
     prefix_cache: bool = True
 
     def __post_init__(self) -> None:

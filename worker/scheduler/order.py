@@ -9,7 +9,6 @@ from worker.scheduler.step_time import StepTime
 
 _PATIENCE_S = 300.0
 """Seconds after its submission that a request without a deadline counts as due, not to starve."""
-_HORIZON = 2.0
 
 
 def expected_left(request: Request, step_time: StepTime) -> float:
@@ -70,7 +69,7 @@ def prompt_urgency(slack_s: float, work_s: float, backlog_s: float) -> float:
     with a long one the shortest work first: under overload one long prompt must not make several
     short ones late.
     """
-    return -max(0.0, slack_s) / (_HORIZON * backlog_s) - math.log(work_s)
+    return -max(0.0, slack_s) / backlog_s - math.log(work_s)
 
 
 def not_delaying(

@@ -4,14 +4,12 @@ import math
 from collections import deque
 from typing import Final
 
+from protocol import CERTAIN_AFTER_STEPS, CERTAIN_SHARE
+
 _SMOOTHING: Final = 1 / 16
 BOUND_STEPS: Final = 8
-"""Consecutive steps averaged for the bound: one read late makes the next look short."""
-_BOUND_AFTER_STEPS: Final = 64
-_BOUND_SAFETY: Final = 0.8
+"""Steps whose average counts: one read late makes the next look short."""
 _WORST_FADES: Final = 1 / 512
-_SPLIT_SMOOTHING: Final = 1 / 64
-_MIN_CHUNKS: Final = 8
 _SPLIT_SPREAD: Final = 0.25
 """Least spread of the latest chunks' sizes, as a share of their mean, that shows what of a chunk's
 time is the same however few tokens it has."""
@@ -55,7 +53,9 @@ class StepTime:
         self._prompt_steps = 0.0
         self._prompt_tokens = 0.0
         self._prompt_s = 0.0
-        self._chunks = _ChunkCost()
+        self._squares = 0.0
+        self._products = 0.0
+        self._fixed_s = 0.0
 
     def slow_step_s(self, prompt_tokens: int) -> float:
         """Time that few steps with ``prompt_tokens`` exceed: what is expected, and the recent worst
@@ -73,7 +73,7 @@ class StepTime:
         """Time that a step with prompt tokens takes beyond these, however few they are; 0 until
         measured. On a GPU decodes alone are one recorded graph, and a step with a prompt is
         launched kernel by kernel."""
-        return min(self._chunks.fixed_s, self._mean_chunk_s)
+        return min(self._fixed_s, self._mean_chunk_s)
 
     @property
     def further_token_s(self) -> float:
@@ -132,12 +132,24 @@ class StepTime:
             # An accident says nothing about the cost of prompts; a new speed is learned in a few
             # steps.
             duration_s = min(duration_s, _MAX_EXCESS * self._expected_s(tokens))
-        if self.plain_step_s:
-            self._chunks.took(duration_s - self.plain_step_s, tokens)
         fade = 1 - _SMOOTHING
         self._prompt_steps = self._prompt_steps * fade + 1
         self._prompt_tokens = self._prompt_tokens * fade + tokens
         self._prompt_s = self._prompt_s * fade + duration_s
+        self._squares = self._squares * fade + tokens**2
+        self._products = self._products * fade + tokens * duration_s
+        self._split()
+
+    def _split(self) -> None:
+        """Split the time of chunks into a part per token and a fixed part, by a line through the
+        latest ones (least squares). If all had about one size, the last split stays."""
+        count = self._prompt_steps
+        mean, mean_s = self._prompt_tokens / count, self._prompt_s / count
+        variance = self._squares / count - mean**2
+        if count < BOUND_STEPS or variance < (_SPLIT_SPREAD * mean) ** 2 or not self.plain_step_s:
+            return
+        token_s = (self._products / count - mean * mean_s) / variance
+        self._fixed_s = max(0.0, mean_s - self.plain_step_s - max(0.0, token_s) * mean)
 
     def answered(self, tokens: int) -> None:
         """Record that an answer ended by itself after ``tokens``."""
@@ -167,40 +179,8 @@ class StepTime:
             return
         token_s = sum(s for s, _ in self._latest) / sum(tokens for _, tokens in self._latest)
         self._fastest_token_s = min(self._fastest_token_s, token_s)
-        if token_s < self._counted_from_s * _BOUND_SAFETY:
+        if token_s < self._counted_from_s * CERTAIN_SHARE:
             self._counted_from_s = token_s
             self._lone_steps = 0
-        is_known = self._lone_steps >= _BOUND_AFTER_STEPS
-        self.least_token_s = self._fastest_token_s * _BOUND_SAFETY if is_known else 0.0
-
-
-class _ChunkCost:
-    """Splits the time of prompt chunks into a part per token and a fixed part.
-
-    A line through the latest chunks, by least squares, whose weights fade. If all had about one
-    size, the last split stays.
-    """
-
-    def __init__(self) -> None:
-        self.fixed_s = 0.0
-        """Time that a chunk takes beyond its tokens; 0 until seen."""
-        self._weight = 0.0
-        self._tokens = 0.0
-        self._squares = 0.0
-        self._seconds = 0.0
-        self._products = 0.0
-
-    def took(self, added_s: float, tokens: int) -> None:
-        """Learn from a chunk of ``tokens``, which added ``added_s`` to its step."""
-        fade = 1 - _SPLIT_SMOOTHING
-        self._weight = self._weight * fade + 1
-        self._tokens = self._tokens * fade + tokens
-        self._squares = self._squares * fade + tokens**2
-        self._seconds = self._seconds * fade + added_s
-        self._products = self._products * fade + tokens * added_s
-        mean, mean_s = self._tokens / self._weight, self._seconds / self._weight
-        variance = self._squares / self._weight - mean**2
-        if self._weight < _MIN_CHUNKS or variance < (_SPLIT_SPREAD * mean) ** 2:
-            return
-        token_s = (self._products / self._weight - mean * mean_s) / variance
-        self.fixed_s = max(0.0, mean_s - max(0.0, token_s) * mean)
+        is_known = self._lone_steps >= CERTAIN_AFTER_STEPS
+        self.least_token_s = self._fastest_token_s * CERTAIN_SHARE if is_known else 0.0

@@ -16,7 +16,7 @@ from orchestrator.instances.gates import gates_of
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.loading.swaps import RunningSwap, Swaps
-from orchestrator.prediction.step_model import Work
+from orchestrator.prediction.step_model import FIRST_TOKEN
 from orchestrator.service import Orchestrator
 
 DISCOVERY = web.AppKey("discovery", DiscoverySync)
@@ -222,7 +222,7 @@ def _pace(instance: Instance) -> dict[str, object]:
     model = instance.step_learner.model
     return {
         "perf_tokens_per_s": round(model.tokens_per_s, 1) or None,
-        "first_token_ms": round(model.finish_ms(Work(1), instance.occupancy), 2),
+        "first_token_ms": round(model.finish_ms(FIRST_TOKEN, instance.occupancy), 2),
         "prediction": {"steps": model.steps, "spread": round(model.slow, 2)},
     }
 

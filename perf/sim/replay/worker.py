@@ -79,10 +79,8 @@ class _Runner:
             request = row.request
             made = len(request.tokens) - request.prompt_tokens + 1
             # The last token id that the client sent is how long the answer is by itself.
-            is_over = (
-                made >= request.tokens[request.prompt_tokens - 1]
-                and not request.job.sampling.ignore_eos
-            )
+            length = request.tokens[request.prompt_tokens - 1]
+            is_over = made >= length and not request.job.sampling.ignore_eos
             ids.append([_END if is_over else _TOKEN] if row.samples else [])
         launch_s = self.cost.launch_of(plan)
         return self._device.launch(StepResult(ids), launch_s=launch_s, busy_s=busy_s)
@@ -109,6 +107,7 @@ class SimWorker:
             max_waiting=card.max_waiting,
             max_step_tokens=spec.step_tokens,
             min_start_budget_s=spec.min_start_s,
+            tile_tokens=1,
             max_stall_s=spec.max_stall_s,
             prefix_cache=spec.prefix_cache,
         )

@@ -17,7 +17,7 @@ from clips.plan.budgets import ClipStage
 from clips.plan.plan import NOMINAL
 from clips.plan.recipe import read_recipe
 from orchestrator.errors import DeadlineInfeasible
-from orchestrator.prediction.feasibility import FeasibilityConfig
+from orchestrator.prediction.feasibility import AdmissionMode, FeasibilityConfig
 from orchestrator.tasks.deadline import Deadline
 
 NOW = 100.0
@@ -44,7 +44,7 @@ class Scene:
             self.waiting,
             clock,
             rng,
-            FeasibilityConfig(sample=0.0),
+            FeasibilityConfig(AdmissionMode.ENFORCE, 0.0, refusal_cap=1.0, sample=0.0),
             max_waiting=100,
         )
 

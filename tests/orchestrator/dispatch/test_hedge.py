@@ -16,9 +16,10 @@ from protocol import Code, Sampling
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_retry import EXPECTED, kinds_of, run, speak, text_of, two
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.paces import pace_of
 
 TASK = {"prompt": "hello", "max_tokens": 20}
-PACE = StepModel(
+PACE = pace_of(
     slots=8,
     step_tokens=512,
     base_ms=10.0,
@@ -26,12 +27,12 @@ PACE = StepModel(
     prompt_token_ms=1.0,
     fastest_ms=10.0,
 )
-"""A first token of a prompt of 10 tokens takes 20 ms, 30 where things go badly; the 5 tokens of
-``make_task`` usually take 60 ms, 90 where things go badly, and 8 ms for one are certain."""
+"""A first token of a prompt of 10 tokens takes 20 ms, 30 where things go badly; 12 tokens, which
+few answers exceed, take 130 ms, 170 where things go badly, and 8 ms for one are certain."""
 
 
 def make_hedger(service: Service) -> Hedger:
-    forecaster: Any = SimpleNamespace(usual_tokens=lambda task: 5)
+    forecaster: Any = SimpleNamespace(most_tokens_left=lambda task: 12)
     hedger = Hedger(service.orchestrator.registry, forecaster, share=0.02)
     while hedger.budget.is_empty:
         hedger.budget.offered()
@@ -64,7 +65,7 @@ def make_task(*, left_ms: float) -> Task:
         (25.0, 150.0, PACE, False),  # its first token may still come in time
         (50.0, 300.0, PACE, False),  # slack is long enough
         (50.0, 7.5, PACE, False),  # too late for anybody
-        (50.0, 150.0, StepModel(8, 512, 10.0, 0.0, 1.0), False),  # pace not known yet
+        (50.0, 150.0, pace_of(8, 512, 10.0, 0.0, 1.0), False),  # pace not known yet
     ],
 )
 async def test_or10_only_when_late_and_slack_is_short(

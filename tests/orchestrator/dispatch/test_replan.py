@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from orchestrator.dispatch.replan import AT_ONCE, PAUSE_S, PLAN_EVERY_S, Replanner
-from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.dispatch.replan import PAUSE_S, PLAN_EVERY_S, Replanner
+from orchestrator.queue.task_queue import AT_ONCE, TaskQueue
 from orchestrator.tasks.task import Task
 from tests.orchestrator.placement.test_placement import task
 from tests.support.clock import ManualClock

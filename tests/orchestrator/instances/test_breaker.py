@@ -25,6 +25,7 @@ from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.paces import pace_of
 
 NAMES = ("a:1", "b:1", "c:1", "d:1")
 
@@ -257,7 +258,7 @@ TestBreakers = BreakersMachine.TestCase
 
 TASK = {"prompt": "x", "max_tokens": 10}
 
-PACE = StepModel(
+PACE = pace_of(
     slots=8,
     step_tokens=512,
     base_ms=10.0,

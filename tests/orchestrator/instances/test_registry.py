@@ -62,7 +62,7 @@ async def test_or2_instances_are_described(service: Service, worker: FakeWorker)
     assert (described["model"], described["engine_version"]) == ("fake", "0")
     assert (described["slots_total"], described["slots_free"]) == (64, 64)
     assert (described["perf_tokens_per_s"], described["first_token_ms"]) == (None, None)
-    worker.step_ms = 1.0
+    worker.step_ms = 10.0
     for _ in range(12):  # jobs that teach its pace
         await service.ask("POST", "/v1/completions", json=TASK | {"model": "fake"})
     pace = service.orchestrator.registry.instances[worker.address].step_learner

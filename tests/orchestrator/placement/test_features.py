@@ -90,7 +90,7 @@ def test_or7_the_prefilter_holds_an_instance_against_what_is_asked_of_it(
     asked: dict[str, Any], has: dict[str, Any], fits: bool
 ) -> None:
     candidate = Candidate("a", "m", b"v", True, 1, 0, **has)
-    requirements = Requirements("m", b"v", constraint=PlacementConstraint(**asked))
+    requirements = Requirements("m", b"v", 0, constraint=PlacementConstraint(**asked))
     assert requirements.allows(candidate) is fits
 
 

@@ -10,22 +10,24 @@ from hypothesis import strategies as st
 from orchestrator.instances.candidate import Candidate
 from orchestrator.instances.prefix_index import PrefixIndex
 from orchestrator.placement.choose import TIE_MS, TIE_SHARE, Affinity, feasible, place
-from orchestrator.placement.placer import KEPT_S, Placer
+from orchestrator.placement.placer import Placer
 from orchestrator.placement.policy import Policy
 from orchestrator.placement.requirements import Demand, Requirements
-from orchestrator.prediction.step_model import Load, StepModel, Work
+from orchestrator.prediction.forecaster import KEPT_S
+from orchestrator.prediction.step_model import IDLE, Load, StepModel
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job, PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task
 from protocol import KvReport, Sampling
 from tests.support.clock import ManualClock
+from tests.support.paces import pace_of
 
-FAST = StepModel(8, 512, 5.0, 0.5, 0.1)
-SLOW = StepModel(8, 512, 50.0, 5.0, 1.0)
+FAST = pace_of(8, 512, 5.0, 0.5, 0.1)
+SLOW = pace_of(8, 512, 50.0, 5.0, 1.0)
 NAMES = "abcdef"
 
 models = st.builds(
-    StepModel,
+    pace_of,
     slots=st.integers(1, 16),
     step_tokens=st.integers(16, 512),
     base_ms=st.floats(0.1, 50),
@@ -113,21 +115,12 @@ def test_or7_the_choice_fits_finishes_first_and_does_not_depend_on_order(
         assert chosen.name == demand.home
 
 
-@given(models, loads, st.integers(1, 3000), st.integers(0, 3000), st.integers(1, 500))
-def test_or7_the_fast_prediction_is_that_of_the_model(
-    model: StepModel, load: Load, prompt: int, cached: int, output: int
-) -> None:
-    slow = model.finish_ms(Work(prompt, cached, output), load)
-    fast = model.under(load).finish_ms(prompt - cached, output)
-    assert abs(fast - slow) <= 1e-6 * (1 + slow)
-
-
 def candidate(name: str, **changes: object) -> Candidate:
-    plain = Candidate(name, "m", b"v", True, 8, 0, step=FAST.under(Load()))
+    plain = Candidate(name, "m", b"v", True, 8, 0, step=FAST.under(IDLE))
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-SPEC = Requirements("m", b"v")
+SPEC = Requirements("m", b"v", 0)
 
 
 def test_or7_an_instance_of_unknown_pace_gets_to_show_it() -> None:
@@ -152,7 +145,7 @@ def test_or7_ties_go_to_the_conversation_then_load_then_memory_then_name() -> No
     demand = replace(demand, home="")
     assert place(demand, [b, c, a]) is a
     assert place(demand, [a, b, replace(c, load=0, kv_free=5)]) == replace(c, load=0, kv_free=5)
-    assert place(demand, [candidate("slow", step=SLOW.under(Load())), c]) is c
+    assert place(demand, [candidate("slow", step=SLOW.under(IDLE)), c]) is c
 
 
 @given(st.data())

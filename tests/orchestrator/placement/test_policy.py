@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from orchestrator.placement.policy import (
     INSTANCE_FACTS,
-    SUSPENDED_S,
+    RESTS_S,
     BadPolicy,
     Fact,
     Policy,
@@ -139,7 +139,7 @@ def test_or8_a_slow_policy_falls_back_and_rests() -> None:
     assert policy.choose(TASK, THREE) is None
     assert policy.choose(TASK, THREE[:1]) is None
     assert policy.fallbacks == {"timeout": 1, "resting": 1}
-    watch.at += SUSPENDED_S
+    watch.at += RESTS_S
     assert policy.choose(TASK, THREE[:1]) == [(0, 3.0)]
 
 

@@ -8,10 +8,10 @@ from orchestrator.api.openai.shapes import error_body
 from orchestrator.errors import DeadlineInfeasible
 from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.prediction.forecaster import Capacity
-from orchestrator.prediction.step_model import StepModel
 from orchestrator.tasks.ending import Ending
 from protocol import End, FinishReason, Outcome, Sampling
 from tests.support.admission import PACE, Rig
+from tests.support.paces import pace_of
 
 
 def test_dl7_the_least_work_at_the_best_pace_decides() -> None:
@@ -85,8 +85,8 @@ def test_dl7_a_faster_instance_that_has_come_since_is_a_chance() -> None:
     rig.admission.finish(task)
     rig.clock.advance(0.21)
     assert task.drop_at < rig.clock.now()
-    fast = StepModel(16, 512, 0.95, 0.05, 0.01, 0.0, fastest_ms=1.0)
-    slow, rig.capacity = rig.capacity, Capacity((PACE, fast), 32, 32, 0.0)
+    fast = pace_of(16, 512, 0.95, 0.05, 0.01, fastest_ms=1.0)
+    slow, rig.capacity = rig.capacity, Capacity((PACE, fast), 32, 32, 0.0, 1.0)
     assert not rig.feasibility.gives_up(task)
     assert task.drop_at > rig.clock.now() + 0.5
     rig.capacity = slow

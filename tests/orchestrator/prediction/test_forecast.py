@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.prediction.forecast import Asked, Machine, play
+from orchestrator.prediction.forecast import Asked, play
 from tests.support.cases import for_each
+from tests.support.paces import machine_of
 
-ROWS_8 = Machine(base_ms=5.0, row_ms=0.5, rows=8)
+ROWS_8 = machine_of(base_ms=5.0, row_ms=0.5, rows=8)
 
 
 def asked(key: int, tokens: float, **rest: float) -> Asked:
-    values = {"prompt_ms": 0.0, "prompt_steps": 1, "stop_ms": inf, "whole_ms": inf} | rest
-    return Asked(key=key, left=(tokens,), **values)  # type: ignore[arg-type]
+    own = dict.fromkeys(("stop_ms", "whole_ms", "first_ms", "gap_ms"), inf)
+    own |= {"prompt_ms": 0.0, "prompt_steps": 1, "context_tokens": 0} | rest
+    return Asked(key=key, left=(tokens,), **own)  # type: ignore[arg-type]
 
 
 def test_one_alone_takes_its_prompt_and_its_steps() -> None:
@@ -45,7 +47,7 @@ def test_long_contexts_slow_every_row() -> None:
 
 
 def test_what_comes_behind_all_rows_starts_when_the_first_is_free() -> None:
-    machine = Machine(5.0, 0.5, rows=2)
+    machine = machine_of(5.0, 0.5, rows=2)
     played = play([asked(1, 50), asked(2, 100), asked(3, 10), asked(4, 10)], machine)
     assert played.start_ms[:, 2] == pytest.approx(50 * 6.0)
     assert played.start_ms[:, 3] == pytest.approx(60 * 6.0)
@@ -54,7 +56,7 @@ def test_what_comes_behind_all_rows_starts_when_the_first_is_free() -> None:
 def test_a_prompt_holds_up_all_of_its_instance() -> None:
     long = asked(2, 10, prompt_ms=100.0)
     one = play([asked(1, 50), long], ROWS_8)
-    two = play([asked(1, 50), long], Machine(5.0, 0.5, rows=16, instances=2))
+    two = play([asked(1, 50), long], machine_of(5.0, 0.5, rows=16, instances=2))
     alone = 10 * 6.0 + 40 * 5.5
     assert one.end_ms[:, 0] == pytest.approx(alone + 100.0)
     assert two.end_ms[:, 0] == pytest.approx(50 * 5.5 + 50.0), "half of the time it is the other's"
@@ -62,7 +64,7 @@ def test_a_prompt_holds_up_all_of_its_instance() -> None:
 
 
 def test_what_is_cut_at_its_deadline_leaves_its_row_then() -> None:
-    machine = Machine(5.0, 0.5, rows=1)
+    machine = machine_of(5.0, 0.5, rows=1)
     played = play([asked(1, 1000, stop_ms=110.0, whole_ms=110.0), asked(2, 10)], machine)
     chances = played.chances([asked(1, 1000, whole_ms=110.0), asked(2, 10)])
     assert chances.tolist() == [0.0, 1.0]
@@ -96,7 +98,7 @@ def test_dl14_every_stated_part_counts(stated: dict[str, float], chance: float) 
 def test_more_ahead_never_means_sooner(
     ahead: list[tuple[int, float, float]], rows: int, spread: float
 ) -> None:
-    machine = Machine(5.0, 0.2, rows, spread=spread)
+    machine = machine_of(5.0, 0.2, rows, spread=spread)
     own = asked(1, 20, prompt_ms=10.0)
     line = [asked(key, tokens, prompt_ms=prompt) for key, tokens, prompt in ahead]
     starts = [

@@ -8,11 +8,11 @@ from typing import Any
 
 from orchestrator.prediction.forecaster import Capacity, Forecaster
 from orchestrator.prediction.promises import Promises
-from orchestrator.prediction.step_model import StepModel
 from tests.support.cases import for_each
 from tests.support.clock import ManualClock
+from tests.support.paces import pace_of
 
-NOTHING = Capacity((), 0, 0, 0.0)
+NOTHING = Capacity((), 0, 0, 0.0, 1.0)
 
 
 @for_each("needed", [0.2, 0.5])
@@ -29,8 +29,8 @@ def test_dl16_named_deadlines_are_as_safe_as_it_takes(needed: float) -> None:
 
 
 def test_or18_work_waits_longer_where_others_fill_most_of_the_slots() -> None:
-    pace = StepModel(16, 512, 9.5, 0.5, 0.1)
-    alone = Capacity((pace,) * 4, slots=64, free=0, min_start_ms=0.0)
+    pace = pace_of(16, 512, 9.5, 0.5, 0.1)
+    alone = Capacity((pace,) * 4, slots=64, free=0, min_start_ms=0.0, part=1.0)
     waiting: Any = [SimpleNamespace(model="m", work_ms=1000.0, is_background=False)]
     found = []
     for capacity in (alone, replace(alone, part=0.25)):

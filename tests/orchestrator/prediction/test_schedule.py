@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.errors import DeadlineInfeasible
-from orchestrator.prediction.forecast import Asked, Machine, play
-from orchestrator.prediction.step_model import StepModel
+from orchestrator.prediction.forecast import Asked, play
 from orchestrator.tasks.deadline import Parts
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Priority
@@ -16,8 +15,9 @@ from orchestrator.tasks.task import Task
 from protocol import FinishReason, OnDeadline, Outcome
 from tests.support.admission import UNKNOWN, Rig
 from tests.support.cases import for_each
+from tests.support.paces import machine_of, pace_of
 
-PACE = StepModel(16, 512, 5.0, 0.5, 0.1, fastest_ms=1.0)
+PACE = pace_of(16, 512, 5.0, 0.5, 0.1, fastest_ms=1.0)
 """5.5 ms a token for one, 13 ms for each of 16; a prompt of 100 tokens takes 10 ms."""
 
 
@@ -185,9 +185,9 @@ def test_dl7_as_many_as_usual_come_for_what_ends(seconds: float, step_ms: float)
 
 def test_dl7_how_many_come_is_uncertain() -> None:
     """Ten rows are usual, with a standard deviation of three; each adds 1 ms to a step."""
-    asked = Asked(0, (100.0,), 0.0, 0, 1e6, 1e6)
-    alone = play([asked], Machine(1.0, 1.0, 64)).end_ms
-    played = play([asked, *[asked._replace(left=(1.0,))] * 9], Machine(1.0, 1.0, 64, usual=10))
+    asked = Asked(0, (100.0,), 0.0, 0, 1e6, 1e6, 1e6, 1e6, context_tokens=0)
+    alone = play([asked], machine_of(1.0, 1.0, 64)).end_ms
+    played = play([asked, *[asked._replace(left=(1.0,))] * 9], machine_of(1.0, 1.0, 64, usual=10))
     ends = sorted(played.end_ms[:, 0])
     assert max(alone.ravel()) == pytest.approx(200)
     assert ends[8] == pytest.approx(1100, rel=0.06)
@@ -196,9 +196,9 @@ def test_dl7_how_many_come_is_uncertain() -> None:
 
 def test_dl7_those_who_come_have_the_usual_contexts() -> None:
     """The last row is the longest: fifteen more of its kind would take another 15 ms a step."""
-    asked = [Asked(n, (10.0,), 0.0, 0, 1e6, 1e6, context_tokens=0) for n in range(15)]
-    asked.append(Asked(15, (100.0,), 0.0, 0, 1e6, 1e6, context_tokens=1600))
-    machine = Machine(5.0, 0.5, 16, usual=16, context_token_ms=0.01)
+    asked = [Asked(n, (10.0,), 0.0, 0, 1e6, 1e6, 1e6, 1e6, context_tokens=0) for n in range(15)]
+    asked.append(Asked(15, (100.0,), 0.0, 0, 1e6, 1e6, 1e6, 1e6, context_tokens=1600))
+    machine = machine_of(5.0, 0.5, 16, usual=16, context_token_ms=0.01)
     own_ms, others_ms = 0.01 * 1650, 0.01 * 15 * 100
     expected = 10 * (13.0 + own_ms) + 90 * (13.0 + own_ms + others_ms)
     assert play(asked, machine).end_ms[8, 15] == pytest.approx(expected, rel=0.02)
@@ -272,7 +272,7 @@ def test_dl7_ignorance_refuses_nobody() -> None:
 
 def test_dl7_what_was_measured_at_load_refuses() -> None:
     """Doubted where the processors were others' meanwhile: a much faster machine is possible."""
-    at_load = replace(PACE, fastest_ms=0.0, is_foreseen=True)
+    at_load = replace(PACE, fastest_ms=0.0, bends=tuple(float(rows) for rows in range(17)))
     calm, busy = (Rig(replace(at_load, spread=by), least_chance=0.1) for by in (0.1, 1.6))
     for rig, refuses in ((calm, True), (busy, False)):
         assert rig.refuses(rig.task(2000, 1000, prompt=1)) is refuses

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.prediction.step_learner import LEARNT_STEPS, StepLearner
-from orchestrator.prediction.step_model import MIN_SHARE, Load, StepModel, Work
-from protocol import StepCosts, WorkerStats
+from orchestrator.prediction.step_learner import StepLearner
+from orchestrator.prediction.step_model import IDLE, Load, Work
+from protocol import CERTAIN_AFTER_STEPS, CERTAIN_SHARE, StepCosts, WorkerStats
 from tests.support.cases import for_each
+from tests.support.paces import pace_of
 
 
 @dataclass
@@ -167,7 +168,7 @@ def test_the_rate_is_what_was_made_and_not_what_more_rows_might() -> None:
     for _ in range(10):
         learner.observe(worker.run(30, 1, 0))
     assert learner.model.tokens_per_s == pytest.approx(1000 / 4.01)
-    assert learner.model.under(Load()).tokens_per_s == learner.model.tokens_per_s
+    assert learner.model.under(IDLE).tokens_per_s == learner.model.tokens_per_s
     for _ in range(10):
         learner.observe(worker.run(30, 32, 0))
     assert learner.model.tokens_per_s == pytest.approx(32_000 / 4.32)
@@ -217,15 +218,15 @@ def test_or7_a_slow_past_is_a_guess_that_the_first_steps_replace() -> None:
 def test_dl7_nothing_is_certain_before_steps_have_been_seen() -> None:
     learner, worker, work = StepLearner(8, 512), Steps(noise=0.0), Work(100, 0, 50)
     learner.observe(worker.run(1, 1, 0))
-    for steps in (LEARNT_STEPS // 2, LEARNT_STEPS // 2 - 2):
+    for steps in (CERTAIN_AFTER_STEPS // 2, CERTAIN_AFTER_STEPS // 2 - 2):
         learner.observe(worker.run(steps, 1, 0))
         assert not learner.model.known
-        assert learner.model.least_ms(work) == 0.0
+        assert learner.model.least_ms(work.output_tokens) == 0.0
     finish_ms = learner.model.finish_ms(work)
     assert 0 < finish_ms <= learner.model.upper_ms(work)
     learner.observe(worker.run(8, 1, 0))
     assert learner.model.known
-    assert 0 < learner.model.least_ms(work) < 50 * 12.5
+    assert 0 < learner.model.least_ms(work.output_tokens) < 50 * 12.5
 
 
 def test_dl19_what_a_crowd_taught_is_certain_no_more_once_a_step_beats_it() -> None:
@@ -237,10 +238,10 @@ def test_dl19_what_a_crowd_taught_is_certain_no_more_once_a_step_beats_it() -> N
     worker.base = 10.0
     learner.observe(worker.run(10, 1, 0))
     assert not learner.model.known
-    assert learner.model.least_ms(Work(1, 0, 100)) == 0.0
+    assert learner.model.least_ms(100) == 0.0
     for _ in range(7):
         learner.observe(worker.run(10, 1, 0))
-    assert learner.model.least_ms(Work(1, 0, 100)) == pytest.approx(MIN_SHARE * 1050)
+    assert learner.model.least_ms(100) == pytest.approx(CERTAIN_SHARE * 1050)
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -258,11 +259,11 @@ def test_dl7_what_is_certain_is_less_than_any_step_ever_took(
         learner.observe(worker.run(steps, rows, prompts))
         fastest = min(fastest, (worker.busy - before) / steps)
         if learner.model.known:
-            assert learner.model.least_ms(Work(100, 0, 1)) <= MIN_SHARE * fastest
+            assert learner.model.least_ms(1) <= CERTAIN_SHARE * fastest
     worker.base, worker.row = 10 * worker.base, 10 * worker.row
     for _ in range(5):
         learner.observe(worker.run(5, 8, 0))
-        assert learner.model.least_ms(Work(100, 0, 1)) <= MIN_SHARE * fastest
+        assert learner.model.least_ms(1) <= CERTAIN_SHARE * fastest
 
 
 def test_several_tokens_a_step_count_as_such() -> None:
@@ -273,7 +274,7 @@ def test_several_tokens_a_step_count_as_such() -> None:
         stats = WorkerStats(*(0, 0, 0, 2, 0, 0.0, tokens, 0, 0, 0.0))
         stats = msgspec.structs.replace(stats, steps_total=10 * i, busy_ms_total=100.0 * i)
         learner.observe(stats)
-    assert learner.model.least_ms(Work(1, 0, 100)) <= 100 * 10.0 / 4
+    assert learner.model.least_ms(100) <= 100 * 10.0 / 4
 
 
 loads = st.builds(
@@ -285,16 +286,16 @@ works = st.builds(Work, st.integers(1, 4000), st.integers(0, 5000), st.integers(
 @given(load=loads, work=works)
 def test_a_predicted_finish_is_physical(load: Load, work: Work) -> None:
     """More work takes longer, nothing beats the least."""
-    model = StepModel(16, 512, 10.0, 0.5, 0.05, 20.0, fastest_ms=10.5)
+    model = pace_of(16, 512, 10.0, 0.5, 0.05, prompt_tokens_per_step=20.0, fastest_ms=10.5)
     finish_ms = model.finish_ms(work, load)
-    assert model.least_ms(work) <= finish_ms <= model.upper_ms(work, load)
+    assert model.least_ms(work.output_tokens) <= finish_ms <= model.upper_ms(work, load)
     longer = Work(work.prompt_tokens, work.cached_tokens, work.output_tokens + 1)
     assert model.finish_ms(longer, load) > finish_ms
 
 
 @given(budget=st.floats(0, 1e5), work=works)
 def test_dl6_what_fits_is_what_service_ms_allows(budget: float, work: Work) -> None:
-    model = StepModel(16, 512, 10.0, 0.5, 0.05, 20.0, fastest_ms=10.5)
+    model = pace_of(16, 512, 10.0, 0.5, 0.05, prompt_tokens_per_step=20.0, fastest_ms=10.5)
     count = model.tokens_within(budget, work)
 
     def usual(tokens: int) -> float:

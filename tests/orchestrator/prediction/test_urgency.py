@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.prediction.urgency import LOST, SURE, Costs, Due, Urgency, urgency
 from worker.scheduler.order import prompt_urgency
 
-COSTS = Costs(prompt_ms=1.0, token_ms=10.0, token_work_ms=1.25)
+COSTS = Costs(prompt_ms=1.0, token_ms=10.0, token_work_ms=1.25, start_ms=0.0)
 AMPLE = 1e6
 
 lefts = st.lists(st.floats(1, 2000), min_size=1, max_size=16).map(sorted)
@@ -57,7 +57,7 @@ def test_every_urgency_is_a_number_and_hopeless_work_has_none(
 
 
 def test_rounding_at_the_edge_of_hope_is_no_error() -> None:
-    costs = Costs(1.0, 35.47104262175486, 3.0)
+    costs = Costs(1.0, 35.47104262175486, 3.0, 0.0)
     found = urgency((1989.3824438937572,) * 16, 0, Due(42339.281674995786), costs, 50.0)
     assert (found.chance, found.log_urgency) == (0.0, -math.inf)
 

@@ -132,7 +132,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert sorted(i.order for i in self.queue.tasks()) == sorted(i.order for i in expected)
         assert len(self.queue) == len(self.model) <= 8
         assert self.queue.background == sum(i.is_background for i in self.model)
-        assert [self.queue.position(i) for i in expected] == list(range(len(expected)))
+        assert [self.queue.place_of(i) for i in expected] == list(range(len(expected)))
         assert self.queue.first(len(expected) + 1) == expected
         assert self.queue.first(2) == expected[:2]
 
@@ -176,7 +176,7 @@ def test_dl15_the_background_comes_behind_every_class_and_back_with_a_chance() -
     lost.is_background = False
     queue.reorder([lost])
     assert list(queue) == [lost, batch, late]
-    assert [queue.position(each) for each in (lost, batch, late)] == [0, 1, 2]
+    assert [queue.place_of(each) for each in (lost, batch, late)] == [0, 1, 2]
 
 
 class Door:

@@ -45,7 +45,7 @@ CONFIG = SchedulerConfig(
     max_waiting=4,
     max_step_tokens=128,
     min_start_budget_s=0.0,
-    prefix_cache=True,
+    tile_tokens=1,
 )
 
 

@@ -172,6 +172,7 @@ def build(
             max_waiting=64,
             max_step_tokens=step_tokens,
             min_start_budget_s=0.0,
+            tile_tokens=1,
         ),
         BlockPool(BLOCKS, memory_of(pool.data).clear),
     )

@@ -9,13 +9,13 @@ import pytest
 
 from orchestrator.prediction.forecaster import FIT_HEADROOM, Capacity
 from orchestrator.prediction.promises import FIRST_STRETCH
-from orchestrator.prediction.step_model import StepModel
 from protocol import FinishReason, OnDeadline
 from tests.orchestrator.conftest import Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.paces import pace_of
 
 # 10 ms a token for one, 16 ms with all 64 slots in use; never less than 10 ms so far.
-PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, fastest_ms=10.0, steps=1000)
+PACE = pace_of(64, 512, 9.9, 0.1, 0.1, fastest_ms=10.0, steps=1000)
 TASK = {"model": "fake", "prompt": "x", "max_tokens": 400, "ignore_eos": True}
 CHAT = {
     "model": "fake",
@@ -39,7 +39,7 @@ def assert_used(fitted: int) -> None:
 def at_known_pace(service: Service) -> Service:
     """And nothing of a second passes, however slow the machine is."""
     service.hold_time()
-    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
+    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0, 1.0)
     return service
 
 

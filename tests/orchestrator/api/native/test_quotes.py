@@ -4,21 +4,21 @@ from typing import Any
 
 import pytest
 
+from orchestrator.prediction import promises
 from orchestrator.prediction.forecaster import Capacity
-from orchestrator.prediction.promises import MAX_HELD
-from orchestrator.prediction.step_model import StepModel
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
+from tests.support.paces import pace_of
 
-PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, fastest_ms=10.0, steps=1000)
+PACE = pace_of(64, 512, 9.9, 0.1, 0.1, fastest_ms=10.0, steps=1000)
 STATED = {"prompt": "x", "max_tokens": 100, "ignore_eos": True}
 
 
 def at_pace(service: Service) -> Service:
     """A service whose instance has a known pace, and whose time stands still but for leaps."""
     service.hold_time()
-    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
+    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0, 1.0)
     return service
 
 
@@ -120,14 +120,17 @@ async def test_another_tenant_has_no_use_of_a_reservation(
     assert await use(service, reservation, tenant="a") == "0.99"
 
 
-async def test_reservations_wait_for_one_another_and_are_bounded(paced: Service) -> None:
+async def test_reservations_wait_for_one_another_and_are_bounded(
+    paced: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promises, "MAX_HELD", 43)  # of which one alone has three quarters
     within = []
-    for _ in range(MAX_HELD):
+    for _ in range(32):
         reservation = (await ask(paced, accept=0.5, hold_ms=1000))["reservation"]
         within.append(reservation["within_ms"])
     assert within == sorted(within) and within[-1] > 2 * within[0]
     error = await ask(paced, 429, accept=0.5)
-    assert "32 reservations" in error["message"]
+    assert "32 of them" in error["message"]
     await ask(paced)  # a quote alone takes nothing
     paced.leap(1.1)
     assert (await ask(paced, accept=0.5))["reservation"]["within_ms"] == pytest.approx(within[0])
@@ -138,7 +141,7 @@ async def test_or24_reservations_of_one_tenant_put_no_other_off(paced: Service) 
         return [one["within_ms"] for one in (await ask(paced, tenant=tenant, **body))["earliest"]]
 
     alone = await earliest("calm")
-    for _ in range(MAX_HELD):
+    for _ in range(32):
         await ask(paced, accept=0.99, tenant="loud")
     beside = await earliest("calm")
     # As long as one reservation of the other tenant takes in half of the capacity, at most.

@@ -8,13 +8,13 @@ import pytest
 from orchestrator.api.operator import overview
 from orchestrator.api.operator.overview import OVERVIEW, Overview
 from orchestrator.prediction.forecaster import Capacity
-from orchestrator.prediction.step_model import StepModel
 from orchestrator.settings import KeySettings
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.paces import pace_of
 
 TASK = {"prompt": "a secret of mine", "max_tokens": 3, "tenant": "acme"}
-PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, fastest_ms=10.0)
+PACE = pace_of(64, 512, 9.9, 0.1, 0.1, fastest_ms=10.0)
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ async def test_what_was_seen_is_there_for_the_next(service: Service) -> None:
 
 
 async def test_predicted_and_real_finish(service: Service) -> None:
-    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
+    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0, 1.0)
     async with service.http.get("/v2/overview/events") as response:
         events = read_events(response)
         await anext(events)

@@ -5,7 +5,7 @@ import asyncio
 import aiohttp
 import pytest
 
-from orchestrator.dispatch.retry import FATE_DURABLE_S, FATE_LOOK_S
+from orchestrator.dispatch.retry import BACKOFF_S, FATE_DURABLE_S
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.tasks.journal.conftest import (
     Disk,
@@ -193,7 +193,7 @@ async def test_a_durable_task_that_two_workers_died_with_is_given_to_no_third(
         await worker.stop()
         await service.until(lambda: not any(i.ready for i in service.orchestrator.registry))
         service.leap(2 * FATE_DURABLE_S)
-        await asyncio.sleep(2 * FATE_LOOK_S)
+        await asyncio.sleep(2 * BACKOFF_S)
         assert service.outcomes() == []
         worker.process_id += " and another"
         await worker.start()
