@@ -103,7 +103,7 @@ class Account:
         return account
 
     def limit(self, limits: Limits) -> None:
-        """Apply new limits; what is running goes on being counted."""
+        """Apply new limits; what is running is still counted."""
         self.requests = _rate(self.requests, limits.requests_per_min)
         self.tokens = _rate(self.tokens, limits.tokens_per_min)
         self.concurrent = limits.concurrent

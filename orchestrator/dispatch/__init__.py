@@ -6,7 +6,7 @@
 - ``attempt``       one dispatch of a task to one instance
 - ``completion``    an attempt ended or was lost: settle, retry or resume
 - ``retry``         which tasks get another attempt, and when, and how many of all
-- ``resume``        whether and how a begun text goes on elsewhere
+- ``resume``        whether and how a begun text continues elsewhere
 - ``hedge``         a second attempt for a late first token
 - ``pausing``       which running jobs make room for more urgent work
 - ``replan``        new plans for what waits, a few at a time

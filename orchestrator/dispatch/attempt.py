@@ -169,7 +169,7 @@ class Attempt:
         self.concurrency.resume(self.job, load)
 
     def withdraw(self) -> None:
-        """Stop the job because its task goes on elsewhere; tokens that still come are counted."""
+        """Stop the job because its task continues elsewhere; tokens that still come are counted."""
         if self.task.attempt is self:
             self.task.attempt = None
         self._lane.cancel(self.handle, AbortCause.CANCEL)

@@ -1,7 +1,7 @@
 """Handles the end of an attempt, and the ends of tasks.
 
 An attempt ends when its worker says so, or when its lane is lost. Its instance is judged by it, and
-the forecaster learns from it; then its task goes on with a hedge, is tried again, or ends.
+the forecaster learns from it; then its task continues with a hedge, is tried again, or ends.
 """
 
 import math

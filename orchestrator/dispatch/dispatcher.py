@@ -119,7 +119,7 @@ class Dispatcher:
         if task.is_unread is not does or task.ending is not None:
             return
         task.is_unread = not does
-        self._replanner.plan([task])  # a paused one goes on
+        self._replanner.plan([task])  # a paused one continues
         self.pump()
 
     def _deadline_passed(self, task: Task) -> None:

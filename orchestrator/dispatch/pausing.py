@@ -1,8 +1,8 @@
 """Chooses the running jobs that make room for more urgent work (DL-15).
 
-A paused job keeps its KV where it is and its place among the waiting by its urgency, so it goes on
-without computing anything again. It is paused only for work that is clearly more urgent. What a
-client is not reading is less urgent than anything, and goes on once it reads.
+A paused job keeps its KV where it is and its place among the waiting by its urgency, so nothing is
+computed again. It is paused only for work that is clearly more urgent. What a
+client is not reading is less urgent than anything, and continues once it reads.
 
 The task that gets the slot waits in the queue, or inside the worker already: of the tasks there the
 worker begins with the one that has the least slack.

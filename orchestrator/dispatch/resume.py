@@ -1,4 +1,4 @@
-"""Decides whether and how a text that has begun goes on at another instance (OR-10).
+"""Decides whether and how a text that has begun continues at another instance (OR-10).
 
 The prompt and what was generated so far are sent as the prompt. A worker's random numbers come from
 seed and position in the text, and its text stage decodes what it generates as the continuation of a
@@ -7,7 +7,7 @@ could go on, the orchestrator draws one, so that every attempt has the same.
 
 Stop strings, penalties and half characters look back at what was generated: they need a worker that
 is told where that begins (``ModelCard.can_continue``). Engines that cannot be told draw differently
-when a text goes on, with a seed or without, and get none of ours.
+when a text continues, with a seed or without, and get none of ours.
 """
 
 import random

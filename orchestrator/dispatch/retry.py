@@ -151,8 +151,8 @@ class Retrier:
         """Whether a task that the instance ``failed`` did not finish is sent once more; None if
         not.
 
-        ``elsewhere``: only to another instance, and at once. A text that has begun goes on at once
-        as well, unless it is durable. ``planned``: the instance drains, which is nobody's fault.
+        ``elsewhere``: only to another instance, and at once. A begun text continues at once as
+        well, unless it is durable. ``planned``: the instance drains, which is nobody's fault.
         This counts as no try, and a task that has nowhere to go waits for an instance to come back.
         """
         lost = self._registry.instances.get(failed)

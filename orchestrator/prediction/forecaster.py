@@ -199,7 +199,7 @@ class Forecaster:
         return self._urgency(task, now, self._wait_ms[task.model])
 
     def urgency_of_running(self, task: Task, now: float) -> Urgency:
-        """How urgent it is that a running ``task`` goes on.
+        """How urgent it is that a running ``task`` continues.
 
         Once it has lost its place it will wait for longer than a task that comes now: others, as
         urgent, come meanwhile. Otherwise whatever has a little slack would be paused, until all are

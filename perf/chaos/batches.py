@@ -40,7 +40,7 @@ _CALM_SHARE: Final = 0.2
 """Lines of the batch that nobody disturbs, as a share of those of the killed one."""
 _START_S: Final = 2.5
 """Seconds after a start within which the process may be killed again: it has read what there was
-and goes on by then."""
+and continues by then."""
 
 
 @dataclass(slots=True)

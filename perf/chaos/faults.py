@@ -26,7 +26,7 @@ STALLED_S = 6.5
 """Seconds for which a process stands still so that its own health port gives it up
 (``orchestrator.api.health_port.responder.STALLED_AFTER_S``)."""
 RECOVERS_S = 1.0
-"""Seconds that a process has, once it goes on, for what has come meanwhile."""
+"""Seconds that a process has, once it continues, for what has come meanwhile."""
 SHORT_S = 0.7
 """Seconds for which a process stands still so that its peers do not give it up."""
 LEAVES_S = 20.0

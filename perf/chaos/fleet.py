@@ -84,7 +84,7 @@ def faults_of(fleet: FleetWorld, number: int) -> list[Fault]:
     name = f"orchestrator {number}"
     return [
         Fault(f"kill -9 {name}", DIES, die, 1),
-        # What goes on there without a client may be given up as instances are.
+        # What continues there without a client may be given up as instances are.
         Fault(f"SIGSTOP {name}, {STILL_S:g} s", DIES, pause, stops=1),
     ]
 

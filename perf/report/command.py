@@ -68,7 +68,7 @@ def result(results: list[BenchResult], name: str, what: str) -> Iterator[list[Fi
         yield figures
     except Skip as reason:
         skipped = str(reason)
-    except Exception as error:  # whatever it is, what else is measured goes on
+    except Exception as error:  # whatever it is, what else is measured continues
         failed = _reason(error)
     seconds = round(time.monotonic() - begun, 1)
     results.append(BenchResult(name, what, seconds, figures, skipped, failed))

@@ -169,7 +169,7 @@ def measure(
 ) -> Reported:
     """Compare what arrives after ``warm_s`` and until ``cool_s`` before the last one.
 
-    The load goes on for a while after what is counted: what is reported is of a load that goes on.
+    The load continues for a while after what is counted: what is reported is of a load that lasts.
     """
     arrivals, fleet = (
         list(arrivals),

@@ -44,7 +44,7 @@ class Block(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """Its commands, without comments; one that goes on in the next line is one."""
+        """Its commands, without comments; one that continues in the next line is one."""
         joined = re.sub(r"\\\n\s*", " ", self.text)
         return [line for line in joined.splitlines() if line and not line.startswith("#")]
 

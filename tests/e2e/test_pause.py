@@ -1,4 +1,4 @@
-"""A pause over a real Triton lane: the batch goes on without the job, and it with the same text."""
+"""A pause over a real Triton lane: the batch continues without the job, which keeps its text."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""OR-10 on the real thing: a text whose Triton is killed goes on, to the letter, on another one."""
+"""OR-10 on the real thing: a text whose Triton is killed continues to the letter on another."""
 
 import asyncio
 import os

@@ -1,5 +1,5 @@
 """``tidegate serve --processes 2`` as a person runs it, in front of a fake worker (OR-18): one
-port, any process will do, and one that is killed is replaced while the other goes on."""
+port, any process will do, and one that is killed is replaced while the other continues."""
 
 import asyncio
 import os
@@ -180,7 +180,7 @@ async def test_two_processes_at_a_port_serve_as_one_and_survive_each_other(
             worker.plan = lambda job: Plan()
             os.kill(before[killed], signal.SIGKILL)
 
-        # The other goes on, takes the promise over, and keeps it; once.
+        # The other continues, takes the promise over, and keeps it; once.
         path = f"/v2/tasks/{durable}"
         await answer_of(two, path, lambda answer: answer.get("status") == "ended")
         listed = await answer_of(two, "/v1/files", lambda answer: "data" in answer)

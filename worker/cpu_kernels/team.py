@@ -10,7 +10,7 @@ done, the address of their flags, then the task's data, mostly addresses. Every 
 until none is left (``native.next_part``), so that a long one does not delay the others.
 
 Flags, an int64 for each part, are for jobs that are done one after the other by the same threads
-(``sequence``): none goes on before all parts are done. A part that another thread began and has
+(``sequence``): none continues before all parts are done. A part that another thread began and has
 not done soon, since something else has its core, is then done again, with the same result.
 """
 

@@ -98,7 +98,7 @@ class _Replanning(_Learning):
 
 
 class Fifo(_Learning):
-    """First come, first served; what runs goes on."""
+    """First come, first served; what runs continues."""
 
     def pick(
         self, now: float, running: Sequence[Job], waiting: Sequence[Job], instance: int
@@ -107,7 +107,7 @@ class Fifo(_Learning):
 
 
 class Edf(_Learning):
-    """Earliest deadline first among those that wait; what runs goes on."""
+    """Earliest deadline first among those that wait; what runs continues."""
 
     def pick(
         self, now: float, running: Sequence[Job], waiting: Sequence[Job], instance: int

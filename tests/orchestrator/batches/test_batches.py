@@ -187,7 +187,7 @@ async def test_at_its_deadline_what_is_done_is_kept_and_the_rest_expires(
 async def test_it_expires_also_while_nobody_runs(
     make_life: MakeLife, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its window goes on: by the machine's own clock, and after a restart of that by the wall's."""
+    """Its window continues: by the machine's own clock, and after a restart by the wall's."""
     life, name = await stuck(make_life, monkeypatch)
     await life.batches.close()
     for number, boot_id in enumerate(("a boot", "another boot")):

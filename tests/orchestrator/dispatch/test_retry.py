@@ -34,7 +34,7 @@ SAMPLED = TASK | {"temperature": 1.0}
 
 
 def speak(position: int) -> tuple[int, str]:
-    """A text that any instance goes on with alike: a letter for each position."""
+    """A text that any instance continues with alike: a letter for each position."""
     letter = chr(ord("a") + position % 26)
     return id_of(letter), letter
 

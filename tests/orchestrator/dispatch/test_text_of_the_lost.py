@@ -16,7 +16,7 @@ FIRST_ID = 6
 
 
 def speak(position: int) -> tuple[int, str]:
-    """A text that any instance goes on with alike."""
+    """A text that any instance continues with alike."""
     return FIRST_ID + ord("a") - ord("!") + position % 26, chr(ord("a") + position % 26)
 
 

@@ -118,7 +118,7 @@ async def test_or6_a_lane_that_falls_silent_alone_is_broken_off(
 async def test_or6_an_instance_whose_engine_is_stuck_is_suspect_though_it_speaks(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
-    """OR-6: work that waits there for its first token goes on elsewhere, and no new work comes."""
+    """OR-6: work that waits there for its first token continues elsewhere; no new work comes."""
     stuck, well = await make_worker(), await make_worker()
     for one in (stuck, well):
         one.plan = lambda submit: Plan(stall_at=0)

@@ -214,7 +214,7 @@ async def test_or25_a_lane_whose_server_says_goodbye_is_replaced_before_it_is_cu
     await submit(service)
     await worker.until(lambda: worker.running == 1)
     await service.until(lambda: lane.is_relieved)
-    assert lane.load == 1, "its job goes on there"
+    assert lane.load == 1, "its job continues there"
     plan.release.set()
     await service.until(lambda: service.outcomes() == ["met"])
     await service.until(lambda: lane not in instance.lanes)

@@ -389,7 +389,7 @@ async def test_what_makes_no_sense_costs_its_job_at_most(
     said: str,
     folder: Path,
 ) -> None:
-    """A server that goes on beyond what was asked for is left, a count is bounded by it."""
+    """A server that continues beyond what was asked for is left, a count is bounded by it."""
     server = kind()
     async with served(server, folder, script) as (lane, _):
         job = await run(lane)

@@ -1,4 +1,4 @@
-"""OR-18: a store that is slow, full, cut off, old, or another's: what is said, and what goes on.
+"""OR-18: a store that is slow, full, cut off, old, or another's: what is said, and what continues.
 
 How each request ended is counted by every service when it is closed (DL-10): nothing is lost.
 """

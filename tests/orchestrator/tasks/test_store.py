@@ -43,7 +43,7 @@ def test_the_latest_end_is_of_those_whose_clients_may_come_back() -> None:
     store = TaskStore(clock, Retention(keep_count=9, keep_s=60, keep_bytes=10**6))
     end(add(store, "goes with its client"), clock)
     assert store.latest_end == -math.inf
-    task = a_task("goes on", on_disconnect=OnDisconnect.CONTINUE)
+    task = a_task("continues", on_disconnect=OnDisconnect.CONTINUE)
     store.add(task)
     clock.advance(5)
     end(task, clock)

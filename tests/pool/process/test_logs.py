@@ -156,7 +156,7 @@ async def test_what_a_process_writes_is_bounded_while_it_runs(
     kept = files(log)
     assert len(kept) == 1 + KEPT_LOGS
     assert len(kept["triton.log"]) <= 10_000
-    assert "\0" not in "".join(kept.values())  # it goes on at the new beginning, not at the old end
+    assert "\0" not in "".join(kept.values())  # it continues at the new beginning
 
 
 def test_a_place_that_cannot_be_written_to_is_named_with_the_remedy(tmp_path: Path) -> None:

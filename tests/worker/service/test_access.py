@@ -57,7 +57,7 @@ def test_a_stranger_cannot_drain_the_worker(tokenizer: Tokenizer, token: str) ->
         assert request.error is not None and request.error[0] == Code.UNAUTHENTICATED
         job, _ = harness.submit(1)
         harness.finish(job)
-        assert harness.wait_end(1).code is None, "it goes on serving"
+        assert harness.wait_end(1).code is None, "it still serves"
         request = harness.send(Drain(0.0, TOKEN))
         request.wait_final()
         assert request.error is None

@@ -125,7 +125,7 @@ def test_wk7_another_model_is_loaded_beside_the_old_one_and_announced_on_the_sam
     announced = next(f for f in harness.lane.frames() if f.card is cards[-1] or f.card == cards[-1])
     assert not announced.draining
     assert announced.cache is not None and announced.cache.full and not announced.cache.added
-    assert harness.lane.finals == 0, "the lane goes on"
+    assert harness.lane.finals == 0, "the lane continues"
 
 
 def test_wk7_without_room_for_both_the_old_model_is_unloaded_first(

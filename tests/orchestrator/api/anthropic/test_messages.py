@@ -57,7 +57,7 @@ async def test_a_message_with_the_sdk(worker: FakeWorker, sdk: anthropic.AsyncAn
 
 
 async def test_no_more_is_cached_than_the_prompt_has(service: Service, worker: FakeWorker) -> None:
-    """What goes on elsewhere has its own text in its prompt there, which may be cached too."""
+    """What continues elsewhere has its own text in its prompt there, which may be cached too."""
     worker.plan = lambda submit: Plan(cached=9)
     usage = (await answer_of(service, HI))["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (0, 6)

@@ -168,7 +168,7 @@ def test_dl14_a_part_that_is_no_use_is_an_error_that_names_the_header(value: str
 def test_dl14_llm_ds_time_to_live_bounds_the_wait_for_the_first_token(
     value: str, seconds: float
 ) -> None:
-    """It says nothing of the whole: what has begun goes on."""
+    """It says nothing of the whole: what has begun continues."""
     stated = parts(("x-llm-d-inference-ttl", value))
     assert stated.cut_at - NOW.mono == pytest.approx(seconds)
     assert stated.first_token_at == stated.cut_at
@@ -242,7 +242,7 @@ def test_dl20_the_earliest_wins_is_named_and_nobody_on_the_way_makes_it_later(
 
 
 def test_dl20_bounds_count_where_somebody_waits() -> None:
-    """Not for a task that goes on by itself, nor an SDK's for a stream."""
+    """Not for a task that continues by itself, nor an SDK's for a stream."""
     headers = CIMultiDict(
         {"x-envoy-expected-rq-timeout-ms": "15000", "x-stainless-read-timeout": "7"}
     )

@@ -75,7 +75,7 @@ async def test_dl20_the_answer_names_the_deadline_that_won(
 async def test_dl20_a_tasks_status_its_log_and_an_error_name_it_too(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And nobody on the way ends a task that goes on by itself."""
+    """And nobody on the way ends a task that continues by itself."""
     with caplog.at_level("INFO"):
         async with service.http.post(
             "/v2/tasks", json=TASK, headers=ENVOY | {"X-Timeout-Ms": "60000"}

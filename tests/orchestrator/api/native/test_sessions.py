@@ -1,4 +1,4 @@
-"""``/v2/sessions``: what was said is kept, for its own key, and goes on wherever there is room."""
+"""``/v2/sessions``: what was said is kept, for its own key, and continues where there is room."""
 
 from typing import Any
 

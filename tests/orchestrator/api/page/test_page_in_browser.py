@@ -47,7 +47,7 @@ async def ended(tab: Tab) -> str:
 
 
 def stalls(worker: FakeWorker, after: int) -> Plan:
-    """Every job makes ``after`` tokens and goes on once the plan is released."""
+    """Every job makes ``after`` tokens and continues once the plan is released."""
     plan = Plan(stall_at=after)
     worker.plan = lambda submit: plan
     return plan

@@ -1,4 +1,4 @@
-"""OR-5: a journal that fails refuses durable work and says so; other work goes on; it heals."""
+"""OR-5: a journal that fails refuses durable work and says so; other work continues; it heals."""
 
 import asyncio
 import sqlite3
@@ -38,7 +38,7 @@ def rows(path: Path, query: str) -> list[Any]:
 async def test_a_damaged_file_is_set_aside_while_running(
     restarts: Restarts, worker: FakeWorker, disk: Disk
 ) -> None:
-    """What lives is in the new file, and goes on from there."""
+    """What lives is in the new file, and continues from there."""
     worker.plan = lambda submit: Plan(stall_at=1)
     service = await restarts.start(worker)
     task_id = await task_of(service)
