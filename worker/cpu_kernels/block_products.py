@@ -134,7 +134,7 @@ class Product:
                 parts = threads * max(_FEWEST_PARTS, -(-blocks // (_BLOCKS_AT_ONCE * threads)))
                 blocks_at_once = -(-blocks // parts)
         job = _Job(
-            *(0, parts, 0, 0),
+            *(0, parts, 0, 0, 0),
             *ProductArguments(
                 *(0, weights, x.data_ptr(), rounded, _NONE_BEGUN, 0, bias, results.data_ptr()),
                 *(count, inputs, outputs, turns),

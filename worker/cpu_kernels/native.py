@@ -14,7 +14,7 @@ import numba.core.cgutils
 import numba.extending
 from llvmlite import ir
 
-from worker.cpu_kernels.team import DONE, FLAGS, PARTS, TAKEN
+from worker.cpu_kernels.team import DONE, FLAGS, PARTS, TAKEN, TOOK
 
 LANES = 16
 SOURCE = Path(__file__).read_bytes()
@@ -143,14 +143,24 @@ def look_at(typing: Any, address: Any) -> Any:
 
 
 @intrinsic
-def swap_one(typing: Any, address: Any) -> Any:
-    """Read the int64 at ``address`` and set it to 1, atomically (acquire and release)."""
+def swap(typing: Any, address: Any, value: Any) -> Any:
+    """Read the int64 at ``address`` and set it to ``value``, atomically (acquire and release)."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.PointerType(_int64))
-        return builder.atomic_rmw("xchg", pointer, ir.Constant(_int64, 1), "acq_rel")
+        return builder.atomic_rmw("xchg", pointer, arguments[1], "acq_rel")
 
-    return types.int64(types.int64), generate
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def cycle(typing: Any) -> Any:
+    """The processor's cycle counter."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return Vectors(builder).call("llvm.readcyclecounter", _int64)
+
+    return types.int64(), generate
 
 
 @intrinsic
@@ -181,6 +191,10 @@ def pause(typing: Any) -> Any:
 LOOKS = 1000
 """Looks at what another thread has yet to do, some 50 µs together, after which something else is
 taken to have its core."""
+_MANY_LOOKS = 20 * LOOKS
+"""The same where nobody knows yet how long it takes."""
+_PART_DONE = 1
+"""Flag of a part; before that, the cycle in which it was begun, or 0."""
 
 
 @jitable
@@ -188,17 +202,25 @@ def next_part(job: Any) -> Any:
     """The next part of the job at an address that this thread is to do; -1 when none is left and,
     if it has flags, all are done."""
     part, parts = take(job + 8 * TAKEN), look_at(job + 8 * PARTS)
-    if part < parts:
-        return part
     flags = look_at(job + 8 * FLAGS)
-    if flags != 0:
-        for _ in range(LOOKS):
-            if look_at(job + 8 * DONE) >= parts:
-                return -1
-            pause()
-        for part in range(parts):
-            if look_at(flags + 8 * part) == 0:
-                return part
+    if part < parts:
+        if flags != 0:
+            swap(flags + 8 * part, cycle())
+        return part
+    if flags == 0:
+        return -1
+    began, looks = cycle(), 0
+    while True:
+        if look_at(job + 8 * DONE) >= parts:
+            return -1
+        took = look_at(job + 8 * TOOK)
+        if looks > _MANY_LOOKS or (took and looks > LOOKS and cycle() - began > 2 * took):
+            break
+        pause()
+        looks += 1
+    for part in range(parts):
+        if look_at(flags + 8 * part) != _PART_DONE:
+            return part
     return -1
 
 
@@ -206,7 +228,12 @@ def next_part(job: Any) -> Any:
 def part_done(job: Any, part: Any) -> None:
     """Say that a part is done, once however often it was done."""
     flags = look_at(job + 8 * FLAGS)
-    if flags == 0 or swap_one(flags + 8 * part) == 0:
+    if flags == 0:
+        take(job + 8 * DONE)
+        return
+    began = swap(flags + 8 * part, _PART_DONE)
+    if began != _PART_DONE:
+        swap(job + 8 * TOOK, cycle() - began)
         take(job + 8 * DONE)
 
 

@@ -6,12 +6,14 @@ for some time and wait for the next one. So a compiled task runs like torch's ow
 calling thread.
 
 A *job* is an array of int64: how many of its parts are taken, how many there are, how many are
-done, the address of their flags, then the task's data, mostly addresses. Every thread takes parts
-until none is left (``native.next_part``), so that a long one does not delay the others.
+done, the address of their flags, the cycles that one took, then the task's data, mostly addresses.
+Every thread takes parts until none is left (``native.next_part``), so that a long one does not
+delay the others.
 
-Flags, an int64 for each part, are for jobs that are done one after the other by the same threads
-(``sequence``): none continues before all parts are done. A part that another thread began and has
-not done soon, since something else has its core, is then done again, with the same result.
+Flags, an int64 for each part, are for jobs that the same threads do one after the other
+(``step_loops.in_turn``): none continues before all parts are done. A part that takes another thread
+much longer than the others, since something else has its core, is then done again, with the same
+result.
 """
 
 import ctypes
@@ -31,7 +33,8 @@ TAKEN: Final = 0
 PARTS: Final = 1
 DONE: Final = 2
 FLAGS: Final = 3
-FIRST_ARGUMENT: Final = 4
+TOOK: Final = 4
+FIRST_ARGUMENT: Final = 5
 WORTH_A_TEAM: Final = 65_536
 """Fewest values to use several threads for: fewer are done before another thread starts."""
 
@@ -81,7 +84,7 @@ def compiled_task(*constants: object) -> Callable[[Function], TeamTask]:
     def compile_it(function: Function) -> TeamTask:
         from worker.cpu_kernels.native import cfunc, types
 
-        layout = TAKEN, PARTS, DONE, FLAGS, FIRST_ARGUMENT
+        layout = TAKEN, PARTS, DONE, FLAGS, TOOK, FIRST_ARGUMENT
         signature = types.void(types.CPointer(types.int64))
         return TeamTask(function, compiled_once(cfunc, signature, function, (*constants, layout)))
 
