@@ -111,12 +111,15 @@ def finish(typing: Any, sums: Any, bias: Any, out: Any, is_gated: Any) -> Any:
         values = [write.load(sums, _floats, offset, align=4) for offset in (0, _VECTOR_BYTES)]
 
         def put(values: list[Any]) -> None:
-            for i, value in enumerate(values):
-                write.store(value, out, _VECTOR_BYTES * i)
-            with builder.if_then(builder.icmp_signed("!=", bias, _long(0))):
-                for i, value in enumerate(values):
-                    mine = write.load(bias, _floats, _VECTOR_BYTES * i, align=4)
-                    write.store(builder.fadd(value, mine), out, _VECTOR_BYTES * i)
+            # Each once: another thread may read what a late one writes again (``team``).
+            with builder.if_else(builder.icmp_signed("!=", bias, _long(0))) as (with_bias, without):
+                with with_bias:
+                    for i, value in enumerate(values):
+                        mine = write.load(bias, _floats, _VECTOR_BYTES * i, align=4)
+                        write.store(builder.fadd(value, mine), out, _VECTOR_BYTES * i)
+                with without:
+                    for i, value in enumerate(values):
+                        write.store(value, out, _VECTOR_BYTES * i)
 
         with builder.if_else(is_gated) as (gated, plain):
             with gated:

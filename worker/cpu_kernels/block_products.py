@@ -39,7 +39,7 @@ _NONE_BEGUN: Final = 0
 TILE_ROWS: Final = 16
 """Rows of a tile of AMX."""
 TILE_BYTES: Final = 1024
-_PASS_ROWS: Final = 32
+PASS_ROWS: Final = 32
 _PASSES_AT_ONCE: Final = 16
 """Most passes that go through a panel in a row; their sums of a block are 64 KiB."""
 _BLOCKS_AT_ONCE: Final = 7
@@ -126,9 +126,9 @@ class Product:
         blocks = blocks_of(outputs, is_gated=self._is_gated)
         parts = parts_of(blocks, threads)
         panels, passes_at_once, blocks_at_once = 1, 1, 1
-        if self._form == Form.TILES and count > _PASS_ROWS:
+        if self._form == Form.TILES and count > PASS_ROWS:
             panels = -(-turns // PANEL_TURNS)
-            passes = -(-count // _PASS_ROWS)
+            passes = -(-count // PASS_ROWS)
             passes_at_once = -(-passes // -(-passes // _PASSES_AT_ONCE))
             if room.nbytes > _MAX_ROUNDED_BYTES and blocks >= 2 * _FEWEST_PARTS * threads:
                 parts = threads * max(_FEWEST_PARTS, -(-blocks // (_BLOCKS_AT_ONCE * threads)))

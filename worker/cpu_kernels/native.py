@@ -5,6 +5,7 @@ LLVM maps to one, two or four registers, as the machine has. To be imported only
 installed. numba is not typed; these are functions of ints (addresses) and floats.
 """
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,19 @@ def swap(typing: Any, address: Any, value: Any) -> Any:
 
 
 @intrinsic
+def swap_first(typing: Any, address: Any, value: Any) -> Any:
+    """Set the int64 at ``address`` to ``value`` if it is 0, atomically (acquire and release)."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.PointerType(_int64))
+        zero = ir.Constant(_int64, 0)
+        builder.cmpxchg(pointer, zero, arguments[1], "acq_rel", "acquire")
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
 def cycle(typing: Any) -> Any:
     """The processor's cycle counter."""
 
@@ -179,10 +193,11 @@ def call_task(typing: Any, function: Any, job: Any) -> Any:
 
 @intrinsic
 def pause(typing: Any) -> Any:
-    """Pause between two reads, in favour of the core's other thread. For x86 only."""
+    """Pause between two reads, in favor of the core's other thread, where there is a way."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        Vectors(builder).call("llvm.x86.sse2.pause", ir.VoidType())
+        if platform.machine() in ("x86_64", "AMD64"):
+            Vectors(builder).call("llvm.x86.sse2.pause", ir.VoidType())
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -205,7 +220,7 @@ def next_part(job: Any) -> Any:
     flags = look_at(job + 8 * FLAGS)
     if part < parts:
         if flags != 0:
-            swap(flags + 8 * part, cycle())
+            swap_first(flags + 8 * part, cycle())
         return part
     if flags == 0:
         return -1
@@ -233,8 +248,18 @@ def part_done(job: Any, part: Any) -> None:
         return
     began = swap(flags + 8 * part, _PART_DONE)
     if began != _PART_DONE:
-        swap(job + 8 * TOOK, cycle() - began)
+        if began:
+            swap(job + 8 * TOOK, cycle() - began)
         take(job + 8 * DONE)
+
+
+@jitable
+def is_done(job: Any) -> Any:
+    """Whether all parts of a job with flags are done."""
+    for part in range(look_at(job + 8 * PARTS)):
+        if look_at(look_at(job + 8 * FLAGS) + 8 * part) != _PART_DONE:
+            return False
+    return True
 
 
 @intrinsic

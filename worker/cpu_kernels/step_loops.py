@@ -4,6 +4,7 @@ Rows are the parts of a job. To be imported only where numba is installed.
 """
 
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from worker.cpu_kernels.native import (
     float32,
     float64,
     int64,
+    is_done,
     jitable,
     next_part,
     part_done,
@@ -46,6 +48,7 @@ class RowArguments(NamedTuple):
 
 AT: Final = RowArguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(RowArguments._fields)))
 SIZE: Final = FIRST_ARGUMENT + len(AT)
+_SOURCE: Final = Path(__file__).read_bytes()
 
 
 @jitable
@@ -69,7 +72,7 @@ def add_norm() -> TeamTask:
     """Compile: ``sums``, which may be ``x``, = ``x`` + ``y``; the results are their RMS norm. All
     [rows, ``width``], ``weight`` [``width``]."""
 
-    @compiled_task(AT, native.SOURCE)
+    @compiled_task(AT, native.SOURCE, _SOURCE)
     def add_norm(pointer: Any) -> None:
         job = carray(pointer, (SIZE,), int64)
         width = job[AT.width]
@@ -104,10 +107,12 @@ def rotate() -> TeamTask:
     with the first ``rotated`` heads rotated by cosines ``y`` and signed sines ``weight`` [rows,
     ``width``] (``AngleTable``)."""
 
-    @compiled_task(AT, native.SOURCE)
+    @compiled_task(AT, native.SOURCE, _SOURCE)
     def rotate(pointer: Any) -> None:
         job = carray(pointer, (SIZE,), int64)
         heads, width, half = job[AT.heads], job[AT.width], job[AT.width] // 2
+        if job[AT.out] == job[AT.x]:
+            heads = job[AT.rotated]  # the others are where they belong
         turned = np.empty(width, np.float32)
         while True:
             row = next_part(job[AT.job])
@@ -116,7 +121,7 @@ def rotate() -> TeamTask:
             cos = carray(as_pointer(job[AT.y] + 4 * row * width, float32), (width,), float32)
             sin = carray(as_pointer(job[AT.weight] + 4 * row * width, float32), (width,), float32)
             for head in range(heads):
-                at = (row * heads + head) * width
+                at = (row * job[AT.heads] + head) * width
                 x = carray(as_pointer(job[AT.x] + 4 * at, float32), (width,), float32)
                 if head < job[AT.rotated]:
                     for i in range(half):
@@ -136,7 +141,7 @@ def rotate() -> TeamTask:
 def narrow() -> TeamTask:
     """Compile: the results are ``x`` [rows, ``width``]."""
 
-    @compiled_task(AT, native.SOURCE)
+    @compiled_task(AT, native.SOURCE, _SOURCE)
     def narrow(pointer: Any) -> None:
         job = carray(pointer, (SIZE,), int64)
         width = job[AT.width]
@@ -156,7 +161,7 @@ def narrow() -> TeamTask:
 def widen() -> TeamTask:
     """Compile: ``out`` is the bfloat16 ``x`` [rows, ``width``]."""
 
-    @compiled_task(AT, native.SOURCE)
+    @compiled_task(AT, native.SOURCE, _SOURCE)
     def widen(pointer: Any) -> None:
         job = carray(pointer, (SIZE,), int64)
         width = job[AT.width]
@@ -177,15 +182,18 @@ def widen() -> TeamTask:
 @cache
 def in_turn() -> TeamTask:
     """Compile the task that does others in turn: after its counts its job has the address and the
-    number of pairs, each a task's address and its job's."""
+    number of pairs, each a task's address and its job's. A thread that cannot do its part, for want
+    of memory, does no more."""
     size = FIRST_ARGUMENT + 2
 
-    @compiled_task(native.SOURCE)
+    @compiled_task(native.SOURCE, _SOURCE)
     def in_turn(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
         pairs, count = job[FIRST_ARGUMENT], job[FIRST_ARGUMENT + 1]
         tasks = carray(as_pointer(pairs, int64), (count, 2), int64)
         for i in range(count):
             call_task(tasks[i, 0], tasks[i, 1])
+            if not is_done(tasks[i, 1]):
+                break
 
     return in_turn

@@ -38,8 +38,8 @@ def _kernels_for(x: Tensor) -> ModuleType | None:
 def compile_loops() -> None:
     """Compile the CPU's loops, so that no request waits for it. Raises what the compiler raises."""
     loops = _loops()
-    loops.add_norm()
-    loops.rotate()
+    for compile_one in (loops.add_norm, loops.rotate, loops.narrow, loops.widen, loops.in_turn):
+        compile_one()
 
 
 @cache

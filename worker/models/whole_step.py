@@ -19,6 +19,7 @@ from worker.attention.numba_backend import NumbaAttention, Spans
 from worker.attention.paged import PackedBatch
 from worker.cpu_kernels.block_job import Form, ProductArguments
 from worker.cpu_kernels.block_products import (
+    PASS_ROWS,
     TILE_BYTES,
     TILE_ROWS,
     blocks_of,
@@ -27,12 +28,16 @@ from worker.cpu_kernels.block_products import (
 )
 from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, FLAGS, PARTS, TeamTask
 from worker.models.blocked import BlockedLinear
+from worker.models.config import ModelConfig
 from worker.models.fused import bits_of
 from worker.models.linear import Linear
 from worker.models.model import Decoder
 
 MAX_ROWS: Final = 64
 """Most rows: measured up to this number (SmolLM2-135M, two cores), where it still gains."""
+_MOST_BYTES: Final = 2**27
+"""Most memory of what a step writes: 64 rows of SmolLM2-135M take 53 MB, those of an 8B model ten
+times that, and its steps are long next to the time in which threads wake up."""
 _OF_ROWS: Final = -1
 """In a job before it is known: the number of the step's rows."""
 
@@ -53,9 +58,13 @@ class WholeStep:
         found = [linear for linear in linears if isinstance(linear, BlockedLinear)]
         if len(found) < len(linears) or len({linear.form for linear in found}) > 1:
             return None
-        if found[0].form == Form.DOTS and attention.pool.data.dtype != torch.bfloat16:
+        form = found[0].form
+        if form == Form.DOTS and attention.pool.data.dtype != torch.bfloat16:
             return None
-        return cls(model, attention, found, most_rows)
+        # AMX goes through weights once for so many rows, and with more in another order.
+        most = PASS_ROWS if form == Form.TILES else MAX_ROWS
+        most = min(most, most_rows, _MOST_BYTES // _bytes_of_row(model.config))
+        return cls(model, attention, found, most) if most else None
 
     def __init__(
         self,
@@ -67,7 +76,7 @@ class WholeStep:
         """``linears`` are those of each layer, in the order of their use."""
         from worker.cpu_kernels import step_loops
 
-        self.most_rows = min(most_rows, MAX_ROWS)
+        self.most_rows = most_rows
         self._model = model
         self._attention = attention
         self._loops = step_loops
@@ -91,6 +100,15 @@ class WholeStep:
         self._in_turn[FIRST_ARGUMENT:] = self._pairs.ctypes.data, len(self._tasks)
         step_loops.in_turn()
 
+    def takes(self, batch: PackedBatch) -> bool:
+        """Whether a step only decodes, as many rows and as long ones as there is room for."""
+        if not batch.decodes == len(batch.slots) <= self.most_rows:
+            return False
+        attention = self._attention
+        width = attention.heads * (attention.pool.data.shape[-1] + 2)
+        spans = int((batch.context_tokens // attention.loops.SPAN_TOKENS + 1).sum())
+        return 4 * len(attention.pages) * spans * width <= _MOST_BYTES
+
     def hidden(self, batch: PackedBatch, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Map ``token_ids`` and ``positions`` [rows] int64 to hidden states [rows, hidden]."""
         rows, jobs = len(token_ids), self._jobs
@@ -99,8 +117,10 @@ class WholeStep:
         self._cos[:rows], self._sin[:rows] = angles.cos[:, 0], angles.sin[:, 0]
         np.copyto(jobs, self._template)
         jobs[self._rows_at] = rows
+        kept = []  # until the step is done
         for window, attends in self._attends.items():
             spans = Spans(self._attention, batch, window, len(attends))
+            kept.append(spans)
             first = np.array(attends)
             for counted, at in ((spans.parts, first), (spans.merged, first + 1)):
                 jobs[at, PARTS] = len(counted)
@@ -113,8 +133,9 @@ class WholeStep:
         flags = np.zeros(int(ends[-1]), np.int64)
         jobs[:, FLAGS] = flags.ctypes.data + flags.itemsize * (ends - counts)
         self._loops.in_turn().run_at(self._in_turn.ctypes.data, torch.get_num_threads())
-        if (jobs[:, DONE] < counts).any():
+        if (jobs[:, DONE] != counts).any():
             raise MemoryError("no memory for a compiled loop")
+        del kept
         return self._result[:rows].clone()
 
     # ── what a step does ─────────────────────────────────────────────────────────────────────
@@ -229,3 +250,9 @@ class WholeStep:
             job[at.query_stride] = job[at.new_stride] = heads.shape[1]
             job[at.pages], job[at.out] = attention.pages[layer], out.data_ptr()
         return out
+
+
+def _bytes_of_row(c: ModelConfig) -> int:
+    """The most memory that a row takes in ``WholeStep._record``."""
+    heads = 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
+    return c.num_layers * (8 * heads + 28 * c.hidden_size + 6 * c.intermediate_size)

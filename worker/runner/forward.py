@@ -51,9 +51,8 @@ class BatchForward:
         self._whole = WholeStep.of(model, attention, whole_rows) if whole_rows else None
 
     def hidden(self, batch: PackedBatch, token_ids: Tensor, positions: Tensor) -> Tensor:
-        whole = self._whole
-        if whole is not None and batch.decodes == len(token_ids) <= whole.most_rows:
-            return whole.hidden(batch, token_ids, positions)
+        if self._whole is not None and self._whole.takes(batch):
+            return self._whole.hidden(batch, token_ids, positions)
         return self.model.forward(token_ids, positions, self.attention.prepare(batch))
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -26,11 +26,17 @@ KINDS: dict[str, dict[str, object]] = {
     "llama": {},
     "qwen2": {"model_type": "qwen2"},
     "mistral": {"model_type": "mistral", "sliding_window": 290},
+    "qwen2-upper-window": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 290,
+        "max_window_layers": 1,
+    },
 }
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
-@pytest.fixture(params=[1, 3], ids=["alone", "three threads"])
+@pytest.fixture(params=[1, 8], ids=["alone", "more threads than cores"])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -64,7 +70,8 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_it_computes_what_the_model_does(
     kind: str, form: Form, threads: int, tmp_path: Path
 ) -> None:
-    """Also where a part of each job was begun by a thread that never ends it."""
+    """Also where a part of each job was begun by a thread that never ends it, and where threads
+    lose their cores to each other."""
     rig = rig_of(tmp_path, form, **KINDS[kind])
     config, pool = rig.model.config, rig.pool.data
     attention = NumbaAttention(rig.pool, config.num_heads, windows=config.windows)
@@ -72,7 +79,7 @@ def test_it_computes_what_the_model_does(
     assert whole is not None and whole.most_rows == len(CONTEXTS)
     seeded = torch.Generator().manual_seed(4)
     filled = torch.randn(pool.shape, generator=seeded).to(pool.dtype)
-    for rows, taken in ((1, 0), (len(CONTEXTS), 0), (3, 1)):
+    for rows, taken in ((1, 0), *[(len(CONTEXTS), 0)] * 5, (3, 1)):
         batch = batch_of(rows)
         ids = torch.randint(0, config.vocab_size, (rows,), generator=seeded)
         positions = torch.from_numpy(batch.context_tokens - 1)
