@@ -142,7 +142,7 @@ class WorkerSettings(EnvironmentSettings):
     engine_args: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """Settings of vLLM or llama.cpp's server, by its own names: ``name=value`` pairs or a JSON
     object. ``torch`` has two (worker/README.md): ``prompt_graphs=true`` for CUDA, and for the CPU
-    ``whole_steps=false``."""
+    ``team_steps=false``."""
     adapters: dict[str, LocalPath] = Field(default_factory=dict)
     """LoRA adapters by name, each served as a model: a JSON object of PEFT folders; ``vllm``
     only."""
@@ -200,9 +200,9 @@ class WorkerSettings(EnvironmentSettings):
         return self.engine_args.get("prompt_graphs", "").lower() in ("true", "1")
 
     @property
-    def whole_steps(self) -> bool:
-        """Whether ``torch`` on the CPU does a step of decodes as one job of its threads."""
-        return self.engine_args.get("whole_steps", "").lower() not in ("false", "0")
+    def team_steps(self) -> bool:
+        """Whether ``torch`` on the CPU has its threads do the parts of a step in turn."""
+        return self.engine_args.get("team_steps", "").lower() not in ("false", "0")
 
     @field_validator("engine_args", mode="before")
     @classmethod

@@ -29,10 +29,8 @@ from torch import Tensor, empty
 
 from worker.cpu_kernels.block_job import AT, PANEL_TURNS, Form, ProductArguments
 from worker.cpu_kernels.compiled import compiler_problem, cpu_features
-from worker.cpu_kernels.team import FIRST_ARGUMENT, has_team
+from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS_PER_THREAD, has_team
 
-_PARTS_PER_THREAD: Final = 8
-"""Parts of a job per thread: several, so that a thread held up by another process does fewer."""
 _FEWEST_PARTS: Final = 2
 """Fewest parts per thread where blocks share panels; there each thread gets equally many."""
 _NONE_BEGUN: Final = 0
@@ -92,7 +90,7 @@ def blocks_of(outputs: int, *, is_gated: bool) -> int:
 
 def parts_of(blocks: int, threads: int) -> int:
     """Parts into which ``blocks`` are divided, where they do not share panels."""
-    return -(-blocks // max(1, blocks // (threads * _PARTS_PER_THREAD)))
+    return -(-blocks // max(1, blocks // (threads * PARTS_PER_THREAD)))
 
 
 class Product:

@@ -1,6 +1,6 @@
-"""The loops between the products of a decoder's step, and the task that does a whole step.
+"""The loops between the products of a decoder's step, and the task that does jobs in turn.
 
-Rows are the parts of a job. To be imported only where numba is installed.
+To be imported only where numba is installed.
 """
 
 from functools import cache
@@ -23,7 +23,7 @@ from worker.cpu_kernels.native import (
     part_done,
     uint16,
 )
-from worker.cpu_kernels.team import FIRST_ARGUMENT, TeamTask, compiled_task
+from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, TeamTask, compiled_task
 
 
 class RowArguments(NamedTuple):
@@ -33,6 +33,8 @@ class RowArguments(NamedTuple):
     """
 
     job: int
+    rows: int
+    """How many, divided among the parts."""
     x: int
     y: int
     weight: int
@@ -67,6 +69,12 @@ def _store(values: Any, out: Any, short: Any, at: Any) -> None:
             rounded[i] = (bits[i] + half) >> np.uint32(16)
 
 
+@jitable
+def _rows_of(job: Any, part: Any) -> Any:
+    count, parts = job[AT.rows], job[PARTS]
+    return count * part // parts, count * (part + 1) // parts
+
+
 @cache
 def add_norm() -> TeamTask:
     """Compile: ``sums``, which may be ``x``, = ``x`` + ``y``; the results are their RMS norm. All
@@ -80,23 +88,25 @@ def add_norm() -> TeamTask:
         weight = carray(as_pointer(job[AT.weight], float32), (width,), float32)
         normed = np.empty(width, np.float32)
         while True:
-            row = next_part(job[AT.job])
-            if row < 0:
+            part = next_part(job[AT.job])
+            if part < 0:
                 break
-            at = row * width
-            x = carray(as_pointer(job[AT.x] + 4 * at, float32), (width,), float32)
-            y = carray(as_pointer(job[AT.y] + 4 * at, float32), (width,), float32)
-            sums = carray(as_pointer(job[AT.sums] + 4 * at, float32), (width,), float32)
-            squares = np.float32(0)
-            for i in range(width):
-                value = x[i] + y[i]
-                sums[i] = value
-                squares += value * value
-            scale = np.float32(1 / np.sqrt(squares / width + epsilon))
-            for i in range(width):
-                normed[i] = sums[i] * scale * weight[i]
-            _store(normed, job[AT.out], job[AT.short], at)
-            part_done(job[AT.job], row)
+            begin, end = _rows_of(job, part)
+            for row in range(begin, end):
+                at = row * width
+                x = carray(as_pointer(job[AT.x] + 4 * at, float32), (width,), float32)
+                y = carray(as_pointer(job[AT.y] + 4 * at, float32), (width,), float32)
+                sums = carray(as_pointer(job[AT.sums] + 4 * at, float32), (width,), float32)
+                squares = np.float32(0)
+                for i in range(width):
+                    value = x[i] + y[i]
+                    sums[i] = value
+                    squares += value * value
+                scale = np.float32(1 / np.sqrt(squares / width + epsilon))
+                for i in range(width):
+                    normed[i] = sums[i] * scale * weight[i]
+                _store(normed, job[AT.out], job[AT.short], at)
+            part_done(job[AT.job], part)
 
     return add_norm
 
@@ -115,24 +125,28 @@ def rotate() -> TeamTask:
             heads = job[AT.rotated]  # the others are where they belong
         turned = np.empty(width, np.float32)
         while True:
-            row = next_part(job[AT.job])
-            if row < 0:
+            part = next_part(job[AT.job])
+            if part < 0:
                 break
-            cos = carray(as_pointer(job[AT.y] + 4 * row * width, float32), (width,), float32)
-            sin = carray(as_pointer(job[AT.weight] + 4 * row * width, float32), (width,), float32)
-            for head in range(heads):
-                at = (row * job[AT.heads] + head) * width
-                x = carray(as_pointer(job[AT.x] + 4 * at, float32), (width,), float32)
-                if head < job[AT.rotated]:
-                    for i in range(half):
-                        low, high = x[i], x[half + i]
-                        turned[i] = low * cos[i] + high * sin[i]
-                        turned[half + i] = high * cos[half + i] + low * sin[half + i]
-                else:
-                    for i in range(width):
-                        turned[i] = x[i]
-                _store(turned, job[AT.out], job[AT.short], at)
-            part_done(job[AT.job], row)
+            begin, end = _rows_of(job, part)
+            for row in range(begin, end):
+                cos = carray(as_pointer(job[AT.y] + 4 * row * width, float32), (width,), float32)
+                sin = carray(
+                    as_pointer(job[AT.weight] + 4 * row * width, float32), (width,), float32
+                )
+                for head in range(heads):
+                    at = (row * job[AT.heads] + head) * width
+                    x = carray(as_pointer(job[AT.x] + 4 * at, float32), (width,), float32)
+                    if head < job[AT.rotated]:
+                        for i in range(half):
+                            low, high = x[i], x[half + i]
+                            turned[i] = low * cos[i] + high * sin[i]
+                            turned[half + i] = high * cos[half + i] + low * sin[half + i]
+                    else:
+                        for i in range(width):
+                            turned[i] = x[i]
+                    _store(turned, job[AT.out], job[AT.short], at)
+            part_done(job[AT.job], part)
 
     return rotate
 
@@ -146,13 +160,15 @@ def narrow() -> TeamTask:
         job = carray(pointer, (SIZE,), int64)
         width = job[AT.width]
         while True:
-            row = next_part(job[AT.job])
-            if row < 0:
+            part = next_part(job[AT.job])
+            if part < 0:
                 break
-            at = row * width
-            x = carray(as_pointer(job[AT.x] + 4 * at, float32), (width,), float32)
-            _store(x, job[AT.out], job[AT.short], at)
-            part_done(job[AT.job], row)
+            begin, end = _rows_of(job, part)
+            for row in range(begin, end):
+                at = row * width
+                x = carray(as_pointer(job[AT.x] + 4 * at, float32), (width,), float32)
+                _store(x, job[AT.out], job[AT.short], at)
+            part_done(job[AT.job], part)
 
     return narrow
 
@@ -166,15 +182,17 @@ def widen() -> TeamTask:
         job = carray(pointer, (SIZE,), int64)
         width = job[AT.width]
         while True:
-            row = next_part(job[AT.job])
-            if row < 0:
+            part = next_part(job[AT.job])
+            if part < 0:
                 break
-            x = carray(as_pointer(job[AT.x] + 2 * row * width, uint16), (width,), uint16)
-            out = carray(as_pointer(job[AT.out] + 4 * row * width, float32), (width,), float32)
-            bits = out.view(np.uint32)
-            for i in range(width):
-                bits[i] = np.uint32(x[i]) << np.uint32(16)
-            part_done(job[AT.job], row)
+            begin, end = _rows_of(job, part)
+            for row in range(begin, end):
+                x = carray(as_pointer(job[AT.x] + 2 * row * width, uint16), (width,), uint16)
+                out = carray(as_pointer(job[AT.out] + 4 * row * width, float32), (width,), float32)
+                bits = out.view(np.uint32)
+                for i in range(width):
+                    bits[i] = np.uint32(x[i]) << np.uint32(16)
+            part_done(job[AT.job], part)
 
     return widen
 

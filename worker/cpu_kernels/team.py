@@ -35,6 +35,8 @@ DONE: Final = 2
 FLAGS: Final = 3
 TOOK: Final = 4
 FIRST_ARGUMENT: Final = 5
+PARTS_PER_THREAD: Final = 8
+"""Parts of a job per thread: several, so that a thread held up by another process does fewer."""
 WORTH_A_TEAM: Final = 65_536
 """Fewest values to use several threads for: fewer are done before another thread starts."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from worker.cpu_kernels.compiled import compiler_problem
-from worker.cpu_kernels.team import PARTS, WORTH_A_TEAM, TeamTask
+from worker.cpu_kernels.team import PARTS, PARTS_PER_THREAD, WORTH_A_TEAM, TeamTask
 
 _BLOCK: Final = 1024
 _HEADS: Final = 8
@@ -60,10 +60,15 @@ def _loops_for(*tensors: Tensor) -> ModuleType | None:
 def row_job(loops: ModuleType, rows: int, **fields: int) -> NDArray[np.int64]:
     """A job of ``step_loops``: ``fields`` are ``RowArguments``."""
     job = np.zeros(loops.SIZE, np.int64)
-    job[PARTS], job[loops.AT.job] = rows, job.ctypes.data
+    job[PARTS], job[loops.AT.job], job[loops.AT.rows] = row_parts(rows), job.ctypes.data, rows
     for name, value in fields.items():
         job[getattr(loops.AT, name)] = value
     return job
+
+
+def row_parts(rows: int) -> int:
+    """Parts into which a job of ``rows`` is divided."""
+    return min(rows, PARTS_PER_THREAD * torch.get_num_threads())
 
 
 def bits_of(epsilon: float) -> int:

@@ -181,8 +181,13 @@ def _forward(
         choices=choices,
     )
     if not settings.deterministic:
-        most_rows = settings.max_running if settings.whole_steps else 0
-        forward = BatchForward(model, attention.backend, whole_rows=most_rows)
+        by_team = settings.team_steps
+        forward = BatchForward(
+            model,
+            attention.backend,
+            max_running=settings.max_running * by_team,
+            max_step_tokens=settings.max_step_tokens * by_team,
+        )
         return forward, attention.name
     tiled = TiledForward(model, attention.backend)
 

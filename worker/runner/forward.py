@@ -23,7 +23,7 @@ from worker.attention import AttentionBackend, PackedBatch
 from worker.attention.fixed import SPAN_TOKENS
 from worker.errors import NotDeterministic
 from worker.models.model import Decoder
-from worker.models.whole_step import WholeStep
+from worker.models.team_steps import LayerSteps, WholeStep
 from worker.pinned import upload
 
 TILE_TOKENS: Final = 16
@@ -44,16 +44,27 @@ class Forward(Protocol):
 class BatchForward:
     """A ``Forward`` that computes all tokens of a step in one pass."""
 
-    def __init__(self, model: Decoder, attention: AttentionBackend, *, whole_rows: int = 0) -> None:
-        """``whole_rows``: most decodes of a step that is done in one go, where it can be."""
+    def __init__(
+        self,
+        model: Decoder,
+        attention: AttentionBackend,
+        *,
+        max_running: int = 0,
+        max_step_tokens: int = 0,
+    ) -> None:
+        """With the last two, steps are done by the team of threads where they can be."""
         self.model = model
         self.attention = attention
-        self._whole = WholeStep.of(model, attention, whole_rows) if whole_rows else None
+        self._whole = WholeStep.of(model, attention, max_running)
+        self._layers = LayerSteps.of(model, attention, max_step_tokens)
 
     def hidden(self, batch: PackedBatch, token_ids: Tensor, positions: Tensor) -> Tensor:
         if self._whole is not None and self._whole.takes(batch):
             return self._whole.hidden(batch, token_ids, positions)
-        return self.model.forward(token_ids, positions, self.attention.prepare(batch))
+        attention = self.attention.prepare(batch)
+        if self._layers is not None and len(token_ids) <= self._layers.most_rows:
+            return self._layers.hidden(attention, token_ids, positions)
+        return self.model.forward(token_ids, positions, attention)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.logits(hidden)

@@ -1,0 +1,374 @@
+"""Computes steps as jobs that the team of threads does in turn (``step_loops.in_turn``).
+
+A product, a norm or the attention of a small model takes about as long as a thread needs to wake
+up. A step that only decodes is done in one go, so that threads wake up once (``WholeStep``); one
+with prompts, whose attention is torch's, in one go between two layers' attention (``LayerSteps``).
+
+A thread that loses its core to another process holds nobody up: the others do its part again. So
+nothing overwrites what was written in the same go.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.attention import AttentionBackend, AttentionStep
+from worker.attention.numba_backend import NumbaAttention, Spans
+from worker.attention.paged import PackedBatch
+from worker.cpu_kernels.block_job import AT as PRODUCT
+from worker.cpu_kernels.block_job import Form, ProductArguments
+from worker.cpu_kernels.block_products import (
+    PASS_ROWS,
+    TILE_BYTES,
+    TILE_ROWS,
+    blocks_of,
+    parts_of,
+    product,
+)
+from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, FLAGS, PARTS, TeamTask
+from worker.models.blocked import BlockedLinear
+from worker.models.config import ModelConfig
+from worker.models.fused import bits_of, row_parts
+from worker.models.linear import Linear
+from worker.models.model import Decoder
+
+MAX_DECODES: Final = 64
+"""Most rows of a whole step: measured up to this number (SmolLM2-135M, two cores), where it still
+gains."""
+_MOST_BYTES: Final = 2**27
+"""Most memory of what is written: for whole steps 64 rows of SmolLM2-135M take 53 MB, those of an
+8B model ten times that, and its steps are long next to the time in which threads wake up."""
+_ROWS: Final = -1
+"""In a job before it is known: the number of the step's rows."""
+_ROW_PARTS: Final = -2
+"""The same for its parts."""
+
+
+class TeamSteps:
+    """The jobs of all layers, recorded once, and what they read and write; for one thread."""
+
+    @classmethod
+    def of(cls, model: Decoder, attention: AttentionBackend, most_rows: int) -> Self | None:
+        """None where the model, its products or the attention are not such as this can compute."""
+        if type(model) is not Decoder or not isinstance(attention, NumbaAttention):
+            return None
+        linears: list[Linear] = []
+        for layer in model.layers:
+            if layer.query_norm is not None:
+                return None
+            linears += (layer.qkv, layer.output, layer.gate_up, layer.down)
+        found = [linear for linear in linears if isinstance(linear, BlockedLinear)]
+        if len(found) < len(linears) or len({linear.form for linear in found}) > 1:
+            return None
+        form = found[0].form
+        if form == Form.DOTS and attention.pool.data.dtype != torch.bfloat16:
+            return None
+        most = min(most_rows, _MOST_BYTES // cls._bytes_of_row(model.config))
+        if form == Form.TILES:  # AMX goes through weights in another order for more
+            most = min(most, PASS_ROWS)
+        return cls(model, attention, found, most) if most > 0 else None
+
+    def __init__(
+        self,
+        model: Decoder,
+        attention: NumbaAttention,
+        linears: list[BlockedLinear],
+        most_rows: int,
+    ) -> None:
+        """``linears`` are those of each layer, in the order of their use."""
+        from worker.cpu_kernels import step_loops
+
+        self.most_rows = most_rows
+        self._model = model
+        self._attention = attention
+        self._linears = linears
+        self._loops = step_loops
+        self._is_dots = linears[0].form == Form.DOTS
+        self._is_short = attention.pool.data.dtype == torch.bfloat16
+        arguments = (ProductArguments, step_loops.RowArguments, attention.loops.AttentionArguments)
+        self._words = FIRST_ARGUMENT + max(len(each._fields) for each in arguments)
+        """Length of a job."""
+        self._rooms: list[Tensor] = []
+        self._tasks: list[TeamTask] = []
+        self._recorded: list[NDArray[np.int64]] = []
+        c = model.config
+        self._embedded = self._room(c.hidden_size)
+        self._cos, self._sin = self._room(c.head_dim), self._room(c.head_dim)
+        self._result = self._record()
+        self._template = np.array(self._recorded)
+        self._jobs = self._template.copy()
+        where = self._jobs.ctypes.data + self._jobs.strides[0] * np.arange(len(self._tasks))
+        self._template[:, FIRST_ARGUMENT] = where  # each job's own address is its first argument
+        self._rows_at = self._template == _ROWS
+        self._parts_at = self._template == _ROW_PARTS
+        tasks = np.array([task.address for task in self._tasks])
+        self._pairs = np.ascontiguousarray(np.stack((tasks, where), axis=1))
+        self._in_turn = np.zeros(FIRST_ARGUMENT + 2, np.int64)
+
+    @staticmethod
+    def _bytes_of_row(c: ModelConfig) -> int:
+        """The most memory that a row takes."""
+        return c.num_layers * _bytes_of_layer(c)
+
+    def _record(self) -> Tensor:
+        """Record the jobs of all layers, as ``Decoder.forward`` computes them, from what is
+        embedded. → The hidden states."""
+        raise NotImplementedError
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, token_ids: Tensor, positions: Tensor) -> None:
+        rows, jobs = len(token_ids), self._jobs
+        angles = self._model.rotation.at(positions)
+        self._embedded[:rows] = self._model.embedded(token_ids)
+        self._cos[:rows], self._sin[:rows] = angles.cos[:, 0], angles.sin[:, 0]
+        np.copyto(jobs, self._template)
+        jobs[self._rows_at], jobs[self._parts_at] = rows, row_parts(rows)
+
+    def _flag(self) -> NDArray[np.int64]:
+        """Flags for all parts, which the caller keeps until they are done."""
+        counts = self._jobs[:, PARTS]
+        ends = counts.cumsum()
+        flags = np.zeros(int(ends[-1]), np.int64)
+        self._jobs[:, FLAGS] = flags.ctypes.data + flags.itemsize * (ends - counts)
+        return flags
+
+    def _run(self, begin: int, end: int) -> None:
+        """Do the jobs from ``begin`` to ``end`` (exclusive)."""
+        first = self._pairs.ctypes.data + self._pairs.strides[0] * begin
+        self._in_turn[FIRST_ARGUMENT:] = first, end - begin
+        self._loops.in_turn().run_at(self._in_turn.ctypes.data, torch.get_num_threads())
+        if (self._jobs[begin:end, DONE] != self._jobs[begin:end, PARTS]).any():
+            raise MemoryError("no memory for a compiled loop")
+
+    # ── recording ────────────────────────────────────────────────────────────────────────────
+
+    def _first(self) -> tuple[Tensor, Tensor]:
+        """What is embedded, and its norm."""
+        zeros = self._room(self._model.config.hidden_size).zero_()
+        weight = self._model.layers[0].attention_norm
+        return self._normed(zeros, self._embedded, weight, short=self._is_dots)
+
+    def _heads(self, i: int, read: Tensor) -> Tensor:
+        """Layer ``i``'s queries, keys and values [rows, heads * head_dim] in the pool's type, the
+        first two rotated."""
+        c, linear, short = self._model.config, self._linears[4 * i], self._is_short
+        heads = c.num_heads + 2 * c.num_kv_heads
+        made, turned = self._multiplied(linear, read), self._room(linear.outputs, short=short)
+        self._of_rows(
+            self._loops.rotate(),
+            c.head_dim,
+            x=made,
+            y=self._cos,
+            weight=self._sin,
+            heads=heads,
+            rotated=c.num_heads + c.num_kv_heads,
+            **{"short" if short else "out": turned},
+        )
+        return turned
+
+    def _rest(self, i: int, x: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
+        """Layer ``i`` after its attention: what the next layer adds to, and its norm."""
+        c, layers = self._model.config, self._model.layers
+        _, output, gate_up, down = self._linears[4 * i : 4 * i + 4]
+        is_last = i == len(layers) - 1
+        after = self._model.norm if is_last else layers[i + 1].attention_norm
+        if self._is_short and not self._is_dots:
+            mixed = self._written(self._loops.widen(), mixed, output.inputs, short=False)
+        added = self._multiplied(output, mixed)
+        x, read = self._normed(x, added, layers[i].mlp_norm, short=self._is_dots)
+        inner = self._multiplied(gate_up, read)
+        if self._is_dots:
+            inner = self._written(self._loops.narrow(), inner, c.intermediate_size, short=True)
+        added = self._multiplied(down, inner)
+        return self._normed(x, added, after, short=self._is_dots and not is_last)
+
+    def _normed(
+        self, x: Tensor, y: Tensor, weight: Tensor, *, short: bool
+    ) -> tuple[Tensor, Tensor]:
+        c = self._model.config
+        sums, out = self._room(c.hidden_size), self._room(c.hidden_size, short=short)
+        self._of_rows(
+            self._loops.add_norm(),
+            c.hidden_size,
+            x=x,
+            y=y,
+            weight=weight,
+            sums=sums,
+            epsilon=bits_of(c.rms_norm_eps),
+            **{"short" if short else "out": out},
+        )
+        return sums, out
+
+    def _written(self, task: TeamTask, x: Tensor, width: int, *, short: bool) -> Tensor:
+        out = self._room(width, short=short)
+        self._of_rows(task, width, x=x, **{"short" if short else "out": out})
+        return out
+
+    def _multiplied(self, linear: BlockedLinear, x: Tensor) -> Tensor:
+        results = self._room(linear.outputs)
+        turns, rounded = -(-linear.inputs // linear.form.inputs_per_turn), 0
+        if linear.form == Form.TILES:
+            tiles = -(-self.most_rows // TILE_ROWS) * turns
+            self._rooms.append(torch.empty(tiles * TILE_BYTES, dtype=torch.uint8))
+            rounded = self._rooms[-1].data_ptr()
+        bias = 0 if linear.bias is None else linear.bias.data_ptr()
+        blocks = blocks_of(linear.outputs, is_gated=linear.is_gated)
+        self._job(
+            product(linear.form, is_gated=linear.is_gated).task,
+            parts_of(blocks, torch.get_num_threads()),
+            ProductArguments(
+                *(0, linear.blocks.data_ptr(), x.data_ptr(), rounded, 0, 0),
+                *(bias, results.data_ptr(), _ROWS, linear.inputs, linear.outputs, turns),
+                *(1, 1, 1),
+            ),
+        )
+        return results
+
+    def _room(self, width: int, *, short: bool = False) -> Tensor:
+        """Room for all rows, in float32 or bfloat16."""
+        dtype = torch.bfloat16 if short else torch.float32
+        made = torch.empty((self.most_rows, width), dtype=dtype)
+        self._rooms.append(made)
+        return made
+
+    def _of_rows(self, task: TeamTask, width: int, **fields: Tensor | int) -> None:
+        job = self._job(task, _ROW_PARTS)
+        for name, value in (fields | {"width": width, "rows": _ROWS}).items():
+            at = getattr(self._loops.AT, name)
+            job[at] = value.data_ptr() if isinstance(value, Tensor) else value
+
+    def _job(self, task: TeamTask, parts: int, arguments: Iterable[int] = ()) -> NDArray[np.int64]:
+        job = np.zeros(self._words, np.int64)
+        given = [*arguments]
+        job[PARTS], job[FIRST_ARGUMENT : FIRST_ARGUMENT + len(given)] = parts, given
+        self._tasks.append(task)
+        self._recorded.append(job)
+        return job
+
+
+class WholeStep(TeamSteps):
+    """The hidden states of steps that only decode."""
+
+    @classmethod
+    def of(cls, model: Decoder, attention: AttentionBackend, most_rows: int) -> Self | None:
+        """See ``TeamSteps``."""
+        return super().of(model, attention, min(most_rows, MAX_DECODES))
+
+    def takes(self, batch: PackedBatch) -> bool:
+        """Whether a step only decodes, as many rows and as long ones as there is room for."""
+        if not batch.decodes == len(batch.slots) <= self.most_rows:
+            return False
+        attention = self._attention
+        width = attention.heads * (attention.pool.data.shape[-1] + 2)
+        spans = int((batch.context_tokens // attention.loops.SPAN_TOKENS + 1).sum())
+        return 4 * len(attention.pages) * spans * width <= _MOST_BYTES
+
+    def hidden(self, batch: PackedBatch, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Map ``token_ids`` and ``positions`` [rows] int64 to hidden states [rows, hidden]."""
+        self._begin(token_ids, positions)
+        jobs, kept = self._jobs, list[object]()  # until the step is done
+        for window, attends in self._attends.items():
+            spans = Spans(self._attention, batch, window, len(attends))
+            kept.append(spans)
+            first = np.array(attends)
+            for counted, at in ((spans.parts, first), (spans.merged, first + 1)):
+                jobs[at, PARTS] = len(counted)
+                for field, value in spans.fields.items():
+                    jobs[at, field] = value
+                partial = self._attention.loops.AT.partial
+                jobs[at, partial] += spans.partial.strides[0] * np.arange(len(at))
+        kept.append(self._flag())
+        self._run(0, len(jobs))
+        del kept
+        return self._result[: len(token_ids)].clone()
+
+    def _record(self) -> Tensor:
+        self._attends: dict[int, list[int]] = {window: [] for window in self._attention.windows}
+        """Indices of the jobs of attention, each before the one that merges, by window."""
+        x, read = self._first()
+        for i in range(len(self._model.layers)):
+            x, read = self._rest(i, x, self._attended(i, self._heads(i, read)))
+        return read
+
+    def _attended(self, layer: int, heads: Tensor) -> Tensor:
+        """The results for ``heads``, queries and then keys and values."""
+        attention, at = self._attention, self._attention.loops.AT
+        width = attention.heads * attention.pool.data.shape[-1]
+        out = self._room(width, short=self._is_short)
+        self._attends[attention.windows[layer]].append(len(self._tasks))
+        for task in (attention.attend, attention.merge):
+            job = self._job(task, 0)
+            job[at.queries], job[at.new] = heads.data_ptr(), heads[:, width:].data_ptr()
+            job[at.query_stride] = job[at.new_stride] = heads.shape[1]
+            job[at.pages], job[at.out] = attention.pages[layer], out.data_ptr()
+        return out
+
+
+class LayerSteps(TeamSteps):
+    """The hidden states of any step. What a layer wrote is overwritten by the next but one."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        attention: NumbaAttention,
+        linears: list[BlockedLinear],
+        most_rows: int,
+    ) -> None:
+        self._left: Iterator[Tensor] = iter(())
+        """Rooms of the layer before the last that are left for this one."""
+        self._own: list[Tensor] = []
+        super().__init__(model, attention, linears, most_rows)
+
+    @staticmethod
+    def _bytes_of_row(c: ModelConfig) -> int:
+        return 2 * _bytes_of_layer(c)
+
+    def hidden(self, attention: AttentionStep, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Map ``token_ids`` and ``positions`` [rows] int64 to hidden states [rows, hidden]."""
+        rows, c = len(token_ids), self._model.config
+        self._begin(token_ids, positions)
+        kept = self._flag()
+        begin = 0
+        for i, (heads, at, field) in enumerate(self._layers):
+            self._run(begin, at)
+            of_token = heads[:rows].view(rows, -1, c.head_dim)
+            queries, keys_values = of_token[:, : c.num_heads], of_token[:, c.num_heads :]
+            mixed = attention.attend(i, queries, keys_values).contiguous()
+            self._jobs[at, field] = mixed.data_ptr()
+            begin = at
+        self._run(begin, len(self._jobs))
+        del kept, mixed
+        return self._result[:rows].clone()
+
+    def _record(self) -> Tensor:
+        self._layers: list[tuple[Tensor, int, int]] = []
+        """By layer: where its heads are, and job and field that read what attention makes of
+        them."""
+        is_widened = self._is_short and not self._is_dots
+        field = self._loops.AT.x if is_widened else PRODUCT.rows
+        x, read = self._first()
+        before: list[Tensor] = []
+        self._own = []
+        for i in range(len(self._model.layers)):
+            self._left, before, self._own = iter(before), self._own, []
+            heads = self._heads(i, read)
+            self._layers.append((heads, len(self._tasks), field))
+            x, read = self._rest(i, x, torch.empty(0))
+        return read
+
+    def _room(self, width: int, *, short: bool = False) -> Tensor:
+        room = next(self._left, None)
+        if room is None or room.shape[1] != width or short != (room.dtype == torch.bfloat16):
+            room = super()._room(width, short=short)
+        self._own.append(room)
+        return room
+
+
+def _bytes_of_layer(c: ModelConfig) -> int:
+    heads = 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
+    return 8 * heads + 28 * c.hidden_size + 6 * c.intermediate_size
