@@ -73,7 +73,7 @@ TABLE: Final = (
     Recordable("peers-real", "perf.peers --model smollm2 --loads 0.7 1 2 3 --only goodput"),
     Recordable("peers-real-alone", "perf.peers --model smollm2 --alone"),
     Recordable("picker", "perf.peers.picker"),
-    Recordable("picker-vllm", "perf.peers.picker --pods vllm"),
+    Recordable("picker-vllm", "perf.peers.picker --pods vllm --rates 12 16"),
     Recordable("fleet", "perf.peers.fleet"),
     Recordable(
         "goodput-real",

@@ -36,7 +36,7 @@ _FEWEST_PARTS: Final = 2
 _NONE_BEGUN: Final = 0
 TILE_ROWS: Final = 16
 """Rows of a tile of AMX."""
-TILE_BYTES: Final = 1024
+_TILE_BYTES: Final = 1024
 PASS_ROWS: Final = 32
 _PASSES_AT_ONCE: Final = 16
 """Most passes that go through a panel in a row; their sums of a block are 64 KiB."""
@@ -118,7 +118,7 @@ class Product:
             x = x.to(torch.bfloat16)
         if self._form == Form.TILES:
             tiles = -(-count // TILE_ROWS) * turns
-            room = empty(tiles * TILE_BYTES, dtype=torch.uint8)
+            room = empty(tiles * _TILE_BYTES, dtype=torch.uint8)
             rounded = room.data_ptr()
         threads = torch.get_num_threads()
         blocks = blocks_of(outputs, is_gated=self._is_gated)

@@ -92,6 +92,7 @@ def engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
         "deterministic": settings.deterministic,
         "max_step_tokens": settings.max_step_tokens,
         "max_running": settings.max_running,
+        "team_steps": settings.team_steps,
     }
     digest.update(repr(sorted(facts.items())).encode())
     return digest.hexdigest()

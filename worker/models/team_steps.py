@@ -23,7 +23,6 @@ from worker.cpu_kernels.block_job import AT as PRODUCT
 from worker.cpu_kernels.block_job import Form, ProductArguments
 from worker.cpu_kernels.block_products import (
     PASS_ROWS,
-    TILE_BYTES,
     TILE_ROWS,
     blocks_of,
     parts_of,
@@ -69,7 +68,7 @@ class TeamSteps:
             return None
         most = min(most_rows, _MOST_BYTES // cls._bytes_of_row(model.config))
         if form == Form.TILES:  # AMX goes through weights in another order for more
-            most = min(most, PASS_ROWS)
+            most = min(most, PASS_ROWS) // TILE_ROWS * TILE_ROWS
         return cls(model, attention, found, most) if most > 0 else None
 
     def __init__(
@@ -213,9 +212,7 @@ class TeamSteps:
         results = self._room(linear.outputs)
         turns, rounded = -(-linear.inputs // linear.form.inputs_per_turn), 0
         if linear.form == Form.TILES:
-            tiles = -(-self.most_rows // TILE_ROWS) * turns
-            self._rooms.append(torch.empty(tiles * TILE_BYTES, dtype=torch.uint8))
-            rounded = self._rooms[-1].data_ptr()
+            rounded = self._room(turns * linear.form.inputs_per_turn, short=True).data_ptr()
         bias = 0 if linear.bias is None else linear.bias.data_ptr()
         blocks = blocks_of(linear.outputs, is_gated=linear.is_gated)
         self._job(
@@ -371,4 +368,4 @@ class LayerSteps(TeamSteps):
 
 def _bytes_of_layer(c: ModelConfig) -> int:
     heads = 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
-    return 8 * heads + 28 * c.hidden_size + 6 * c.intermediate_size
+    return 8 * heads + 34 * c.hidden_size + 8 * c.intermediate_size
