@@ -30,7 +30,7 @@ ANSWER = 20
 @pytest.fixture(autouse=True)
 def disk_with_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else is on this machine's: a fifth of a disk stays free."""
-    roomy = SimpleNamespace(free=2**40, total=2**40)
+    roomy = SimpleNamespace(free=2**40, used=0, total=2**40)
     monkeypatch.setattr("worker.kv_disk.block_store.shutil.disk_usage", lambda path: roomy)
 
 
