@@ -94,9 +94,6 @@ class TeamSteps:
         self._rooms: list[Tensor] = []
         self._tasks: list[TeamTask] = []
         self._recorded: list[NDArray[np.int64]] = []
-        c = model.config
-        self._embedded = self._room(c.hidden_size)
-        self._cos, self._sin = self._room(c.head_dim), self._room(c.head_dim)
         self._result = self._record()
         self._template = np.array(self._recorded)
         self._jobs = self._template.copy()
@@ -147,8 +144,11 @@ class TeamSteps:
     # ── recording ────────────────────────────────────────────────────────────────────────────
 
     def _first(self) -> tuple[Tensor, Tensor]:
-        """What is embedded, and its norm."""
-        zeros = self._room(self._model.config.hidden_size).zero_()
+        """What is embedded, and its norm. Makes room for what a step begins with."""
+        c = self._model.config
+        self._embedded = self._room(c.hidden_size)
+        self._cos, self._sin = self._room(c.head_dim), self._room(c.head_dim)
+        zeros = self._room(c.hidden_size).zero_()
         weight = self._model.layers[0].attention_norm
         return self._normed(zeros, self._embedded, weight, short=self._is_dots)
 
@@ -309,18 +309,6 @@ class WholeStep(TeamSteps):
 class LayerSteps(TeamSteps):
     """The hidden states of any step. What a layer wrote is overwritten by the next but one."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        attention: NumbaAttention,
-        linears: list[BlockedLinear],
-        most_rows: int,
-    ) -> None:
-        self._left: Iterator[Tensor] = iter(())
-        """Rooms of the layer before the last that are left for this one."""
-        self._own: list[Tensor] = []
-        super().__init__(model, attention, linears, most_rows)
-
     @staticmethod
     def _bytes_of_row(c: ModelConfig) -> int:
         return 2 * _bytes_of_layer(c)
@@ -348,9 +336,12 @@ class LayerSteps(TeamSteps):
         them."""
         is_widened = self._is_short and not self._is_dots
         field = self._loops.AT.x if is_widened else PRODUCT.rows
+        self._left: Iterator[Tensor] = iter(())
+        """Rooms of the layer before the last that are left for this one."""
+        self._own: list[Tensor] = []
         x, read = self._first()
         before: list[Tensor] = []
-        self._own = []
+        self._own = []  # those of the first jobs stay theirs
         for i in range(len(self._model.layers)):
             self._left, before, self._own = iter(before), self._own, []
             heads = self._heads(i, read)
