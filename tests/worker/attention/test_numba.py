@@ -12,13 +12,16 @@ from worker.attention.choice import TOLERANCE, Trial, error_of, exact, make_tria
 from worker.attention.numba_backend import NumbaAttention
 from worker.cpu_kernels import team
 from worker.cpu_kernels.attention_loops import SPAN_TOKENS
+from worker.cpu_kernels.prompt_loops import PART_TOKENS, TILE_KEYS
 
 CPU = torch.device("cpu")
 WINDOWS = (0, 300, 20)
+# New tokens and all keys; those of the last begin and end within a tile, a part and a block.
+CHUNKS = [(7, 40), (3, 3), (TILE_KEYS, TILE_KEYS), (2, TILE_KEYS + 1), (PART_TOKENS + 15, 270)]
 CONTEXTS = [1, 16, 17, SPAN_TOKENS, SPAN_TOKENS + 1, 3 * SPAN_TOKENS + 30, 5]
 # Type, tokens of a page, heads, KV heads, size of a head.
 SHAPES = [
-    (torch.bfloat16, 16, 10, 1, 8),
+    (torch.bfloat16, 16, 10, 2, 40),
     (torch.float32, 3, 6, 2, 16),
 ]
 Shape = tuple[torch.dtype, int, int, int, int]
@@ -28,7 +31,7 @@ def pool_of(shape: Shape, rng: np.random.Generator) -> KVPool:
     dtype, page, _, kv_heads, dim = shape
     pool = KVPool(
         layers=len(WINDOWS),
-        blocks=2000 // page,
+        blocks=3000 // page,
         block_tokens=page,
         kv_heads=kv_heads,
         head_dim=dim,
@@ -52,7 +55,7 @@ def test_every_length_and_window(shape: Shape, threads: int) -> None:
     rng = np.random.default_rng(7)
     pool = pool_of(shape, rng)
     backend = NumbaAttention(pool, shape[2], windows=WINDOWS)
-    for chunks in ([], [(7, 40), (3, 3)]):
+    for chunks in ([], CHUNKS[:1], CHUNKS):
         trial = make_trial(pool, shape[2], CONTEXTS, chunks, rng)
         for layer, window in enumerate(WINDOWS):
             error = error_of(backend, layer, trial, exact(pool, layer, trial, window))
@@ -84,10 +87,10 @@ def test_what_lies_behind_a_text_does_not_count() -> None:
     rng = np.random.default_rng(4)
     shape = SHAPES[1]
     pool = pool_of(shape, rng)
-    trial: Trial = make_trial(pool, shape[2], CONTEXTS, [], rng)
+    trial: Trial = make_trial(pool, shape[2], CONTEXTS, CHUNKS, rng)
     expected = exact(pool, 0, trial)
     page = shape[1]
-    for row, keys in enumerate(CONTEXTS):
+    for row, keys in enumerate(trial.batch.context_tokens):
         last = int(trial.batch.block_table[row, (keys - 1) // page])
         pool.data[0, last, (keys - 1) % page + 1 :] = torch.nan
     backend = NumbaAttention(pool, shape[2])

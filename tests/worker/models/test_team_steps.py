@@ -71,11 +71,8 @@ class Rivals:
             expected = self.model.forward(ids, positions, self.attention.prepare(batch))
             stored = pool.clone()
             pool.copy_(self._filled)
-            if isinstance(steps, LayerSteps):
-                found = steps.hidden(self.attention.prepare(batch), ids, positions)
-            else:
-                assert isinstance(steps, WholeStep) and steps.takes(batch)
-                found = steps.hidden(batch, ids, positions)
+            assert steps.takes(batch)
+            found = steps.hidden(batch, ids, positions)
         assert distance(found, expected) < TOLERANCE[pool.dtype]
         assert distance(pool, stored) < TOLERANCE[pool.dtype]
         assert not torch.equal(pool, self._filled)
