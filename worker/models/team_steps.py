@@ -59,8 +59,6 @@ class TeamSteps:
             return None
         linears: list[Linear] = []
         for layer in model.layers:
-            if layer.query_norm is not None:
-                return None
             linears += (layer.qkv, layer.output, layer.gate_up, layer.down)
         found = [linear for linear in linears if isinstance(linear, BlockedLinear)]
         if len(found) < len(linears) or len({linear.form for linear in found}) > 1:
@@ -199,6 +197,12 @@ class TeamSteps:
         """Layer ``i``'s queries, keys and values [rows, heads * head_dim] in the pool's type, the
         first two rotated."""
         c, linear, short = self._model.config, self._linears[4 * i], self._is_short
+        layer, norms = self._model.layers[i], dict[str, Tensor | int]()
+        if layer.query_norm is not None and layer.key_norm is not None:
+            by_kind = ((layer.query_norm, c.num_heads), (layer.key_norm, c.num_kv_heads))
+            weight = torch.cat([norm.repeat(heads, 1) for norm, heads in by_kind])
+            self._rooms.append(weight)
+            norms = {"sums": weight, "epsilon": bits_of(c.rms_norm_eps)}
         heads = c.num_heads + 2 * c.num_kv_heads
         made, turned = self._multiplied(linear, read), self._room(linear.outputs, short=short)
         self._of_rows(
@@ -209,7 +213,7 @@ class TeamSteps:
             weight=self._sin,
             heads=heads,
             rotated=c.num_heads + c.num_kv_heads,
-            **{"short" if short else "out": turned},
+            **norms | {"short" if short else "out": turned},
         )
         return turned
 

@@ -27,6 +27,7 @@ ALONE = (1,) * len(CONTEXTS)
 KINDS: dict[str, dict[str, object]] = {
     "llama": {},
     "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
     "mistral": {"model_type": "mistral", "sliding_window": 290},
     "qwen2-upper-window": {
         "model_type": "qwen2",
