@@ -23,6 +23,9 @@ from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, Job, TeamTask
 _WORTH_A_TEAM_KEYS: Final = 128
 """Fewest keys of all rows for several threads: fewer are done before another thread begins."""
 _DTYPES = (torch.float32, torch.bfloat16)
+_MOST_PACKED_BYTES: Final = 2**26
+"""Most memory for the packed keys and values of several chunks at a time, and most that is kept:
+16,000 tokens of an 8B model, whose step takes far longer than to get fresh memory."""
 
 
 class NumbaAttention:
@@ -60,14 +63,33 @@ class NumbaAttention:
             )
         else:
             self._reference = ReferenceAttention(pool, num_heads, windows=windows)
+        self.tile_keys = prompt_loops.TILE_KEYS
         self.tile_bytes = prompt_loops.tile_bytes(pool.kv_heads, dim, pool.data.itemsize)
         self._room = torch.empty(0, dtype=torch.uint8)
 
     def room(self, tiles: int) -> Tensor:
         """Room for ``tiles`` of packed keys and values, kept: fresh memory costs more."""
-        if len(self._room) < (needed := tiles * self.tile_bytes):
-            self._room = torch.empty(needed, dtype=torch.uint8)
+        needed = tiles * self.tile_bytes
+        if needed > _MOST_PACKED_BYTES:
+            return torch.empty(needed, dtype=torch.uint8)
+        if len(self._room) < needed:
+            self._room = torch.empty(min(_MOST_PACKED_BYTES, 2 * needed), dtype=torch.uint8)
         return self._room
+
+    def chunk_groups(self, batch: PackedBatch) -> list[range]:
+        """Rows of the chunks that compiled loops attend, in groups that are packed at a time."""
+        if self._reference is not None:
+            return []
+        groups, left = list[range](), 0
+        most = _MOST_PACKED_BYTES // self.tile_bytes
+        for row in range(batch.decodes, len(batch.query_tokens)):
+            tiles = -(-int(batch.context_tokens[row]) // self.tile_keys)
+            if not groups or tiles > left:
+                groups.append(range(row, row))
+                left = most
+            groups[-1] = range(groups[-1].start, row + 1)
+            left -= tiles
+        return groups
 
     def prepare(self, batch: PackedBatch) -> "NumbaStep":
         """See ``AttentionBackend``."""
@@ -94,26 +116,38 @@ class Work:
         width = backend.pool.data.shape[-1] + 2
         self.partial = np.empty((layers, partials, backend.heads, width), np.float32)
         self.decoded_keys = int((spans[:, 2] - spans[:, 1]).sum())
-        rows = batch.query_tokens, batch.context_tokens, batch.decodes
-        chunks, tiles, cut = backend.cut_chunks(*rows, window, backend.heads, backend.tile_bytes)
-        room = backend.room(len(tiles))
         table, slots = np.ascontiguousarray(batch.block_table), np.ascontiguousarray(batch.slots)
-        self._kept = spans, merged, chunks, tiles, cut, room, table, slots
+        self._kept: list[object] = [spans, merged, table, slots]
         shared = {
             at.slots: slots.ctypes.data,
             at.table: table.ctypes.data,
             at.table_stride: table.shape[1],
             at.partial: self.partial.ctypes.data,
             at.merged: merged.ctypes.data,
-            at.chunks: chunks.ctypes.data,
-            at.packed: room.data_ptr(),
             at.window: window,
         }
+        attend, merge, *of_chunks = backend.tasks
         self.jobs = [
-            shared | {PARTS: len(parts), at.parts: parts.ctypes.data}
-            for parts in (spans, merged, tiles, cut)[: len(backend.tasks)]
+            (attend, shared | {PARTS: len(spans), at.parts: spans.ctypes.data}),
+            (merge, shared | {PARTS: len(merged)}),
         ]
-        """Values of the fields of jobs, one for each of ``NumbaAttention.tasks``."""
+        """Tasks with the values of their jobs' fields; those of chunks, two for each group, only
+        where there are some."""
+        for rows in backend.chunk_groups(batch):
+            chunks, tiles, cut = backend.cut_chunks(
+                batch.query_tokens,
+                batch.context_tokens,
+                rows,
+                window,
+                backend.heads,
+                backend.tile_bytes,
+            )
+            room = backend.room(len(tiles))
+            self._kept += (chunks, tiles, cut, room)
+            shared |= {at.chunks: chunks.ctypes.data, at.packed: room.data_ptr()}
+            for task, parts in zip(of_chunks, (tiles, cut), strict=True):
+                fields = {PARTS: len(parts), at.parts: parts.ctypes.data}
+                self.jobs.append((task, shared | fields))
 
 
 class NumbaStep:
@@ -132,16 +166,16 @@ class NumbaStep:
 
     def _made(self, work: Work) -> list[tuple[TeamTask, Job, int]]:
         """Tasks with their jobs, and how many threads each is worth."""
-        made = []
-        for i, (task, fields) in enumerate(zip(self._backend.tasks, work.jobs, strict=True)):
+        made, (attend, merge, *_) = [], self._backend.tasks
+        for task, fields in work.jobs:
             job = np.zeros(FIRST_ARGUMENT + len(self._backend.fields), np.int64)
             job[self._backend.fields.job] = job.ctypes.data
             for field, value in fields.items():
                 job[field] = value
-            is_worth_it = i > 1 or (i == 0 and work.decoded_keys >= _WORTH_A_TEAM_KEYS)
-            threads = torch.get_num_threads() if is_worth_it and job[PARTS] > 1 else 1
+            is_small = task is attend and work.decoded_keys < _WORTH_A_TEAM_KEYS
+            threads = 1 if task is merge or is_small else torch.get_num_threads()
             if job[PARTS]:
-                made.append((task, job, threads))
+                made.append((task, job, threads if job[PARTS] > 1 else 1))
         return made
 
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:

@@ -220,7 +220,9 @@ def shares_of(
             total = builder.load(sums)
             for i in (0, 1):
                 score = write.load(line, _floats, _VECTOR_BYTES * i, align=4)
-                share = _power(write, builder.fmul(builder.fsub(score, top), factor))
+                exponent = builder.fmul(builder.fsub(score, top), factor)
+                is_nan = builder.fcmp_unordered("uno", exponent, exponent)
+                share = builder.select(is_nan, exponent, _power(write, exponent))
                 total = builder.fadd(total, share)
                 value = share if item == 4 else _narrowed(write, builder.bitcast(share, _ints))
                 write.store(value, into, item * native.LANES * i, align=item)

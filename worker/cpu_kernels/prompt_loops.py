@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.cpu_kernels import block_code, native
+from worker.cpu_kernels import block_code
 from worker.cpu_kernels.attention_loops import AT
 from worker.cpu_kernels.block_code import (
     BLOCK_OUTPUTS,
@@ -52,6 +52,7 @@ cache while all groups of a part's rows go through them."""
 PART_TOKENS: Final = 4 * MAX_ROWS
 """Most tokens of a part: groups of as many rows as fit registers."""
 _SOURCE: Final = Path(__file__).read_bytes()
+Rows = NDArray[np.int64]
 
 
 def tile_bytes(kv_heads: int, dim: int, item: int) -> int:
@@ -66,38 +67,39 @@ def _padded(dim: int) -> int:
 def cut(
     query_tokens: NDArray[np.int64],
     context_tokens: NDArray[np.int64],
-    decodes: int,
+    rows: range,
     window: int,
     heads: int,
     bytes_of_tile: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[Rows, Rows, Rows]:
     """The chunks of a batch, as in ``AttentionArguments``; the parts that pack them: chunk, tile;
     and the parts that attend: chunk, head, first token, end.
 
     ``query_tokens`` and ``context_tokens`` [rows]: tokens that rows compute, and have then; the
-    first ``decodes`` are no chunks. ``window``: keys that a query sees, 0: all.
+    chunks are ``rows`` of them. ``window``: keys that a query sees, 0: all.
     """
-    chunks = [np.zeros((0, 5), np.int64)]
-    tiles, parts = [np.zeros((0, 2), np.int64)], [np.zeros((0, 4), np.int64)]
-    first_token, count = decodes, 0
-    for row in range(decodes, len(query_tokens)):
+    chunks, tiles, parts = list[tuple[int, ...]](), list[Rows](), list[Rows]()
+    first_token, count = int(query_tokens[: rows.start].sum()), 0
+    for at, row in enumerate(rows):
         tokens, keys = int(query_tokens[row]), int(context_tokens[row])
         first = max(0, keys - tokens - window + 1) // TILE_KEYS if window else 0
-        own = np.arange(first, -(-keys // TILE_KEYS))[:, None]
-        at = len(chunks) - 1
-        packed = (count - first) * bytes_of_tile
-        chunks.append(np.array([[row, first_token, tokens, keys, packed]]))
+        own = np.arange(first, -(-keys // TILE_KEYS))
+        chunks.append((row, first_token, tokens, keys, (count - first) * bytes_of_tile))
         tiles.append(_rows(at, own))
-        begins = np.arange(0, tokens, PART_TOKENS)[::-1, None]  # those with the most keys first
+        begins = np.arange(0, tokens, PART_TOKENS)[:, None]
         parts.append(_rows(at, np.arange(heads), begins, np.minimum(begins + PART_TOKENS, tokens)))
         first_token += tokens
         count += len(own)
-    return np.concatenate(chunks), np.concatenate(tiles), np.concatenate(parts)
+    made = np.array(chunks)
+    cut = np.concatenate(parts)
+    before = (made[:, 3] - made[:, 2])[cut[:, 0]]
+    longest_first = np.argsort(-(before + cut[:, 3]), kind="stable")
+    return made, np.concatenate(tiles), cut[longest_first]
 
 
-def _rows(*columns: NDArray[np.int64] | int) -> NDArray[np.int64]:
+def _rows(*columns: NDArray[np.int64] | int) -> Rows:
     """All combinations of ``columns``, which are broadcast."""
-    rows: NDArray[np.int64] = np.stack(np.broadcast_arrays(*columns), axis=-1)
+    rows: Rows = np.stack(np.broadcast_arrays(*columns), axis=-1)
     return rows.reshape(-1, len(columns))
 
 
@@ -112,7 +114,7 @@ def pack(kv_heads: int, dim: int, block_tokens: int, is_bfloat16: bool) -> TeamT
     key_bytes, bytes_of_tile = TILE_KEYS * dim * item, tile_bytes(kv_heads, dim, item)
     size = FIRST_ARGUMENT + len(AT)
 
-    @compiled_task(kv_heads, dim, block_tokens, is_bfloat16, AT, native.SOURCE, _SOURCE)
+    @compiled_task(kv_heads, dim, block_tokens, is_bfloat16, AT, _SOURCE, *block_code.SOURCES)
     def pack(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
         parts = carray(as_pointer(job[AT.parts], int64), (job[PARTS], 2), int64)

@@ -115,8 +115,8 @@ class TeamSteps:
         return c.num_layers * _bytes_of_layer(c)
 
     def takes(self, batch: PackedBatch) -> bool:
-        """Whether there is room for the step."""
-        return len(batch.slots) <= self.most_rows
+        """Whether it is such a step, and there is room for it."""
+        raise NotImplementedError
 
     # ── running ──────────────────────────────────────────────────────────────────────────────
 
@@ -128,7 +128,7 @@ class TeamSteps:
             first = np.array(attends)
             work = Work(self._attention, batch, window, len(first) if self._is_one_go else 1)
             kept.append(work)
-            for i, fields in enumerate(work.jobs):
+            for i, (_, fields) in enumerate(work.jobs):
                 for field, value in fields.items():
                     jobs[first + i, field] = value
                 if self._is_one_go:  # each layer's results of spans have their own place
@@ -223,7 +223,7 @@ class TeamSteps:
         width = attention.heads * attention.pool.data.shape[-1]
         out = self._room(width, short=self._is_short)
         self._attends[attention.windows[i]].append(len(self._tasks))
-        for task in attention.tasks:
+        for task in attention.tasks[: 2 if self._is_one_go else None]:  # chunks' are the last
             job = self._job(task, 0)
             job[at.queries], job[at.new] = heads.data_ptr(), heads[:, width:].data_ptr()
             job[at.query_stride] = job[at.new_stride] = heads.shape[1]
@@ -332,6 +332,10 @@ class LayerSteps(TeamSteps):
     """Steps of any kind. What a layer wrote is overwritten by the next but one."""
 
     _is_one_go = False
+
+    def takes(self, batch: PackedBatch) -> bool:
+        is_fit = len(batch.slots) <= self.most_rows
+        return is_fit and len(self._attention.chunk_groups(batch)) <= 1
 
     @staticmethod
     def _bytes_of_row(c: ModelConfig) -> int:
