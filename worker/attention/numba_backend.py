@@ -3,8 +3,7 @@
 The reference copies every row's pages, padded to the longest row, before it attends: twice the
 memory traffic, and more for short rows next to a long one. Here each decode reads its own pages
 once, and long rows are cut and spread over the threads (``attention_loops``). Prompts' chunks are
-packed and multiplied in tiles (``prompt_loops``), or left to the reference on a CPU without
-AVX-512.
+packed and multiplied in tiles (``prompt_loops``), or left to the reference on a CPU without AVX2.
 """
 
 from collections.abc import Sequence

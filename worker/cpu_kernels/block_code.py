@@ -13,11 +13,12 @@ from llvmlite import binding, ir
 
 from worker.cpu_kernels import amx_code, native
 from worker.cpu_kernels.block_job import Form
-from worker.cpu_kernels.compiled import has_dots
+from worker.cpu_kernels.compiled import cpu_features, has_dots
 from worker.cpu_kernels.native import Vectors, cgutils, intrinsic, types
 
-MAX_ROWS: Final = 12
-"""Most rows at once: with two vectors each, sums take 24 of AVX-512's 32 registers."""
+MAX_ROWS: Final = 12 if "avx512f" in cpu_features() else 3
+"""Most rows at once: with two vectors each, sums take 24 of AVX-512's 32 registers, or, as two
+registers are a vector of AVX2, 12 of its 16."""
 BLOCK_OUTPUTS: Final = 32
 TURN_BYTES: Final = 128
 """Bytes of weights that one turn of the loop takes: 4 of each output."""

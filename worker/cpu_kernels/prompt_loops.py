@@ -1,4 +1,4 @@
-"""Attention of prompts' chunks on CPUs with AVX-512, by the inner loop of the block products.
+"""Attention of prompts' chunks on CPUs with AVX2 or AVX-512, by the inner loop of the block products.
 
 A chunk's keys and values are first packed as that loop reads weights, ``TILE_KEYS`` at a time::
 
@@ -49,8 +49,8 @@ from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, TeamTask, compiled_ta
 TILE_KEYS: Final = 128
 """Keys of a tile: with 64 dimensions in bfloat16 its keys and values, 32 KiB, stay in the nearest
 cache while all groups of a part's rows go through them."""
-PART_TOKENS: Final = 4 * MAX_ROWS
-"""Most tokens of a part: groups of as many rows as fit registers."""
+PART_TOKENS: Final = 48
+"""Most tokens of a part, which go through a tile in groups of as many rows as fit registers."""
 _SOURCE: Final = Path(__file__).read_bytes()
 Rows = NDArray[np.int64]
 

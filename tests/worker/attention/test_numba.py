@@ -123,7 +123,7 @@ def test_a_prompt_with_a_key_that_is_no_number_has_no_result(shape: Shape, bad: 
 
 @pytest.mark.parametrize("way", ["few at a time", "by torch"])
 def test_chunks_that_are_not_packed_together(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if way == "by torch":  # as on a CPU without AVX-512
+    if way == "by torch":  # as on a CPU without AVX2
         monkeypatch.setattr(numba_backend, "products_problem", lambda: "the CPU has none")
     rng = np.random.default_rng(4)
     shape = SHAPES[1]
