@@ -7,10 +7,11 @@ read once::
              [outputs / 32][inputs]    [32 outputs]      float32
     gated    the same, a block being 16 of the gate's outputs and then 16 of the other's
 
-With AVX-512, sums of 32 outputs and up to 12 rows stay in registers, with AVX2 up to 3. bfloat16 is widened to float32
-(a shift, a mask) and summed by plain multiply-adds: on Intel (Emerald Rapids) that is 1.7 times the
-rate of its bfloat16 instruction, which gives a result every other cycle. On others (AMD, from Zen 4 on) the same blocks may be multiplied by that instruction, with
-rows rounded to bfloat16: if the worker finds that faster when it loads.
+With AVX-512, sums of 32 outputs and up to 12 rows stay in registers, with AVX2 up to 3. bfloat16
+is widened to float32 (a shift, a mask) and summed by plain multiply-adds: on Intel (Emerald Rapids)
+that is 1.7 times the rate of its bfloat16 instruction, which gives a result every other cycle. On
+others (AMD, from Zen 4 on) the same blocks may be multiplied by that instruction, with rows rounded
+to bfloat16: if the worker finds that faster when it loads.
 
 With AMX, rows are rounded to bfloat16 before, and sums of up to 32 of them stay in registers. With
 more rows arithmetic dominates, and weights must not come from memory again for each 32: a panel,

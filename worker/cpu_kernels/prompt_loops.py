@@ -1,4 +1,4 @@
-"""Attention of prompts' chunks on CPUs with AVX2 or AVX-512, by the inner loop of the block products.
+"""Attention of prompts' chunks, by the inner loop of the block products.
 
 A chunk's keys and values are first packed as that loop reads weights, ``TILE_KEYS`` at a time::
 
