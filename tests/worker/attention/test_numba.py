@@ -1,19 +1,16 @@
 """Attention compiled for the CPU, against float64 and against itself."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
 
-from tests.support.attention_cases import random_case
+from tests.support.attention_cases import CPU, assert_exact, pool_of, random_case
 from worker.attention import KVPool
 from worker.attention.choice import TOLERANCE, Trial, error_of, exact, make_trial
 from worker.attention.numba_backend import NumbaAttention
 from worker.cpu_kernels import team
 from worker.cpu_kernels.attention_loops import SPAN_TOKENS
 
-CPU = torch.device("cpu")
 WINDOWS = (0, 300, 20)
 CONTEXTS = [1, 16, 17, SPAN_TOKENS, SPAN_TOKENS + 1, 3 * SPAN_TOKENS + 30, 5]
 # Type, tokens of a page, heads, KV heads, size of a head.
@@ -24,45 +21,26 @@ SHAPES = [
 Shape = tuple[torch.dtype, int, int, int, int]
 
 
-def pool_of(shape: Shape, rng: np.random.Generator) -> KVPool:
+def filled(shape: Shape, rng: np.random.Generator) -> KVPool:
     dtype, page, _, kv_heads, dim = shape
-    pool = KVPool(
-        layers=len(WINDOWS),
-        blocks=2000 // page,
-        block_tokens=page,
-        kv_heads=kv_heads,
-        head_dim=dim,
-        dtype=dtype,
-        device=CPU,
-    )
-    pool.data.copy_(torch.from_numpy(rng.standard_normal(pool.data.shape, np.float32)))
-    return pool
-
-
-@pytest.fixture(params=[1, 3], ids=["alone", "three threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    layers = len(WINDOWS)
+    return pool_of(2000 // page, kv_heads, dim, layers=layers, page=page, dtype=dtype, rng=rng)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_length_and_window(shape: Shape, threads: int) -> None:
     rng = np.random.default_rng(7)
-    pool = pool_of(shape, rng)
+    pool = filled(shape, rng)
     backend = NumbaAttention(pool, shape[2], windows=WINDOWS)
     for chunks in ([], [(7, 40), (3, 3)]):
         trial = make_trial(pool, shape[2], CONTEXTS, chunks, rng)
-        for layer, window in enumerate(WINDOWS):
-            error = error_of(backend, layer, trial, exact(pool, layer, trial, window))
-            assert error < TOLERANCE[shape[0]], (chunks, window, error)
+        assert_exact(backend, pool, trial, WINDOWS)
 
 
 def test_a_row_does_not_depend_on_its_company(threads: int) -> None:
     rng = np.random.default_rng(3)
     shape = SHAPES[1]
-    pool = pool_of(shape, rng)
+    pool = filled(shape, rng)
     backend = NumbaAttention(pool, shape[2])
     trial = make_trial(pool, shape[2], CONTEXTS, [], rng)
     together = backend.prepare(trial.batch).attend(0, trial.queries, trial.keys_values)
@@ -83,7 +61,7 @@ def test_a_row_does_not_depend_on_its_company(threads: int) -> None:
 def test_what_lies_behind_a_text_does_not_count() -> None:
     rng = np.random.default_rng(4)
     shape = SHAPES[1]
-    pool = pool_of(shape, rng)
+    pool = filled(shape, rng)
     trial: Trial = make_trial(pool, shape[2], CONTEXTS, [], rng)
     expected = exact(pool, 0, trial)
     page = shape[1]
@@ -98,10 +76,9 @@ def test_without_torchs_openmp_one_thread_does_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(team, "_parallel", lambda: None)
     rng = np.random.default_rng(4)
     shape = SHAPES[1]
-    pool = pool_of(shape, rng)
+    pool = filled(shape, rng)
     trial = make_trial(pool, shape[2], CONTEXTS, [], rng)
-    backend = NumbaAttention(pool, shape[2])
-    assert error_of(backend, 0, trial, exact(pool, 0, trial)) < TOLERANCE[torch.float32]
+    assert_exact(NumbaAttention(pool, shape[2]), pool, trial, [0])
 
 
 def test_it_says_what_it_is_not_for() -> None:
