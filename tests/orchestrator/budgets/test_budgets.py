@@ -83,8 +83,7 @@ async def test_what_runs_is_reserved_and_what_it_does_not_use_is_free_again(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     service = await started(make_service, worker, budgets={"each_key": {"tokens": 100}})
-    plan = Plan(tokens=2, stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(tokens=2, stall_at=1))
     first = asyncio.create_task(complete(service, max_tokens=60))
     await service.until_tokens(1)
     assert (await budget(service))["tokens_left"] == 100 - 60 - PROMPT

@@ -1,6 +1,6 @@
 """Steps done by the team of threads, next to the model's own way, operation by operation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,14 +38,6 @@ KINDS: dict[str, dict[str, object]] = {
     },
 }
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-
-
-@pytest.fixture(params=[1, 8], ids=["alone", "more threads than cores"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 class Rivals:
