@@ -1,9 +1,9 @@
 """What a run of batches under kills calls right, and when it strikes."""
 
-from perf.chaos.batch_checks import BatchOrder, Sent
+from perf.chaos.batches import BatchOrder, Sent
 from tests.support.cases import for_each
 
-ORDER = BatchOrder("a", 4, "key", refused_every=4)
+ORDER = BatchOrder("a", 4, refused_every=4)
 ENTRIES = [("a-1", "succeeded"), ("a-2", "succeeded"), ("a-3", "succeeded"), ("a-4", "errored")]
 STATE = {
     "status": "completed",
