@@ -28,10 +28,19 @@ from perf import SEED
 from perf.goodput.policies import HANG_UP
 from perf.load.chats import APPLICATIONS
 from perf.load.lane import open_lane
-from perf.load.models import model_of
 from perf.load.usage import busy_loops
 from perf.peers import goodput, speed
-from perf.peers.servers import SLOTS, VLLM, Served, Start, ours, peers_on, together, vllm_version
+from perf.peers.servers import (
+    SLOTS,
+    VLLM,
+    Served,
+    Start,
+    model_of,
+    ours,
+    peers_on,
+    together,
+    vllm_version,
+)
 from perf.report.bundle import BenchResult, Bundle, Figure
 from perf.report.command import Skip, begin, new_console, new_parser, result, status_of
 from perf.report.recording import Recording
