@@ -24,10 +24,10 @@ from typing import Any, Final
 import aiohttp
 
 from catalog.errors import StartFailed
-from perf.chaos.world import READY_S, alive, orchestrating
+from perf.chaos.world import orchestrating
 from perf.load.usage import PARTS, rss_mib
 from perf.report.command import begin, new_console, new_parser, status_of
-from perf.stack.stack import StackSpec, tritons
+from perf.stack.stack import READY_S, StackSpec, alive, tritons
 from pool.units.orchestrator import OrchestratorProcess
 
 MAX_GROWTH: Final = 0.05
