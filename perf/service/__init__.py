@@ -27,7 +27,6 @@ BENCHES: tuple[Bench, ...] = (
     ttft.BENCH,
     relay.BENCH,
     health.BENCH,
-    relay.SINGLE,
     relay.PACED,
     promises.OVERTAKING,
     promises.FLOOD,
