@@ -1,23 +1,21 @@
 """``make bench-peers``: Tidegate, vLLM, and llama.cpp's server where it has the model, in one run.
 
-    python -m perf.peers [--model NAME] [--rates R … | --loads X …] [--seconds S] [--json PATH]
-    python -m perf.peers --alone [--model NAME] [--json PATH]
+    python -m perf.peers [--model NAME] [--only PART …] [--alone]
+        [--rates R … | --loads X …] [--seconds S] [--json PATH]
 
 goodput: chats of clients with three kinds of patience, at each offered rate or times the capacity;
-to Tidegate without deadlines, first come, first served, too. All servers are up for the whole run,
-idle but in their turns.
+to Tidegate without deadlines, first come, first served, too.
+speed: tokens per second at 1, 8 and 32 streams, a prompt's first token, the longest gap then.
 
-speed, with ``--alone``: tokens per second at 1, 8 and 32 streams, a prompt's first token, the
-longest gap then. Each server is started for its turns.
-
-A peer that cannot be started here is skipped by name; the exit status is 1 only when something
-failed.
+All servers are up for the whole run, idle but in their turns. With ``--alone`` each is started for
+its turns, of speed alone. A peer that cannot be started here is skipped by name; the exit status is
+1 only when something failed.
 """
 
 import argparse
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -35,14 +33,15 @@ from perf.peers.servers import (
     SLOTS,
     VLLM,
     Served,
+    Start,
     model_of,
     ours,
     peers_on,
     together,
     vllm_version,
 )
-from perf.report.bundle import BenchResult, Bundle
-from perf.report.command import begin, new_console, new_parser, result, status_of
+from perf.report.bundle import BenchResult, Bundle, Figure
+from perf.report.command import Skip, begin, new_console, new_parser, result, status_of
 from perf.report.recording import Recording
 from perf.report.table import show
 from perf.stack.offer import BUSY
@@ -50,8 +49,15 @@ from perf.stack.stack import Stack, orchestrating
 from pool.artifacts.resolve import DEMO
 from protocol import ModelCard
 
+PARTS: Final = {
+    "goodput": "chats met in time, compared with vLLM",
+    "speed": "tokens per second and first tokens, against vLLM",
+}
+
+
 GOODPUT: Final = goodput.GoodputLoad((6.0, 12.0, 20.0), warm_s=4.0, window_s=15.0, rounds=3)
-SPEED: Final = speed.SpeedLoad((1, 8, 32), tokens=256, rounds=3)
+SPEED: Final = speed.SpeedLoad((1, 8, 32), tokens=256, rounds=7)
+_ROUNDS_ALONE: Final = 3
 
 
 @dataclass(slots=True)
@@ -66,21 +72,25 @@ class Comparison:
     triton: str = ""
     vllm: str = ""
 
-    async def goodput(self) -> None:
-        """Measure chats met in time, all servers up."""
-        self.console.print(f"{VLLM} and Tidegate start (minutes) …", style="dim")
-        with result(self.results, "goodput", "chats met in time, compared with vLLM") as figures:
-            async with together(self.model) as (own, servers):
-                await self._read_card(own)
-                plain = orchestrating([own.grpc_address], HANG_UP.env(), HANG_UP.name)
-                async with plain as orchestrator:
-                    pids = own.pids() | {"orchestrator": orchestrator.pid or 0}
-                    port = orchestrator.port
-                    fifo = Served("fifo", HANG_UP.label, port, False, BUSY, pids)
-                    cells = await goodput.measure([*servers, fifo], self.load, SEED, self.console)
-            figures += [figure for cell in cells for figure in cell.figures()]
+    async def parts(self, names: Sequence[str]) -> None:
+        """Measure one part after the other, with the same servers."""
+        parts = {"goodput": self._goodput, "speed": self._speed}
+        async with AsyncExitStack() as stack:
+            try:
+                self._say(f"{VLLM} and Tidegate start (minutes) …")
+                own, servers = await stack.enter_async_context(together(self.model))
+            except Skip as reason:
+                self.results += [
+                    BenchResult(name, PARTS[name], 0.0, skipped=str(reason)) for name in names
+                ]
+                return
+            await self._read_card(own)
+            for name in names:
+                self._say(f"{name}: {PARTS[name]} …")
+                with result(self.results, name, PARTS[name]) as figures:
+                    figures += await parts[name](own, servers)
 
-    async def speed(self) -> None:
+    async def alone(self) -> None:
         """Measure speed, each server by itself on the machine."""
 
         @asynccontextmanager
@@ -89,14 +99,30 @@ class Comparison:
                 await self._read_card(stack)
                 yield served
 
-        what = "tokens per second and first tokens, against vLLM"
-        with result(self.results, "speed", what) as figures:
-            figures += await speed.measure([own, *peers_on(self.model)], SPEED, SEED)
+        starts, load = [own, *peers_on(self.model)], SPEED._replace(rounds=_ROUNDS_ALONE)
+        with result(self.results, "speed", PARTS["speed"]) as figures:
+            figures += await speed.measure(starts, load, SEED, "speed")
+
+    async def _speed(self, _: Stack, servers: list[Served]) -> list[Figure]:
+        def up(server: Served) -> Start:
+            return lambda: nullcontext(server)
+
+        return await speed.measure(list(map(up, servers)), SPEED, SEED, "speed")
+
+    async def _goodput(self, own: Stack, servers: list[Served]) -> list[Figure]:
+        async with orchestrating([own.grpc_address], HANG_UP.env(), HANG_UP.name) as plain:
+            pids = own.pids() | {"orchestrator": plain.pid or 0}
+            fifo = Served("fifo", HANG_UP.label, plain.port, False, BUSY, pids)
+            cells = await goodput.measure([*servers, fifo], self.load, SEED, self.console)
+        return [figure for cell in cells for figure in cell.figures()]
 
     async def _read_card(self, own: Stack) -> None:
         async with open_lane(own.grpc_address) as lane:
             self.card = lane.card
         self.triton, self.vllm = own.triton_version, vllm_version()
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, style="dim")
 
 
 def bundle_of(comparison: Comparison, recording: Recording) -> Bundle:
@@ -120,8 +146,9 @@ def load_of(args: argparse.Namespace) -> goodput.GoodputLoad:
 
 def new_arguments() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=[], metavar="PART")
     parser.add_argument("--model", default=DEMO, help="what tidegate up takes: smollm2, say")
-    parser.add_argument("--alone", action="store_true", help="speed, each server by itself")
+    parser.add_argument("--alone", action="store_true", help="no other server is up: speed")
     parser.add_argument("--loads", nargs="+", type=float, default=[], help="times the capacity")
     parser.add_argument("--rates", nargs="+", type=float, default=[], help="requests per second")
     parser.add_argument("--seconds", type=float, help="of goodput, per turn")
@@ -134,7 +161,7 @@ async def _main() -> int:
     recording = begin(parser, args, "perf.peers", *sys.argv[1:], seed=SEED)
     console = new_console()
     comparison = Comparison(load_of(args), console, await model_of(args.model))
-    await (comparison.speed() if args.alone else comparison.goodput())
+    await (comparison.alone() if args.alone else comparison.parts(args.only or list(PARTS)))
     bundle = bundle_of(comparison, recording)
     show(bundle, console)
     recording.save(bundle)

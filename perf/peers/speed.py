@@ -43,9 +43,9 @@ class What(NamedTuple):
     better: Better
 
 
-async def measure(starts: Sequence[Start], load: SpeedLoad, seed: int) -> list[Figure]:
+async def measure(starts: Sequence[Start], load: SpeedLoad, seed: int, part: str) -> list[Figure]:
     """Figures of all servers, and how many times as good as the second the first one is, turn by
-    turn. Raises ``RuntimeError`` when a token was lost."""
+    turn; ``part`` begins their names. Raises ``RuntimeError`` when a token was lost."""
     found = defaultdict[What, dict[str, list[float]]](dict)
     labels: dict[str, str] = {}
     for number in range(load.rounds):
@@ -54,18 +54,20 @@ async def measure(starts: Sequence[Start], load: SpeedLoad, seed: int) -> list[F
                 labels[server.name] = server.label
                 for what, sample in await _turn(server, load, seed + number):
                     found[what].setdefault(server.name, []).append(sample)
-    return [figure for what in found for figure in _figures(what, found[what], labels)]
+    return [figure for what in found for figure in _figures(part, what, found[what], labels)]
 
 
-def _figures(what: What, found: dict[str, list[float]], labels: dict[str, str]) -> Iterator[Figure]:
+def _figures(
+    part: str, what: What, found: dict[str, list[float]], labels: dict[str, str]
+) -> Iterator[Figure]:
     suffix = {"tokens/s": ".tokens_per_s", "ms": "_ms"}[what.unit]
     for name, samples in found.items():
-        key, label = f"speed.{name}.{what.key}{suffix}", f"{labels[name]}, {what.label}"
+        key, label = f"{part}.{name}.{what.key}{suffix}", f"{labels[name]}, {what.label}"
         yield Figure.of(key, label, what.unit, samples, better=what.better)
     (first, ours), (second, theirs), *_ = found.items()
     good = ratios(ours, theirs) if what.better == "higher" else ratios(theirs, ours)
     label = f"{labels[first]}, times as good as {labels[second]}, {what.label}"
-    yield Figure.of(f"speed.ratio.{what.key}", label, "", good, better="higher")
+    yield Figure.of(f"{part}.ratio.{what.key}", label, "", good, better="higher")
 
 
 async def _turn(server: Served, load: SpeedLoad, seed: int) -> list[tuple[What, float]]:

@@ -27,6 +27,7 @@ BENCHES: tuple[Bench, ...] = (
     ttft.BENCH,
     relay.BENCH,
     health.BENCH,
+    relay.SINGLE,
     relay.PACED,
     promises.OVERTAKING,
     promises.FLOOD,

@@ -4,19 +4,22 @@ The engine is ``synthetic-free``, so that the path is what is measured: worker p
 lane → orchestrator → 32 sockets, on cores that the load generator shares. One event per token, as
 OpenAI chunks; every token is accounted for. ``synthetic-free`` makes several tokens per step, and
 what piles up while a frame is on its way travels in the next one, so a write carries several
-events: how many is a figure of its own. ``paced`` has 64 streams of 50 tokens/s: what calm, steady
-traffic costs, and how evenly it arrives.
+events: how many is a figure of its own. ``relay-single`` is the same with an engine that makes one
+token per step and stream, 10 000 steps per second, so that only what piles up shares a write.
+``paced`` has 64 streams of 50 tokens/s: what calm, steady traffic costs, and how evenly it arrives.
 
 The baseline (the plain way of ``stack.emitter``) serves the same stream in the same run with one
 ``json.dumps`` and one write per token, from tokens that cost nothing.
 """
 
+from perf.load.closed_loop import LoadResult
 from perf.load.connection import HOST
 from perf.load.drive import (
     CLIENTS,
     FloodTarget,
     MeasuredWindows,
     completion,
+    flood,
     in_turns,
     rates,
     ratios,
@@ -27,6 +30,8 @@ from perf.report.bundle import Figure
 from perf.stack.context import Bench, BenchContext
 from perf.stack.scrape import scrape
 from perf.stack.stack import StackSpec, emitter_server
+
+_SINGLE_STEP_MS = 0.1
 
 
 async def run(context: BenchContext) -> list[Figure]:
@@ -44,23 +49,7 @@ async def run(context: BenchContext) -> list[Figure]:
     rate, plain_rate = rates(ours), rates(plain)
     of = Figure.of
     return [
-        of("relay.tokens_per_s", "relayed", "tokens/s", rates(ours), better="higher"),
-        *(
-            of(
-                f"relay.{process}_cpu_us_per_token",
-                f"{process} CPU",
-                "µs/token",
-                us_per_token(ours, process),
-            )
-            for process in ("orchestrator", "triton", "worker")
-        ),
-        of(
-            "relay.events_per_write",
-            "events per frame and stream",
-            "",
-            [ours.tokens / frames / CLIENTS],
-            better="neither",
-        ),
+        *_figures("relay", ours, frames),
         of("relay.baseline_tokens_per_s", "baseline", "tokens/s", plain_rate, better="higher"),
         of("relay.baseline_cpu_us_per_token", "baseline CPU", "µs/token", plain_cpu),
         of(
@@ -81,12 +70,50 @@ async def run(context: BenchContext) -> list[Figure]:
     ]
 
 
+async def run_single(context: BenchContext) -> list[Figure]:
+    spec = StackSpec("synthetic-paced", device=context.device, step_ms=_SINGLE_STEP_MS)
+    stack = await context.stack(spec)
+    frames = await _frames(stack.port)
+    result = await flood(FloodTarget(stack.port, stack.pids()), MeasuredWindows(1.0, 1.5, 7))
+    return _figures("relay_single", result, await _frames(stack.port) - frames)
+
+
+def _figures(prefix: str, result: LoadResult, frames: float) -> list[Figure]:
+    of = Figure.of
+    return [
+        of(f"{prefix}.tokens_per_s", "relayed", "tokens/s", rates(result), better="higher"),
+        *(
+            of(
+                f"{prefix}.{process}_cpu_us_per_token",
+                f"{process} CPU",
+                "µs/token",
+                us_per_token(result, process),
+            )
+            for process in ("orchestrator", "triton", "worker")
+        ),
+        of(
+            f"{prefix}.events_per_write",
+            "events per frame and stream",
+            "",
+            [result.tokens / frames / CLIENTS],
+            better="neither",
+        ),
+    ]
+
+
 async def _frames(port: int) -> float:
     """Number of frames that the orchestrator has received."""
     return (await scrape(HOST, port)).total("tidegate_lane_frames_total")
 
 
 BENCH = Bench("relay", f"{CLIENTS} streaming clients, engine as fast as it goes", run, limit_s=120)
+SINGLE = Bench(
+    "relay-single",
+    f"{CLIENTS} streaming clients, one token per step of {_SINGLE_STEP_MS} ms",
+    run_single,
+    limit_s=90,
+    in_quick=False,
+)
 
 
 STREAMS = 64

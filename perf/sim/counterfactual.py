@@ -9,7 +9,7 @@ request is kept: nothing but its deadline stops it. Everybody else is treated as
 import math
 import random
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from perf.sim.arrivals import SimArrival
 from perf.sim.simulate import Fleet, SimResult, simulate
@@ -19,13 +19,20 @@ _LINGER_S = 5.0
 _OURS = (Code.DEADLINE_INFEASIBLE, Code.QUEUE_FULL)
 
 
-class FalseRefusals(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FalseRefusals:
     """Numbers of requests that ended ``unserved``, of those of them ``tried`` again, of these
     met."""
 
+    offered: int
     unserved: int
     tried: int
     met: int
+
+    @property
+    def share(self) -> float:
+        """Share of the unserved requests tried again that would have been met."""
+        return self.met / self.tried if self.tried else 0.0
 
 
 def is_unserved(result: SimResult) -> bool:
@@ -51,7 +58,7 @@ def false_refusals(
     met = 0
     for at in tried:
         met += _met_if_kept(arrivals, at, fleet, settings, seed)
-    return FalseRefusals(len(unserved), len(tried), met)
+    return FalseRefusals(len(results), len(unserved), len(tried), met)
 
 
 def _met_if_kept(

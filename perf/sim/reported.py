@@ -65,6 +65,11 @@ class Reported:
     """Time left of the deadline when a ``partial`` or ``fit`` answer was at its client."""
 
     @property
+    def kept(self) -> float:
+        """Share of the reported deadlines that were kept."""
+        return self.deadlines_kept / max(1, self.deadlines_kept + self.deadlines_lost)
+
+    @property
     def fit_use(self) -> float:
         """Median share of the budget that fits use; NaN of none."""
         return percentile([p.real / p.reported for p in self.fits], 50) if self.fits else math.nan

