@@ -68,11 +68,13 @@ TABLE: Final = (
     ),
     Recordable("starts", "perf.service --only starts"),
     Recordable("agents", "perf.service --only agents"),
+    Recordable("choices", "perf.engine.choices"),
     Recordable("peers-avx512", "perf.peers --rates 6 12 20 32 --seconds 10", on="avx512"),
     Recordable("peers-real", "perf.peers --model smollm2 --loads 0.7 1 2 3 --only goodput"),
     Recordable("peers-real-alone", "perf.peers --model smollm2 --alone"),
     Recordable("picker", "perf.peers.picker"),
     Recordable("picker-vllm", "perf.peers.picker --pods vllm --rates 12 16"),
+    Recordable("fleet", "perf.peers.fleet"),
     Recordable(
         "goodput-real",
         f"perf.goodput --trace {_CONVERSATION} --trace {_CODE} --loads 2 --seconds 10",
@@ -86,16 +88,18 @@ TABLE: Final = (
     Recordable("sim-cells", "perf.sim --cells --rows 16 --seeds 2"),
     Recordable("sim-quotes", "perf.sim quotes"),
     Recordable("sim-crowds", "perf.sim crowds --seeds 1"),
+    Recordable("sim-reported", "perf.sim reported"),
     Recordable("sim-scaling", f"perf.sim scaling --trace {_CODE}"),
     Recordable("sim-chains", "perf.sim runs --loads 1.2"),
     Recordable(
         "chaos-kills", "perf.chaos --kills 100 --stops 50 --engine synthetic-paced --clients 2"
     ),
+    Recordable("polled-starts", "perf.chaos --starts 50 --kills 20 --engine synthetic-paced"),
     Recordable("fleet-kills", "perf.chaos.fleet --orchestrators 2 --kills 100 --stops 50"),
     Recordable("batch-kills", "perf.chaos.batches"),
     # Less than an hour says nothing of growth: caches and allocators fill for ten minutes.
     Recordable("soak", "perf.chaos --soak 3600", on="an hour"),
-    Recordable("slot-soak", "perf.clips --seconds 600"),
+    Recordable("slot-soak", "perf.clips --soak 600"),
     Recordable("gpu-h100", "perf.engine.gpu", on="gpu"),
     Recordable(
         "goodput-h100-code", f"perf.goodput {_ON_GPU} --answers 28 --trace {_CODE}", on="gpu"

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 
 from rich.console import Console
 
-from perf.chaos import checks, soak
+from perf.chaos import checks, soak, starts
 from perf.chaos.clients import KINDS, ChaosLedger, SteadyClients
 from perf.chaos.faults import (
     ROLLING_RESTART,
@@ -206,6 +206,7 @@ async def _main() -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=0.0, help="so long; else each fault once")
     parser.add_argument("--kills", type=int, default=0, help="so many of orchestrators, and only")
+    parser.add_argument("--starts", type=int, default=0, help="so many polled ones, and --kills")
     parser.add_argument("--stops", type=int, default=None, help="as well as kills; else as many")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=3, help="of each kind")
@@ -226,6 +227,10 @@ async def _main() -> int:
         parser.error(f"--only: no fault has {args.only!r} in its name")
     async with running(StackSpec(args.engine, deterministic=True)) as world:
         polls = Polls(world, ledger)
+        if args.starts:
+            started = await starts.run(world, ledger, args.starts, args.kills)
+            console.print(*started, sep="\n")
+            return saved({"starts": started}, ledger, recording, console)
         rows = await play(
             world,
             plan,

@@ -41,6 +41,8 @@ class Polled:
 class Polls:
     """Polls of all orchestrators, until they are stopped."""
 
+    every_s = EVERY_S
+
     def __init__(self, world: World, ledger: ChaosLedger, *, task_within_s: float = 0.0) -> None:
         """``task_within_s``: longest wait for what is said of a durable task, whichever is asked;
         0: nobody asks."""
@@ -52,10 +54,10 @@ class Polls:
         """How late this process was, in all: no orchestrator is to blame for that."""
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self, each: int) -> None:
-        """Begin, with so many clients for each orchestrator."""
+    def start(self, each: int, only: int | None = None) -> None:
+        """Begin, with so many clients for each orchestrator, or for the first ones ``only``."""
         loops = [self._tick()]
-        for at in range(len(self._world.orchestrators)):
+        for at in range(len(self._world.orchestrators[:only])):
             loops += [self._poll(at) for _ in range(each)]
             if self._task_within_s:
                 loops.append(self._ask(at, random.Random(at)))
@@ -77,7 +79,7 @@ class Polls:
 
     async def _poll(self, at: int) -> None:
         while True:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(self.every_s)
             status, took_s = await self._get(at, "/health/ready", WITHIN_S)
             self.polled.answered += status > 0
             self.polled.refused += status == 0
@@ -85,7 +87,7 @@ class Polls:
 
     async def _ask(self, at: int, rng: random.Random) -> None:
         while True:
-            await asyncio.sleep(4 * EVERY_S)
+            await asyncio.sleep(4 * self.every_s)
             if not self._ledger.durable_ids:
                 continue
             task_id = rng.choice(self._ledger.durable_ids[-_LATEST:])

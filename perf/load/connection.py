@@ -54,10 +54,12 @@ class HttpConnection:
     async def __aexit__(self, *_: object) -> None:
         self.drop()
 
-    def send(self, method: str, path: str, body: dict[str, object] | None = None) -> None:
+    def send(
+        self, method: str, path: str, body: dict[str, object] | None = None, headers: str = ""
+    ) -> None:
         """Start a request; what was left of the last response is dropped."""
         self._received = b""
-        self._writer.write(request_bytes(self._host, self._port, method, path, body))
+        self._writer.write(request_bytes(self._host, self._port, method, path, body, headers))
 
     async def until(self, pattern: re.Pattern[bytes]) -> re.Match[bytes]:
         """Read a streamed response until it matches. Raises ``HttpError``."""

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
@@ -25,6 +27,18 @@ def process_cpu_s(pid: int) -> float:
         return time.clock_gettime((~pid << 3) | _SCHED)
     except OSError as error:
         raise ProcessLookupError(f"no process {pid}") from error
+
+
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """That many processes which want a core each, meanwhile."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 _MIB = 2**20

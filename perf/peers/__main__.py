@@ -1,6 +1,6 @@
 """``make bench-peers``: Tidegate, vLLM, and llama.cpp's server where it has the model, in one run.
 
-    python -m perf.peers [--model NAME] [--only PART …] [--alone]
+    python -m perf.peers [--model NAME] [--only PART …] [--alone] [--busy N]
         [--rates R … | --loads X …] [--seconds S] [--json PATH]
 
 goodput: chats of clients with three kinds of patience, at each offered rate or times the capacity;
@@ -8,8 +8,8 @@ to Tidegate without deadlines, first come, first served, too.
 speed: tokens per second at 1, 8 and 32 streams, a prompt's first token, the longest gap then.
 
 All servers are up for the whole run, idle but in their turns. With ``--alone`` each is started for
-its turns, of speed alone. A peer that cannot be started here is skipped by name; the exit status is
-1 only when something failed.
+its turns, of speed alone. ``--busy`` has other processes want cores meanwhile. A peer that cannot
+be started here is skipped by name; the exit status is 1 only when something failed.
 """
 
 import argparse
@@ -28,18 +28,10 @@ from perf import SEED
 from perf.goodput.policies import HANG_UP
 from perf.load.chats import APPLICATIONS
 from perf.load.lane import open_lane
+from perf.load.models import model_of
+from perf.load.usage import busy_loops
 from perf.peers import goodput, speed
-from perf.peers.servers import (
-    SLOTS,
-    VLLM,
-    Served,
-    Start,
-    model_of,
-    ours,
-    peers_on,
-    together,
-    vllm_version,
-)
+from perf.peers.servers import SLOTS, VLLM, Served, Start, ours, peers_on, together, vllm_version
 from perf.report.bundle import BenchResult, Bundle, Figure
 from perf.report.command import Skip, begin, new_console, new_parser, result, status_of
 from perf.report.recording import Recording
@@ -149,6 +141,7 @@ def new_arguments() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=[], metavar="PART")
     parser.add_argument("--model", default=DEMO, help="what tidegate up takes: smollm2, say")
     parser.add_argument("--alone", action="store_true", help="no other server is up: speed")
+    parser.add_argument("--busy", type=int, default=0, help="processes that want a core each")
     parser.add_argument("--loads", nargs="+", type=float, default=[], help="times the capacity")
     parser.add_argument("--rates", nargs="+", type=float, default=[], help="requests per second")
     parser.add_argument("--seconds", type=float, help="of goodput, per turn")
@@ -161,7 +154,8 @@ async def _main() -> int:
     recording = begin(parser, args, "perf.peers", *sys.argv[1:], seed=SEED)
     console = new_console()
     comparison = Comparison(load_of(args), console, await model_of(args.model))
-    await (comparison.alone() if args.alone else comparison.parts(args.only or list(PARTS)))
+    with busy_loops(args.busy):
+        await (comparison.alone() if args.alone else comparison.parts(args.only or list(PARTS)))
     bundle = bundle_of(comparison, recording)
     show(bundle, console)
     recording.save(bundle)

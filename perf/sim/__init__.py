@@ -9,6 +9,6 @@ on virtual time, the way to it and the clock are ``replay``'s.
 - ``campaign_report``   what is shown of a campaign
 - ``runs``       runs of calls under one deadline
 - ``quotes``     chances that were told, and what came of it
-- ``reported``, ``counterfactual``  what tests ask: whether what else clients are told comes true,
-  and which refusals were wrong
+- ``reported``   what else clients are told, and what comes of it
+- ``counterfactual``  which refusals were wrong
 """

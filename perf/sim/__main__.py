@@ -21,7 +21,7 @@ from rich.console import Console
 from perf.load.trace import Manner, TraceError
 from perf.report.command import begin, new_console, new_parser
 from perf.report.recording import Recording
-from perf.sim import crowds, quotes, runs, scaling
+from perf.sim import counterfactual, crowds, quotes, reported, runs, scaling
 from perf.sim.campaign import LABELS, ROWS, run_campaign
 from perf.sim.campaign_report import draw, save, show
 from perf.sim.scenes import FLEET as FLEET  # scripts of others import it from here
@@ -31,11 +31,13 @@ from perf.sim.study import run_cases
 STUDIES = {
     "runs": runs,
     "quotes": quotes,
+    "reported": reported,
+    "refusals": counterfactual,
     "crowds": crowds,
     "scaling": scaling,
 }
-"""Studies by name: of runs of calls under one deadline (DL-22), quotes (DL-21), crowds (DL-7,
-DL-15), scaling (PF-7)."""
+"""Studies by name: of runs of calls under one deadline (DL-22), quotes (DL-21), what clients are
+told (DL-16), wrong refusals (DL-17), crowds (DL-7, DL-15), scaling (PF-7)."""
 
 
 def on_study(name: str, given: Sequence[str]) -> int:

@@ -6,16 +6,21 @@ taken out of the queue, and those that a worker stopped before their deadline. I
 request is kept: nothing but its deadline stops it. Everybody else is treated as ever.
 """
 
+import argparse
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from perf.sim.arrivals import SimArrival
+from perf.report.bundle import Figure
+from perf.sim.arrivals import Scenario, SimArrival
+from perf.sim.scenes import FLEET, SPEED, UNBOUNDED, capacity_per_s
 from perf.sim.simulate import Fleet, SimResult, simulate
+from perf.sim.study import Case
 from protocol import Code, Outcome
 
 _LINGER_S = 5.0
+_SCENARIO = Scenario(SPEED, open_share=1.0)
 _OURS = (Code.DEADLINE_INFEASIBLE, Code.QUEUE_FULL)
 
 
@@ -72,3 +77,28 @@ def _met_if_kept(
     linger_s = _LINGER_S + last_s - earlier[-1].at_s
     run = simulate(earlier, fleet, settings, seed=seed, kept=at, linger_s=linger_s)
     return run.results[at].met
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sample", type=int, default=10, help="refused ones kept, each a run")
+    parser.set_defaults(loads=[1.5, 2.0])
+
+
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    """A case for each load."""
+    for load in args.loads:
+
+        def figures(load: float = load) -> list[Figure]:
+            per_s, shares, unserved = load * capacity_per_s(_SCENARIO, FLEET, 1), [], []
+            for seed in range(1, args.seeds + 1):
+                arrivals = _SCENARIO.arrivals(per_s, args.seconds or 10.0, seed)
+                found = false_refusals(arrivals, FLEET, UNBOUNDED, seed, args.sample)
+                shares.append(found.share)
+                unserved.append(found.unserved / max(1, found.offered))
+            above, of = f"refusals.{load:g}x", Figure.of
+            return [
+                of(f"{above}.wrong", "of the unserved tried again, met", "", shares),
+                of(f"{above}.unserved", "unserved by our decision", "", unserved),
+            ]
+
+        yield Case(f"refusals-{load:g}x", f"refusals at {load:g} times the capacity", figures)

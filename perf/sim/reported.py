@@ -3,24 +3,30 @@
 The load is mixed: stated and open lengths, ``error``, ``partial`` and ``fit``, some with deadlines
 that nobody could keep. A client refused as infeasible comes back with the deadline that it was
 told. Frames from workers take a while to the orchestrator, and its answers to the clients.
+
+Figures are of all seeds together, with the lowest and highest of a seed; ``n`` counts what they are
+of.
 """
 
+import argparse
 import asyncio
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, NamedTuple
 
 from orchestrator.errors import DeadlineInfeasible, QueueFull, TidegateError
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
+from perf.report.bundle import Better, Figure
 from perf.report.stats import percentile
-from perf.sim.arrivals import SimArrival
+from perf.sim.arrivals import Scenario, SimArrival
 from perf.sim.replay.loop import VirtualClock
 from perf.sim.replay.worker import SimWorker
-from perf.sim.scenes import SPEED
+from perf.sim.scenes import FLEET, SPEED, capacity_per_s
 from perf.sim.simulate import Driver, Fleet, SimResult, WorkerEvent, new_job, simulate
+from perf.sim.study import Case
 from protocol import OnDeadline, Outcome
 from worker.runner.synthetic import StepCost
 
@@ -30,8 +36,11 @@ CLIENT_MS = 4.0
 _POLL_S = 0.005
 _SHORT_MS = 20.0
 """Wait in ms, reported or real, below which pairs are not compared."""
+_WARM_S: Final = 10.0
+_COOL_S = 10.0
 _LINGER_S = 20.0
 _SLOW: Final = 10.0
+_ANOTHER_PACE_S: Final = 0.5
 
 
 class Pair(NamedTuple):
@@ -88,19 +97,39 @@ class Reported:
         return sum(left >= 0 for left in self.partial_left) / max(1, len(self.partial_left))
 
 
-def slow_start(usual: StepCost, slow_s: float) -> dict[float, WorkerEvent]:
-    """What happens to the workers, by time: for so long their steps take ten times as long."""
+@dataclass(frozen=True, slots=True)
+class MachinePace:
+    """Pace of a machine that others use, too."""
 
-    def take(factor: float) -> WorkerEvent:
-        cost = StepCost(factor * usual.step_s, factor * usual.row_s, factor * usual.prompt_token_s)
+    slow_s: float = 0.0
+    """Seconds at the beginning in which steps take ten times as long."""
+    most: float = 1.0
+    """Factor by which steps are longer at most; each half second has another."""
 
-        def happen(workers: list[SimWorker]) -> None:
-            for worker in workers:
-                worker.runner.cost = cost
+    def events(self, usual: StepCost, until_s: float) -> dict[float, WorkerEvent]:
+        """What happens to the workers, by time, until that one."""
 
-        return happen
+        def take(factor: float) -> WorkerEvent:
+            cost = StepCost(
+                factor * usual.step_s, factor * usual.row_s, factor * usual.prompt_token_s
+            )
 
-    return {0.0: take(_SLOW), slow_s: take(1.0)} if slow_s else {}
+            def happen(workers: list[SimWorker]) -> None:
+                for worker in workers:
+                    worker.runner.cost = cost
+
+            return happen
+
+        found, at_s, rng = {self.slow_s: take(1.0)}, self.slow_s, random.Random(0)
+        if self.slow_s:
+            found[0.0] = take(_SLOW)
+        while self.most > 1.0 and at_s < until_s:
+            found[at_s] = take(rng.uniform(1.0, self.most))
+            at_s += _ANOTHER_PACE_S
+        return found
+
+
+ALONE: Final = MachinePace()
 
 
 def median_ratio(pairs: Iterable[Pair]) -> float:
@@ -134,12 +163,11 @@ def measure(
     settings: Mapping[str, str],
     *,
     seed: int,
-    warm_s: float,
-    cool_s: float,
-    slow_s: float = 0.0,
+    warm_s: float = _WARM_S,
+    cool_s: float = _COOL_S,
+    pace: MachinePace = ALONE,
 ) -> Reported:
-    """Compare what arrives after ``warm_s`` and until ``cool_s`` before the last one; steps are
-    slow for ``slow_s``.
+    """Compare what arrives after ``warm_s`` and until ``cool_s`` before the last one.
 
     The load continues for a while after what is counted: what is reported is of a load that lasts.
     """
@@ -163,7 +191,7 @@ def measure(
         fleet,
         settings,
         seed=seed,
-        events=slow_start(fleet.spec.cost, slow_s),
+        events=pace.events(fleet.spec.cost, end_s + _LINGER_S),
         linger_s=_LINGER_S,
         new_driver=new_driver,
     )
@@ -247,6 +275,44 @@ class AskingDriver(Driver):
                 reported.fits.append(Pair(arrival.deadline_ms, took_ms))
 
 
+MIXED: Final = Scenario(SPEED, open_share=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedScene:
+    """Load and machine; what is reported from ``_WARM_S`` on counts."""
+
+    name: str
+    what: str
+    load: float
+    """Multiples of the capacity of a machine that nobody else uses."""
+    pace: MachinePace = ALONE
+    max_waiting: int = -1
+
+    def measure(self, capacity: float, seconds: float, seed: int, fleet: Fleet = FLEET) -> Reported:
+        """Reports of one seed; ``capacity`` in requests per second, of ``fleet``."""
+        arrivals = mixed(MIXED.arrivals(self.load * capacity, seconds, seed), seed)
+        settings = {"QUEUE__MAX_WAITING": str(self.max_waiting)}
+        return measure(arrivals, fleet, settings, seed=seed, pace=self.pace)
+
+
+SCENES: Final = {
+    scene.name: scene
+    for scene in (
+        ReportedScene("calm", "0.3 times the capacity", 0.3),
+        ReportedScene("busy", "the same, steps up to twice as long", 0.3, MachinePace(most=2.0)),
+        ReportedScene(
+            "slow-start",
+            "the same, steps ten times as long until it counts",
+            0.3,
+            MachinePace(slow_s=_WARM_S),
+        ),
+        ReportedScene("overload", "1.5 times the capacity", 1.5),
+        ReportedScene("full-queue", "the same, at most 8 wait", 1.5, max_waiting=8),
+    )
+}
+
+
 def pooled(runs: Iterable[Reported]) -> Reported:
     """All reports of several runs."""
     whole = Reported()
@@ -254,3 +320,85 @@ def pooled(runs: Iterable[Reported]) -> Reported:
         for each in fields(Reported):
             setattr(whole, each.name, getattr(whole, each.name) + getattr(run, each.name))
     return whole
+
+
+class _Report(NamedTuple):
+    """Value of a run's reports, and the number of things that it is of."""
+
+    label: str
+    value: Callable[[Reported], float]
+    number: Callable[[Reported], int]
+    better: Better = "neither"
+
+
+def _fits(reported: Reported) -> int:
+    return len(reported.fits)
+
+
+_REPORTS: Final = {
+    "fit_use": _Report("fit: share of its time used", lambda r: r.fit_use, _fits, "higher"),
+    "fit_use_p10": _Report("fit: used by nine in ten", lambda r: r.fit_use_p10, _fits, "higher"),
+    "fits_late": _Report("fit: share late", lambda r: r.fits_late, _fits, "lower"),
+    "partials_in_time": _Report(
+        "partial: share in time",
+        lambda r: r.partials_in_time,
+        lambda r: len(r.partial_left),
+        "higher",
+    ),
+    "deadlines_kept": _Report(
+        "deadlines that were named: share kept",
+        lambda r: r.kept,
+        lambda r: r.deadlines_kept + r.deadlines_lost,
+        "higher",
+    ),
+    "deadlines": _Report(
+        "deadlines that were named, over what it took",
+        lambda r: median_ratio(r.deadlines),
+        lambda r: len(r.deadlines),
+    ),
+    "starts": _Report(
+        "starts: told over real", lambda r: median_ratio(r.starts), lambda r: len(r.starts)
+    ),
+    "retries": _Report(
+        "Retry-After over the time until there is room",
+        lambda r: median_ratio(r.retries),
+        lambda r: len(r.retries),
+    ),
+}
+
+
+def figures_of(name: str, runs: Sequence[Reported]) -> Iterator[Figure]:
+    """Figures of a scene: of all runs together, from the lowest run's to the highest's."""
+    whole = pooled(runs)
+    for key, report in _REPORTS.items():
+        by_run = [report.value(run) for run in runs if report.number(run)]
+        if by_run:
+            yield Figure(
+                key=f"{name}.{key}",
+                label=report.label,
+                unit="",
+                median=report.value(whole),
+                low=min(by_run),
+                high=max(by_run),
+                spread="min–max",
+                n=report.number(whole),
+                better=report.better,
+            )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--scenes", nargs="+", choices=list(SCENES), default=list(SCENES))
+    parser.set_defaults(seeds=5)
+
+
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    """A case for each scene."""
+    capacity = capacity_per_s(MIXED, FLEET, 1)
+    for name in args.scenes:
+
+        def figures(name: str = name) -> Iterator[Figure]:
+            seeds = range(1, args.seeds + 1)
+            runs = [SCENES[name].measure(capacity, args.seconds or 60.0, seed) for seed in seeds]
+            return figures_of(name, runs)
+
+        yield Case(name, f"{name}: {SCENES[name].what}", figures)

@@ -19,11 +19,11 @@ from perf.load.cells import CAP_TOKENS, DEMO_COST, Mix, mixes
 from perf.load.trace import ANSWER_SCALE, CHAT, CODE, Manner, TraceLoad, TraceRow, read_trace
 from perf.load.workload import Sizes, Speed
 from perf.report.stats import percentile
-from perf.sim.arrivals import SimArrival, trace_arrivals
+from perf.sim.arrivals import Scenario, SimArrival, trace_arrivals
 from perf.sim.replay.worker import WorkerSpec
 from perf.sim.rivals.fleet import EngineFigures, RivalFleet
 from perf.sim.rivals.policies import Fifo
-from perf.sim.simulate import Fleet
+from perf.sim.simulate import Fleet, simulate
 from worker.runner.synthetic import StepCost
 
 _FLOOD = 600
@@ -242,10 +242,23 @@ def capacity_of(trace: Path, engine: Engine) -> float:
     ]
     fleet = engine.fleet
     jobs = RivalFleet(fleet.spec, fleet.count, Fifo(engine.machine), seed=1).run(flood)
-    return middle_rate([job.ended_at for job in jobs])
+    return _middle_rate([job.ended_at for job in jobs])
 
 
-def middle_rate(ends: Sequence[float]) -> float:
+def capacity_per_s(scenario: Scenario, fleet: Fleet, seed: int) -> float:
+    """Requests per second of a scenario with every slot full."""
+    run = simulate(
+        scenario.arrivals(1000.0, 0.6, seed),
+        fleet,
+        UNBOUNDED | {"QUEUE__ORDER": "fifo", "ADMISSION__MODE": "off"},
+        seed=seed,
+        states_deadline=False,
+        linger_s=600.0,
+    )
+    return _middle_rate([result.ended_s for result in run.results])
+
+
+def _middle_rate(ends: Sequence[float]) -> float:
     """Ends per second in the middle of a flood without deadlines."""
     return 0.7 * len(ends) / (percentile(ends, 85) - percentile(ends, 15))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from perf.goodput.policies import Policy
 from perf.report.stats import percentile
 from perf.sim.arrivals import Scenario
-from perf.sim.scenes import SPEED, UNBOUNDED, middle_rate
+from perf.sim.scenes import SPEED, UNBOUNDED
 from perf.sim.simulate import Fleet, SimRun, simulate
 from protocol import Outcome
 
@@ -26,19 +26,6 @@ def run_policy(
         seed=seed,
         states_deadline=policy.states_deadline,
     )
-
-
-def capacity_per_s(scenario: Scenario, fleet: Fleet, seed: int) -> float:
-    """Requests per second of a scenario with every slot full."""
-    run = simulate(
-        scenario.arrivals(1000.0, 0.6, seed),
-        fleet,
-        UNBOUNDED | {"QUEUE__ORDER": "fifo", "ADMISSION__MODE": "off"},
-        seed=seed,
-        states_deadline=False,
-        linger_s=600.0,
-    )
-    return middle_rate([result.ended_s for result in run.results])
 
 
 @dataclass(frozen=True, slots=True)

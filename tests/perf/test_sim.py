@@ -6,9 +6,9 @@ import pytest
 
 from perf.goodput.policies import FIFO, OURS, POLICIES, UNPREDICTED
 from perf.sim.replay.worker import SimWorker
-from perf.sim.scenes import FLEET, STEP_COST
+from perf.sim.scenes import FLEET, STEP_COST, capacity_per_s
 from perf.sim.simulate import SimResult, SimRun, simulate
-from tests.perf.sim_load import CAPACITY, SCENARIO, SEED, Summary, capacity_per_s, run_policy
+from tests.perf.sim_load import CAPACITY, SCENARIO, SEED, Summary, run_policy
 from worker.runner.synthetic import StepCost
 
 WARM_S = 5.0

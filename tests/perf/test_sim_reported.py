@@ -10,7 +10,15 @@ from perf.load.trace import TraceLoad, TraceRow
 from perf.sim.arrivals import Scenario, trace_arrivals
 from perf.sim.counterfactual import false_refusals
 from perf.sim.quotes import told_under
-from perf.sim.reported import Reported, measure, median_ratio, mixed, pooled
+from perf.sim.reported import (
+    ALONE,
+    MachinePace,
+    Reported,
+    measure,
+    median_ratio,
+    mixed,
+    pooled,
+)
 from perf.sim.scenes import FLEET, SPEED
 
 pytestmark = pytest.mark.slow
@@ -23,11 +31,11 @@ KNOWN, OPEN = Scenario(SPEED), Scenario(SPEED, open_share=0.5)
 
 
 def reported_at(
-    load: float, seconds: float, queue: int = -1, seed: int = SEED, slow_s: float = 0.0
+    load: float, seconds: float, queue: int = -1, seed: int = SEED, pace: MachinePace = ALONE
 ) -> Reported:
     arrivals = mixed(OPEN.arrivals(load * CAPACITY, seconds, seed), seed)
     settings = {"QUEUE__MAX_WAITING": str(queue)}
-    return measure(arrivals, ONE, settings, seed=seed, warm_s=6.0, cool_s=6.0, slow_s=slow_s)
+    return measure(arrivals, ONE, settings, seed=seed, warm_s=6.0, cool_s=6.0, pace=pace)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +52,7 @@ def light() -> Reported:
 @pytest.fixture(scope="module")
 def crowded() -> Reported:
     """Right after a start in which steps took ten times as long."""
-    return reported_at(0.25, 60.0, slow_s=6.0)
+    return reported_at(0.25, 60.0, pace=MachinePace(slow_s=6.0))
 
 
 def test_dl16_a_deadline_that_was_named_is_kept(overload: Reported, light: Reported) -> None:
