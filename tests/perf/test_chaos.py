@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from perf.chaos import polls
-from perf.chaos.batch_checks import BatchOrder, Sent
+from perf.chaos.batches import BatchOrder, Sent
 from perf.chaos.checks import judge_rounds
 from perf.chaos.clients import ChaosLedger
 from perf.chaos.polls import Polls
@@ -70,7 +70,7 @@ async def test_a_poll_may_be_refused_but_not_left_waiting_nor_told_that_a_task_i
     assert [len(faults) for faults in found] == [0, 1, 2, 0], found
 
 
-ORDER = BatchOrder("a", 4, "key", refused_every=4)
+ORDER = BatchOrder("a", 4, refused_every=4)
 ENTRIES = [("a-1", "succeeded"), ("a-2", "succeeded"), ("a-3", "succeeded"), ("a-4", "errored")]
 STATE = {
     "status": "completed",
