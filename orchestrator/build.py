@@ -45,7 +45,7 @@ from orchestrator.placement.placer import PLACEMENT, POLICY, Placer
 from orchestrator.placement.policy import Policy
 from orchestrator.prediction.feasibility import AdmissionMode, Feasibility
 from orchestrator.prediction.forecaster import Forecaster
-from orchestrator.prediction.metrics import QUOTES, refusals
+from orchestrator.prediction.metrics import PROMISES, QUOTES, refusals
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.quotes import Quotes
@@ -283,11 +283,8 @@ def _instances(common: _Common, make_lane: LaneMaker | None) -> _Instances:
 
 def _foresight(common: _Common, registry: Registry) -> _Foresight:
     settings, clock, metrics = common.settings, common.clock, common.metrics
-    admission, policy = settings.admission, settings.placement.policy
-    forecaster = Forecaster(
-        registry.capacity,
-        drops_infeasible=admission.mode is AdmissionMode.ENFORCE,
-    )
+    policy = settings.placement.policy
+    forecaster = Forecaster(registry.capacity)
     placer = Placer(
         registry,
         clock,
@@ -297,7 +294,7 @@ def _foresight(common: _Common, registry: Registry) -> _Foresight:
     in_flight = AttemptsInFlight()
     schedule = Schedule(common.queue, forecaster, in_flight, clock)
     promises = Promises(forecaster, clock)
-    quotes = Quotes(common.queue, forecaster, schedule, promises, clock)
+    quotes = Quotes(forecaster, schedule, promises, clock)
     feasibility = Feasibility(
         forecaster,
         schedule,
@@ -308,6 +305,7 @@ def _foresight(common: _Common, registry: Registry) -> _Foresight:
     )
     prediction = Prediction(forecaster, schedule, promises, quotes, feasibility)
     metrics.watch(feasibility.stats, refusals("", "requests"))
+    metrics.watch(promises, PROMISES)
     metrics.watch(quotes, QUOTES)
     metrics.watch(placer, PLACEMENT)
     if placer.policy is not None:

@@ -14,6 +14,7 @@ from orchestrator.errors import DeadlineInfeasible, NotReady
 from orchestrator.instances.candidate import Candidate
 from orchestrator.placement.choose import place
 from orchestrator.placement.requirements import Demand, Requirements
+from orchestrator.prediction.forecast import at_share
 from orchestrator.prediction.forecaster import LONG, MIN_WAIT_MS, USUAL
 from orchestrator.prediction.promises import RESUBMIT_MS
 from orchestrator.prediction.step_model import IDLE, Load, StepModel, Work
@@ -145,5 +146,4 @@ def _slow_ms(needs: Needs, prospect: Outlook) -> float:
 
 
 def _at(needs: Needs, share: float) -> int:
-    lengths = needs.lengths
-    return math.ceil(lengths[min(len(lengths) - 1, int(share * len(lengths)))])
+    return math.ceil(at_share(needs.lengths, share))

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from orchestrator.clock import Clock
 from orchestrator.placement.choose import Affinity
-from orchestrator.prediction.answer_length import STATED, AnswerLengths, LengthKey
+from orchestrator.prediction.answer_length import LONGEST, STATED, AnswerLengths, LengthKey
 from orchestrator.prediction.feasibility import AdmissionMode
+from orchestrator.prediction.forecast import at_share
 from orchestrator.prediction.forecaster import USUAL
 from orchestrator.prediction.urgency import Due
 from orchestrator.settings import Settings
@@ -26,7 +27,6 @@ _SMOOTHING = 0.05
 _MIN_CHARS = 200
 """Shortest prompt, in characters, that tells the ratio: a chat template adds its own tokens."""
 _MAX_MODELS = 1024
-_NO_CAP = 2**18
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +75,7 @@ class EndpointPicker:
         assert pod is not None
         picked = Picked(endpoints, pod)
         if asked.generates:
-            output = math.ceil(needs.lengths[int(USUAL * len(needs.lengths))])
+            output = math.ceil(at_share(needs.lengths, USUAL))
             picked.flight = Flight(now, needs.prompt_tokens, output)
             picked.key, picked.prompt_chars = key, 0 if asked.prompt_ids else asked.prompt_chars
             pod.add(picked.flight)
@@ -155,7 +155,7 @@ class EndpointPicker:
         return () if pod is None or pod.page is None else pod.page.models
 
     def _needs(self, asked: Asking, key: LengthKey, now: float) -> Needs:
-        cap = asked.cap or _NO_CAP
+        cap = asked.cap or LONGEST
         is_stated = asked.cap > 0 and asked.least_tokens == asked.cap
         curve = STATED if is_stated else self.lengths.curve(key)
         lengths = curve.left(0, cap) if asked.generates else (1.0,)

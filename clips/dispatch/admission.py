@@ -102,9 +102,8 @@ class ClipAdmission:
         if found is None:
             return NotReady("no instance that could render this is left; try again shortly")
         stats = self.stats
-        stats.infeasible += 1
-        if self._config.is_capped(stats.recent_share) or stats.is_sampled(clip, RefusalKind.QUEUE):
-            stats.sample(clip, RefusalKind.QUEUE)
+        is_capped = self._config.is_capped(stats.recent_share)
+        if not stats.refuses(clip, RefusalKind.QUEUE, lets_in=is_capped):
             return None
         stats.refused_late()
         others = [other for other in self._waiting if other is not clip]
@@ -141,13 +140,11 @@ class ClipAdmission:
         if why is None:
             stats.offered(refused=False)
             return
-        stats.infeasible += 1
         lets_in = not self.refuses or self._config.is_capped(stats.recent_share)
-        if not lets_in and not stats.is_sampled(clip, RefusalKind.ADMISSION):
-            stats.offered(refused=True)
+        refused = stats.refuses(clip, RefusalKind.ADMISSION, lets_in=lets_in)
+        stats.offered(refused=refused)
+        if refused:
             raise why
-        stats.offered(refused=False)
-        stats.sample(clip, RefusalKind.ADMISSION)
         service_log.info(
             "infeasible deadline let through: %s",
             why.message,

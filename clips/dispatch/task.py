@@ -62,6 +62,8 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
         self.model = MODEL
         self.stage = Stage.QUEUED
         self.needs = ClipNeeds(job.recipe, job.deadline.at, degrade=job.degrade)
+        self.drop_at = job.deadline.at
+        """Time after which it leaves the queue, because it is certain to be late."""
         self.start_by = job.deadline.at
         """Start time after which its least plan will hardly be in time; orders waiting clips."""
         self.attempt: Stoppable | None = None

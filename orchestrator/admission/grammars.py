@@ -31,9 +31,11 @@ MS_PER_MIN = 30_000
 a core busy."""
 _NOTHING = GrammarFinding()
 _finding_decoder = msgspec.msgpack.Decoder(GrammarFinding)
-_KEPT, _KEPT_CHARS = 256, 4 * 2**20
-"""Number and length of the grammars whose findings are kept, all together: many short ones would
-take far more memory than their texts."""
+_KEPT = 256
+"""Number of grammars whose findings are kept: many short ones would take far more memory than their
+texts."""
+_KEPT_CHARS = 4 * 2**20
+"""Characters of those grammars together: sixteen of the largest usable ones (250 KB)."""
 
 
 class GrammarCheck:

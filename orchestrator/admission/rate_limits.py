@@ -23,6 +23,7 @@ from orchestrator.tasks.work import AnyWork
 from worker.environment import Section
 
 WINDOW_S = 60.0
+"""A minute, by which rates are stated."""
 _ROUNDING = 1e-9
 """Share of one unit by which a rate may be exceeded, so that rounding refuses nobody."""
 
@@ -87,32 +88,21 @@ class Rate:
         return max(0.0, self._paid_until - now)
 
 
-@dataclass(slots=True)
 class Account:
     """Usage of one key, or of all together."""
 
-    requests: Rate | None
-    tokens: Rate | None
-    concurrent: int
-    running: int = field(default=0)
-
-    @classmethod
-    def of(cls, limits: Limits) -> "Account":
-        account = cls(None, None, 0)
-        account.limit(limits)
-        return account
+    def __init__(self, limits: Limits) -> None:
+        self.rates: dict[str, Rate] = {}
+        """Those of ``requests`` and of ``tokens``, as far as they have limits."""
+        self.running = 0
+        self.limit(limits)
 
     def limit(self, limits: Limits) -> None:
-        """Apply new limits; what is running is still counted."""
-        self.requests = _rate(self.requests, limits.requests_per_min)
-        self.tokens = _rate(self.tokens, limits.tokens_per_min)
+        """Apply new limits; what is running is still counted, and a rate that stays is kept."""
         self.concurrent = limits.concurrent
-
-
-def _rate(known: Rate | None, per_min: int) -> Rate | None:
-    if known is not None and known.per_min == per_min:
-        return known
-    return Rate(per_min) if per_min else None
+        per_min = {"requests": limits.requests_per_min, "tokens": limits.tokens_per_min}
+        same = {unit: rate for unit, rate in self.rates.items() if rate.per_min == per_min[unit]}
+        self.rates = {unit: Rate(most) for unit, most in per_min.items() if most} | same
 
 
 class Standing(NamedTuple):
@@ -146,8 +136,8 @@ class Limiter:
     def __init__(self, config: RateLimitConfig, clock: Clock) -> None:
         self._clock = clock
         self._config = config
-        self._everyone = Account.of(config.everyone)
-        self._accounts = {key: Account.of(limits) for key, limits in config.by_key.items()}
+        self._everyone = Account(config.everyone)
+        self._accounts = {key: Account(limits) for key, limits in config.by_key.items()}
 
     def replace(self, config: RateLimitConfig) -> None:
         """Replace all limits, also for what is running; a rate that has changed starts again."""
@@ -170,11 +160,11 @@ class Limiter:
             never = ""
             if account.concurrent and count > account.concurrent:
                 never = f"{account.concurrent} requests in progress for {whose}"
-            elif account.requests is not None and count > account.requests.per_min:
-                never = f"{account.requests.per_min} requests a minute for {whose}"
             # A prompt has at least one token.
-            elif account.tokens is not None and count * (max_tokens + 1) > account.tokens.per_min:
-                never = f"{account.tokens.per_min} tokens a minute for {whose}"
+            for unit, most in (("requests", count), ("tokens", count * (max_tokens + 1))):
+                rate = account.rates.get(unit)
+                if rate is not None and most > rate.per_min and not never:
+                    never = f"{rate.per_min} {unit} a minute for {whose}"
             if never:
                 raise RateLimited(
                     f"{count} choices are above the limit of {never}: ask for fewer",
@@ -208,8 +198,8 @@ class Limiter:
         _require(accounts, 1, now)
         for account, _ in accounts:
             account.running += 1
-            if account.requests is not None:
-                account.requests.take(requests, now)
+            if (rate := account.rates.get("requests")) is not None:
+                rate.take(requests, now)
 
     def _leave(self, key: str) -> None:
         for account, _ in self._accounts_of(key):
@@ -217,11 +207,10 @@ class Limiter:
 
     def charge(self, task: Task) -> None:
         """Take the most tokens that a task can come to. Raises ``RateLimited``."""
-        accounts, now = self._accounts_of(task.job.key), self._clock.now()
+        rates, now = self._rates_of(task.job.key, "tokens"), self._clock.now()
         most = task.prompt_tokens + task.sampling.max_tokens
-        for account, whose in accounts:
-            rate = account.tokens
-            if rate is None or (wait_s := rate.wait_s(most, now)) <= 0:
+        for rate, whose in rates:
+            if (wait_s := rate.wait_s(most, now)) <= 0:
                 continue
             limit = f"the limit of {rate.per_min} tokens a minute for {whose}"
             if math.isinf(wait_s):
@@ -232,22 +221,16 @@ class Limiter:
                     field="max_tokens",
                 )
             raise RateLimited(f"{limit} is reached", retry_after_ms=1000 * wait_s)
-        for account, _ in accounts:
-            if account.tokens is not None:
-                account.tokens.take(most, now)
+        for rate, _ in rates:
+            rate.take(most, now)
         task.on_end.append(lambda ended: self._settle_tokens(ended, most))
 
     def standings(self, key: str) -> list[Standing]:
         """The standing of a key with its requests and tokens, each by the tighter limit."""
         now, found = self._clock.now(), []
-        accounts = [account for account, _ in self._accounts_of(key)]
-        for unit, rates in (
-            ("requests", [account.requests for account in accounts]),
-            ("tokens", [account.tokens for account in accounts]),
-        ):
-            limits = [rate for rate in rates if rate is not None]
-            if limits:
-                rate = min(limits, key=lambda rate: rate.remaining(now))
+        for unit in ("requests", "tokens"):
+            if rates := [rate for rate, _ in self._rates_of(key, unit)]:
+                rate = min(rates, key=lambda rate: rate.remaining(now))
                 found.append(Standing(unit, rate.per_min, rate.remaining(now), rate.reset_s(now)))
         return found
 
@@ -255,11 +238,8 @@ class Limiter:
         """The accounts that a key's requests are taken from, as far as they have limits."""
         found = []
         for (account, whose), name in zip(self._accounts_of(key), (key, EVERYONE), strict=True):
-            limits = (
-                account.requests.per_min if account.requests is not None else 0,
-                account.tokens.per_min if account.tokens is not None else 0,
-                account.concurrent,
-            )
+            per_min = {unit: rate.per_min for unit, rate in account.rates.items()}
+            limits = per_min.get("requests", 0), per_min.get("tokens", 0), account.concurrent
             if any(limits):
                 found.append(SharedAccount(name, whose, limits, account.running))
         return found
@@ -269,21 +249,26 @@ class Limiter:
         have taken: it is whole again in ``whole_s`` seconds."""
         (own, _), (everyone, _) = self._accounts_of(key)
         account = everyone if name == EVERYONE else own
-        rate = account.requests if kind == "requests" else account.tokens
-        if rate is not None:
+        if (rate := account.rates.get(kind)) is not None:
             rate.level(whole_s, self._clock.now())
 
     def _accounts_of(self, key: str) -> tuple[tuple[Account, str], tuple[Account, str]]:
         account = self._accounts.get(key)
         if account is None:  # keys were checked before they came here, so they are few
-            account = self._accounts[key] = Account.of(self._limits_of(key))
+            account = self._accounts[key] = Account(self._limits_of(key))
         return (account, "this key"), (self._everyone, "the whole service")
+
+    def _rates_of(self, key: str, unit: str) -> list[tuple[Rate, str]]:
+        """The rates of ``unit`` that a key's requests are taken from, and whose they are."""
+        accounts = self._accounts_of(key)
+        return [
+            (account.rates[unit], whose) for account, whose in accounts if unit in account.rates
+        ]
 
     def _settle_tokens(self, task: Task, taken: int) -> None:
         used = task.prompt_tokens + task.completion_tokens if task.marks.dispatched else 0
-        for account, _ in self._accounts_of(task.job.key):
-            if account.tokens is not None:
-                account.tokens.give_back(max(0, taken - used))
+        for rate, _ in self._rates_of(task.job.key, "tokens"):
+            rate.give_back(max(0, taken - used))
 
 
 def _require(accounts: Iterable[tuple[Account, str]], count: int, now: float) -> None:
@@ -294,7 +279,7 @@ def _require(accounts: Iterable[tuple[Account, str]], count: int, now: float) ->
                 f"{account.running} requests of {whose} are in progress, and the limit is"
                 f" {account.concurrent}"  # nobody knows when one ends: the usual wait
             )
-        rate = account.requests
+        rate = account.rates.get("requests")
         if rate is not None and (wait_s := rate.wait_s(count, now)) > 0:
             raise RateLimited(
                 f"the limit of {rate.per_min} requests a minute for {whose} is reached",

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Protocol
 
+from orchestrator.clock import Clock
 from orchestrator.errors import TidegateError
 from orchestrator.instances.breaker import BreakerToken
 from orchestrator.instances.concurrency import ConcurrencyLimit, InFlightJob
@@ -16,8 +17,6 @@ from protocol import AbortCause, Delta, End, PromptLogprobs
 
 class AttemptOwner(Protocol):
     """The listener to which attempts report: the dispatcher."""
-
-    def now(self) -> float: ...
 
     def first_token(self, attempt: "Attempt") -> None:
         """One of two attempts at a task has its first token."""
@@ -35,26 +34,6 @@ class AttemptOwner(Protocol):
 class Attempt:
     """One task's job on a lane. It outlives the task until the worker is done."""
 
-    __slots__ = (
-        "_lane",
-        "_owner",
-        "abandoned_at",
-        "address",
-        "basis",
-        "begun_tokens",
-        "breaker_token",
-        "cause",
-        "concurrency",
-        "dispatched_at",
-        "handle",
-        "has_slot",
-        "is_paused",
-        "job",
-        "late_tokens",
-        "lost_hedge",
-        "task",
-    )
-
     def __init__(
         self,
         owner: AttemptOwner,
@@ -62,16 +41,17 @@ class Attempt:
         lane: Lane,
         concurrency: ConcurrencyLimit,
         job: InFlightJob,
-        now: float,
+        clock: Clock,
     ) -> None:
         self._owner = owner
+        self._clock = clock
         self._lane = lane
         self.address = lane.address
         self.task = task
         self.breaker_token = BreakerToken(lane.address)
         self.concurrency = concurrency
         self.job = job
-        self.dispatched_at = now
+        self.dispatched_at = clock.now()
         self.begun_tokens = task.completion_tokens
         """How many tokens of the text came from other instances before; 0 if none did."""
         self.handle = -1
@@ -96,7 +76,7 @@ class Attempt:
             return
         try:
             self.concurrency.started(self.job, wait_ms)
-            self.task.begin(self._owner.now(), wait_ms)
+            self.task.begin(self._clock.now(), wait_ms)
         except Exception:
             self._owner.listener_failed(self)
 
@@ -149,7 +129,7 @@ class Attempt:
 
     def abandon(self, ending: Ending) -> None:
         self.cause = ending.cause
-        self.abandoned_at = self._owner.now()
+        self.abandoned_at = self._clock.now()
         self._lane.cancel(self.handle, ending.cause or AbortCause.CANCEL)
 
     # from the dispatcher

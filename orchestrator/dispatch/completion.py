@@ -164,9 +164,6 @@ class Completion:
             loss = Loss(attempt.address, instance.process_id, now, is_death)
             attempt.task.losses.append(loss)
 
-    def first_token(self, attempt: Attempt) -> None:
-        self._hedger.first_token(attempt)
-
     def settle(self, task: Task, ending: Ending) -> None:
         """End a task that no worker has, or that is not to wait for its worker."""
         self._settler.settle(task, ending)
@@ -191,7 +188,8 @@ class Completion:
             self._prediction.forecaster.ended(task, end)
         if instance is not None and end.code is None and not task.pauses:
             worker_ms = end.wait_ms + end.prefill_ms + end.decode_ms
-            instance.round_trip_ms.add(max(0.0, 1000 * (now - attempt.dispatched_at) - worker_ms))
+            way_ms = 1000 * (now - attempt.dispatched_at) - worker_ms
+            instance.round_trip_ms.append(max(0.0, way_ms))
 
     def _complete_text(self, attempt: Attempt, now: float) -> Ending | None:
         """The ending of a text that is complete without its worker's word; None otherwise."""

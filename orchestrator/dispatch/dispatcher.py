@@ -94,7 +94,7 @@ class Dispatcher:
 
     def enqueue(self, task: Task) -> None:
         """Take an admitted task: it starts now or later, or ends at its deadline."""
-        self._launcher.offered()
+        self._launcher.tries.offered()
         task.stage = Stage.QUEUED
         now = task.marks.queued = self._clock.now()
         ends_at = self._limits.ends_at(task, now)
@@ -146,7 +146,8 @@ class Dispatcher:
             return
         try:
             now = self._clock.now()
-            self._end_expired(now)
+            for task in self._queue.expired(now):
+                self._completion.settle(task, overdue(task, now))
             self._placer.refresh()
             if self._placer.has_room:
                 self._start()
@@ -172,26 +173,12 @@ class Dispatcher:
         try:
             for model in {task.model for task in self._queue.tasks()}:
                 for task in feasibility.hopeless(model):
-                    if feasibility.gives_up_hopeless(task):
+                    if feasibility.gives_up(task):
                         self._queue.remove(task)
-                        self._refuse(task)
+                        self._completion.settle(task, refused(feasibility.infeasible(task)))
         except Exception:  # what waits is to start all the same
             service_log.exception("looking for what has lost its chance failed; will retry")
         self.pump()
-
-    def _refuse(self, task: Task) -> None:
-        """End a task that cannot make its deadline from here."""
-        self._completion.settle(task, refused(self._prediction.feasibility.infeasible(task)))
-
-    def _end_expired(self, now: float) -> None:
-        """End tasks that have run out of time, or are certain to."""
-        for task in self._queue.expired(now):
-            if task.deadline.left_ms(now) <= 0:
-                self._completion.settle(task, overdue(task, now))
-            elif self._prediction.feasibility.gives_up(task):
-                self._refuse(task)
-            else:
-                self._queue.push(task)
 
     def _start(self) -> None:
         """Send every task that has somewhere to go, as of the placer's last ``refresh``."""
@@ -248,11 +235,8 @@ class Dispatcher:
 
     # ── attempts (AttemptOwner) ──────────────────────────────────────────────────────────────
 
-    def now(self) -> float:
-        return self._clock.now()
-
     def first_token(self, attempt: Attempt) -> None:
-        self._completion.first_token(attempt)
+        self._launcher.tries.hedger.first_token(attempt)
 
     def attempt_ended(self, attempt: Attempt, end: End) -> None:
         is_current = self._detach(attempt)

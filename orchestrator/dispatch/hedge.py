@@ -73,11 +73,10 @@ class Hedger:
         free = [
             c
             for c in feasible(requirements, self._registry.candidates())
-            if c.ready
+            if c.has_free_slot
             and c.name != task.instance
             and c.name not in task.failed_on
             and c.stops_within(left_ms)
-            and c.load < self._registry.instances[c.name].slots
         ]
         return min(free, key=lambda c: (c.load / c.limit, c.name)).name if free else None
 

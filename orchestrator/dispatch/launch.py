@@ -12,7 +12,7 @@ from orchestrator.instances.concurrency import InFlightJob
 from orchestrator.instances.registry import Registry
 from orchestrator.placement.placer import Choice
 from orchestrator.prediction.prediction import Prediction
-from orchestrator.tasks.job import Job, Priority
+from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
 from protocol import OnDeadline
@@ -36,11 +36,8 @@ class Launcher:
         self.limits = limits
         self._registry = registry
         self._prediction = prediction
-        self._tries = tries
+        self.tries = tries
         self._clock = clock
-
-    def offered(self) -> None:
-        self._tries.offered()
 
     def start(self, owner: AttemptOwner, task: Task, choice: Choice) -> None:
         now = self._clock.now()
@@ -55,7 +52,7 @@ class Launcher:
             forecaster = self._prediction.forecaster
             instance = self._registry.instances[choice.name]
             forecaster.fit(task, self.limits.budget_ms(task, instance, now))
-            self._tries.retrier.keep_transcript(task, choice.name)
+            self.tries.retrier.keep_transcript(task, choice.name)
             task.marks.dispatched = now
             if task.given_chance is None:
                 task.given_chance = forecaster.urgency(task, now).chance
@@ -64,8 +61,8 @@ class Launcher:
     def hedge_late(self, owner: AttemptOwner) -> None:
         """Send a second attempt elsewhere for each job that is late with its first token."""
         now = self._clock.now()
-        for attempt, target in self._tries.hedger.due(self.in_flight, now):
-            attempt.task.hedge = self._send(owner, attempt.task, Choice(target, 0, 0.0), now)
+        for attempt, target in self.tries.hedger.due(self.in_flight, now):
+            attempt.task.hedge = self._send(owner, attempt.task, Choice(target, 0), now)
 
     def _send(self, owner: AttemptOwner, task: Task, choice: Choice, now: float) -> Attempt:
         parts = task.parts
@@ -73,7 +70,7 @@ class Launcher:
         instance = self._registry.instances[choice.name]
         lane, load = instance.best_lane(), instance.load
         job = self._in_flight_job(task, choice)
-        attempt = Attempt(owner, task, lane, instance.concurrency, job, now)
+        attempt = Attempt(owner, task, lane, instance.concurrency, job, self._clock)
         token_ids, sampling = remaining_request(task)
         if instance.step_learner is not None:
             model = instance.step_learner.model
@@ -92,7 +89,8 @@ class Launcher:
             else task.job.on_deadline,
             correlation_id=task.correlation_id,
             cache_salt=task.cache_salt,
-            session=_session(task.job),
+            # With its tenant's name: tenants may use the same ones.
+            session=f"{task.tenant}/{task.job.session_id}" if task.job.session_id else "",
             session_keep_ms=1000 * task.job.idle_keep_s,
             # More calls of its run are to come, within the same time.
             share_ms=task.share_ms(now) if task.calls_left else None,
@@ -127,8 +125,3 @@ class Launcher:
             is_computing_prompt=not task.marks.first_token,
             is_batch=task.priority is Priority.BATCH,
         )
-
-
-def _session(job: Job) -> str:
-    """A conversation's name for workers, with its tenant's: tenants may use the same names."""
-    return f"{job.tenant}/{job.session_id}" if job.session_id else ""

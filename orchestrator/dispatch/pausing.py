@@ -92,14 +92,12 @@ class Pausing:
             for name in self._placer.able(task)
         )
 
-    def is_due(self, now: float) -> bool:
-        """Whether enough time has passed since the last scan of running jobs."""
-        return self._enabled and now >= self._next_at
-
     def make_room(self, queue: TaskQueue[Task], attempts: Iterable[Attempt], now: float) -> Room:
         """Pause running jobs for more urgent ones that wait."""
         room = Room([], [])
-        if self.has_surplus and self.is_due(now):
+        if now < self._next_at:
+            return room
+        if self.has_surplus:
             for attempt in self.surplus(attempts, now):
                 self._pause(attempt, now, for_another=False)
                 room.paused.append(attempt.task)
@@ -148,13 +146,15 @@ class Pausing:
         self, queue: TaskQueue[Task], attempts: Iterable[Attempt], now: float
     ) -> list[Trade]:
         """Jobs to pause, at most one for each of the first waiting tasks."""
-        if not (queue or self.is_wanted_inside) or not self.is_due(now):
+        if not self._enabled or not (queue or self.is_wanted_inside):
             return []
         attempts = list(attempts)
         # With many jobs a scan is expensive, some 20 µs each, and urgent work can wait that long.
         self._next_at = now + PAUSE_S * len(attempts) / AT_ONCE
         running = self._by_instance(attempts, now)
-        rows = _rows_of(running)
+        rows = {
+            name: Counter(job.attempt.task.tenant for job in jobs) for name, jobs in running.items()
+        }
         chosen: list[Trade] = []
         # In order of urgency alone: a tenant whose turn it is may have nothing worth a pause.
         for task in (*self._inside(attempts, now), *queue.first(AT_ONCE)):
@@ -253,10 +253,8 @@ class Pausing:
             return True
         is_counted = task.stage is Stage.DISPATCHED and task.instance == name
         tokens = 0 if is_counted else task.prompt_tokens + task.sampling.max_tokens
-        concurrency, total = instance.concurrency, stats.kv_blocks_total
-        if concurrency.paused_blocks > MAX_MEMORY * total:
-            return False
-        return concurrency.blocks - (-tokens // task.block_tokens) <= total
+        blocks = instance.concurrency.blocks - (-tokens // task.block_tokens)
+        return self._may_hold_more(instance) and blocks <= stats.kv_blocks_total
 
 
 def _keeps_pace(task: Task) -> bool:
@@ -280,12 +278,6 @@ def _beyond_shares(jobs: Sequence[PausableJob], over: int) -> list[Attempt]:
         rows[job.attempt.task.tenant] -= 1
         found.append(job.attempt)
     return found
-
-
-def _rows_of(running: Mapping[str, Sequence[PausableJob]]) -> dict[str, Counter[str]]:
-    return {
-        name: Counter(job.attempt.task.tenant for job in jobs) for name, jobs in running.items()
-    }
 
 
 def _least_urgent(

@@ -6,12 +6,15 @@ from typing import Final
 
 from orchestrator.clock import Clock
 from orchestrator.instances.instance import Instance
+from orchestrator.prediction.forecast import at_share
 from orchestrator.tasks.deadline import REPORT_GRACE_S
 from orchestrator.tasks.task import Task
 from protocol import OnDeadline
 
 EVERY_S = 0.02
+"""Seconds between two looks at the loop's delay: a tenth of a percent of its time."""
 _WINDOW = 64
+"""Looks that count: those of the last 1.3 seconds."""
 
 
 class LoopDelay:
@@ -85,7 +88,7 @@ class TimeLimits:
         left_ms = task.deadline.left_ms(now)
         if task.job.on_deadline is OnDeadline.ERROR:
             return left_ms
-        way_ms = instance.round_trip_ms.at(USUAL_ROUND_TRIP)
+        way_ms = at_share(sorted(instance.round_trip_ms), USUAL_ROUND_TRIP)
         kept_ms = min(way_ms, MAX_SHARE * left_ms) + 1000 * self._margin_s(task)
         return max(left_ms / 2, left_ms - kept_ms)
 

@@ -10,6 +10,7 @@ An instance with an unusable card has a ``fault``: it stays CONNECTING until ano
 """
 
 import math
+from collections import deque
 from dataclasses import replace
 from enum import StrEnum
 
@@ -17,7 +18,6 @@ from orchestrator.instances.candidate import Candidate, read_capability
 from orchestrator.instances.concurrency import ConcurrencyLimit
 from orchestrator.instances.provenance import UNKNOWN
 from orchestrator.lanes import Lane, kind_of
-from orchestrator.prediction.quantiles import Quantiles
 from orchestrator.prediction.step_learner import StepLearner
 from orchestrator.prediction.step_model import Load, StepModel
 from orchestrator.prompts.encoder import PromptEncoder
@@ -96,7 +96,7 @@ class Instance:
         self.stats: WorkerStats | None = None
         self.step_learner: StepLearner | None = None
         """Learns its speed; None until its card is known."""
-        self.round_trip_ms = Quantiles([FIRST_ROUND_TRIP_MS] * 9, _ROUND_TRIPS)
+        self.round_trip_ms = deque([FIRST_ROUND_TRIP_MS] * 9, maxlen=_ROUND_TRIPS)
         """Ms that ended jobs took beyond what the worker accounts for."""
         self.share: int | None = None
         """Most of our jobs that may have a slot there, where other orchestrators have the rest of

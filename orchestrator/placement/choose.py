@@ -8,7 +8,9 @@ from orchestrator.placement.requirements import Demand, Requirements
 from orchestrator.tasks.job import PlacementMode
 
 TTL_S = 600.0
+"""Seconds after its last turn for which a conversation has a home (OR-9)."""
 MAX_SESSIONS = 65_536
+"""Most conversations that have one; an entry takes some 300 bytes, 20 MB in all."""
 
 
 class Affinity:
@@ -42,8 +44,9 @@ class Affinity:
             self._homes.popitem(last=False)
 
 
-TIE_MS, TIE_SHARE = 1.0, 0.05
-"""Predicted finishes that differ by at most this many ms, or this share, count as equal."""
+TIE_SHARE = 0.05
+"""Predicted finishes that differ by at most this share count as equal: half of what predictions are
+off by where nothing disturbs them (``step_learner.LEAST_SPREAD``)."""
 
 NOTHING_CACHED: Mapping[str, int] = {}
 
@@ -71,8 +74,7 @@ def place(
     prompt, output, held = demand.prompt_tokens, demand.output_tokens, cached.get
     # ``finish_ms``, without a call more for each of maybe hundreds.
     known = [c.step.finish_ms(prompt - held(c.name, 0), output) for c in free if c.step is not None]
-    limit = min(known, default=0.0)
-    limit += max(TIE_MS, TIE_SHARE * limit)
+    limit = (1 + TIE_SHARE) * min(known, default=0.0)
     # A candidate of unknown pace counts as the best: it would never get to show it otherwise.
     finishes = iter(known)
     ties = [c for c in free if c.step is None or next(finishes) <= limit]

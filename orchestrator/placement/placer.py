@@ -2,13 +2,13 @@
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from orchestrator.clock import Clock
 from orchestrator.instances.candidate import UNLIMITED, Candidate
-from orchestrator.instances.prefix_index import PrefixIndex
+from orchestrator.instances.registry import Registry
 from orchestrator.placement.choose import Affinity, feasible, finish_ms, place
 from orchestrator.placement.policy import Fact, Policy
 from orchestrator.placement.requirements import Demand, Requirements, requirements_of
@@ -21,25 +21,12 @@ from orchestrator.telemetry.narration import PLACED, PLACED_BY_PREFIX, PLACED_BY
 from protocol import Feature
 
 
-class RegistryView(Protocol):
-    """The part of the registry that placement reads."""
-
-    snapshot_version: int
-    prefixes: PrefixIndex
-
-    def candidates(self) -> Iterable[Candidate]: ...
-
-    def candidate(self, name: str) -> Candidate:
-        """The named candidate as it is now."""
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The instance for a task. ``cached_tokens`` of the task's prompt are held there already."""
 
     name: str
     cached_tokens: int
-    finish_ms: float
 
 
 class _Feasible(NamedTuple):
@@ -60,7 +47,7 @@ class Placer:
 
     def __init__(
         self,
-        registry: RegistryView,
+        registry: Registry,
         clock: Clock,
         output_tokens_of: Callable[[Task], int],
         policy: Policy | None = None,
@@ -188,7 +175,7 @@ class Placer:
         """
         if task.paused_on:
             keeper = self._read(task.paused_on)
-            return Choice(keeper.name, 0, 0.0) if keeper and _takes(keeper, task) else None
+            return Choice(keeper.name, 0) if keeper and _takes(keeper, task) else None
         requirements = self.requirements(task)
         able: Sequence[Candidate] = [c for c in self._feasible(requirements) if c.ready]
         if task.failed_on:
@@ -208,7 +195,7 @@ class Placer:
         chosen = place(demand, able, cached)
         if chosen is None or not _takes(self._read(chosen.name) or chosen, task):
             return None
-        return Choice(chosen.name, cached.get(chosen.name, 0), finish_ms(demand, chosen, cached))
+        return Choice(chosen.name, cached.get(chosen.name, 0))
 
     def placed(self, task: Task, choice: Choice) -> None:
         now = self._clock.now()

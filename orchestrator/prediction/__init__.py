@@ -2,7 +2,6 @@
 
 - ``step_model``     what an engine step takes, and work in such steps: pure, frozen
 - ``step_learner``   fits it to a worker's totals
-- ``quantiles``      over a sliding window
 - ``answer_length``  how long answers get
 - ``urgency``        what a deadline makes of that
 - ``forecaster``     these together, for a task: its times, and its place in the queue

@@ -12,7 +12,7 @@ Nodes form chains, each node narrower than the one before::
                                                   ├▶ first word ─▶ opening words
                                                   └▶ session
 
-and each is drawn towards the one before it with the weight of ``_PRIOR`` answers: a node with few
+and each is drawn towards the one before it with the weight of ``PRIOR`` answers: a node with few
 answers of its own says what its parent says. Instructions and opening words are keyed hashes
 (``tasks.prompt_kind``): no text gets in here.
 
@@ -30,31 +30,34 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.prediction.forecast import Floats
+from orchestrator.prediction.forecast import DRAWS, Floats
 from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind
 
-QUANTILES = 16
 _EDGES = sorted({*range(1, 17), *(round(16 * 2 ** (i / 4)) for i in range(1, 57))})
 """The last length of each bin: up to 256 Ki tokens, a quarter of an octave each."""
+LONGEST = _EDGES[-1]
 _BOUNDS = np.array([0.0, *_EDGES])
-_LASTING = 1 - (np.arange(QUANTILES) + 0.5) / QUANTILES
+_LASTING = 1 - (np.arange(DRAWS) + 0.5) / DRAWS
 """Shares of answers that are longer than each of the quantiles."""
-_PRIOR = 6.0
+PRIOR = 6.0
+"""Weight, in answers or outcomes, of what is believed of a kind before it has any of its own."""
 _FIRST_MEAN = 128.0
 """Mean length, in tokens, of an answer of which nothing is known."""
 HALF_LIFE = 192
 """Number of later answers after which an answer counts half."""
 _KEPT = 0.5 ** (1 / HALF_LIFE)
 _MAX_NODES = 4096
+"""Most kinds of answers: with ``_NODE_BYTES`` 9 MB."""
 _MAX_AT_HAND = 1024
 """Curves at hand, by key and by node, and quantiles of one. A plan asks for those of all that waits
 and runs: a queue of 100 by default, and what 16 instances of 16 rows run."""
 _NODE_BYTES = 1024
 """Memory of a node besides its counts, its name among it, as ``tracemalloc`` counts it."""
 _LEAK = 0.01
+"""Part of a chain's weight that leaks to the others with each answer."""
 _MIN_CHANCE = 1e-6
-"""Least chance that a chain may give a length: one surprise does not silence it for long."""
-
+"""Least chance that a chain may give a length: one surprise does not silence it for long. In the
+simulator 0.997 were met without it."""
 CHAINS = 4
 Link = tuple[object, ...]
 _EQUAL = np.full(CHAINS, 1 / CHAINS)
@@ -98,11 +101,6 @@ def _bin_of(tokens: int) -> int:
     return min(bisect_left(_EDGES, tokens), len(_EDGES) - 1)
 
 
-def _chance(lasting: Floats, tokens: int, *, finished: bool) -> float:
-    at = _bin_of(tokens)
-    return float(lasting[at] - lasting[at + 1] if finished else lasting[at])
-
-
 class LengthCurve:
     """The distribution of one answer's length; immutable."""
 
@@ -130,23 +128,13 @@ class LengthCurve:
     @property
     def known_bytes(self) -> int:
         """Memory of the quantiles at hand: a float takes 24 bytes and its place 8."""
-        return len(self._known) * 32 * QUANTILES
+        return len(self._known) * 32 * DRAWS
 
     def _left(self, made: int, cap: int) -> tuple[float, ...]:
         alive = np.interp(made, _BOUNDS, self._lasting)
         longer = np.interp(-alive * _LASTING, -self._lasting, _BOUNDS, right=math.inf)
         found: list[float] = np.clip(longer - made, 1.0, max(1.0, cap - made)).tolist()
         return tuple(found)
-
-    def chance(self, tokens: int, *, finished: bool) -> float:
-        """The chance that an answer ends in the bin of ``tokens``; with ``finished`` False, the
-        chance that it gets there."""
-        return _chance(self._lasting, tokens, finished=finished)
-
-    def quantile(self, share: float, made: int, cap: int) -> float:
-        """Tokens still to come that the answer exceeds with probability 1 − ``share``."""
-        left = self.left(made, cap)
-        return left[min(QUANTILES - 1, int(share * QUANTILES))]
 
 
 class _Node:
@@ -181,13 +169,13 @@ class _Node:
 
     def hazards(self, prior: Floats) -> Floats:
         """Hazards by bin, drawn towards ``prior``."""
-        found: Floats = (self.ended + _PRIOR * prior) / (self.reached + _PRIOR)
+        found: Floats = (self.ended + PRIOR * prior) / (self.reached + PRIOR)
         return found
 
     def is_news(self, answers_then: int) -> bool:
         """Whether enough answers have come since there were ``answers_then`` to move a length
         from one quantile to another."""
-        return self.answers - answers_then > min(answers_then, HALF_LIFE) // QUANTILES
+        return self.answers - answers_then > min(answers_then, HALF_LIFE) // DRAWS
 
 
 _FIRST_HAZARDS: Floats = 1 - (1 - 1 / _FIRST_MEAN) ** np.diff(_BOUNDS)
@@ -265,8 +253,9 @@ class AnswerLengths:
         heard = [number for number, lasting in enumerate(said) if lasting is not None]
         if len(heard) < 2:
             return
+        at = _bin_of(tokens)
         chances = [
-            max(_MIN_CHANCE, _chance(lasting, tokens, finished=finished))
+            max(_MIN_CHANCE, float(lasting[at] - lasting[at + 1] if finished else lasting[at]))
             for lasting in said
             if lasting is not None
         ]
@@ -303,7 +292,9 @@ class AnswerLengths:
         weights = _EQUAL if tenant is None else tenant.weights
         if len(self._mixed) >= _MAX_AT_HAND:
             self._mixed.clear()
-        curve = LengthCurve(_mixture(said, weights))
+        own = [(weight, one) for weight, one in zip(weights, said, strict=False) if one is not None]
+        shares, lasting = zip(*own, strict=True)
+        curve = LengthCurve(np.average(lasting, axis=0, weights=shares))
         seen = tuple([nodes[link].answers for link in links])
         mixed = self._mixed[links] = _Mixed(seen, tuple(said), curve)
         return mixed
@@ -311,14 +302,6 @@ class AnswerLengths:
 
 def _links(chains: Sequence[Sequence[Link]]) -> Iterator[Link]:
     return (link for chain in chains for link in chain)
-
-
-def _mixture(said: Sequence[Floats | None], weights: Floats) -> Floats:
-    """The weighted mean of what the chains said."""
-    own = [(weight, one) for weight, one in zip(weights, said, strict=False) if one is not None]
-    shares, lasting = zip(*own, strict=True)
-    mean: Floats = np.average(lasting, axis=0, weights=shares)
-    return mean
 
 
 STATED = LengthCurve(np.ones(len(_BOUNDS)))

@@ -17,9 +17,10 @@ from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.errors import DeadlineInfeasible
-from orchestrator.prediction.forecaster import LONG, Forecaster
-from orchestrator.prediction.promises import RESUBMIT_MS, Promises
-from orchestrator.prediction.schedule import Prospect, Schedule, middle
+from orchestrator.prediction.forecast import at_share
+from orchestrator.prediction.forecaster import LONG, USUAL, Forecaster
+from orchestrator.prediction.promises import Promises
+from orchestrator.prediction.schedule import Prospect, Schedule
 from orchestrator.queue.task_queue import AT_ONCE
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.task import Task
@@ -27,15 +28,16 @@ from orchestrator.telemetry.log import fields, service_log
 from protocol import Code, Outcome
 
 _SMOOTHING = 0.01
-
-
-LOOK_SHARE, LOOK_BURST_S = 0.05, 0.5
-"""Share of the loop's CPU time that closer looks may take, and seconds of it at once. Each look
-plays the schedule a few times. At twice the capacity of the demo model, with engine and clients on
-the same two cores, 0.03, 0.06, 0.1 and 0.25 met 43, 48, 43 and 35 %, and 46, 38, 31 and 17 % of the
-others heard by half of their deadline (with a least chance of 0.3; means of eight runs of 240 or
-480 requests, six of the last). A crowd of 64 is looked at one by one; what comes beyond that is
-looked at together, as it waits."""
+"""Weight of one request in the recent share of refusals: that of the last hundred or so."""
+LOOK_BURST_S = 0.5
+"""Seconds of CPU time that closer looks may take at once: a crowd of 64 is looked at one by one;
+what comes beyond that is looked at together, as it waits."""
+LOOK_SHARE = 0.05
+"""Share of the loop's CPU time that they may take in the long run. Each look plays the schedule a
+few times. At twice the capacity of the demo model, with engine and clients on the same two cores,
+0.03, 0.06, 0.1 and 0.25 met 43, 48, 43 and 35 %, and 46, 38, 31 and 17 % of the others heard by
+half of their deadline (with a least chance of 0.3; means of eight runs of 240 or 480 requests, six
+of the last)."""
 
 
 class AdmissionMode(StrEnum):
@@ -75,7 +77,7 @@ class RefusalKind(StrEnum):
     ADMISSION = "admission"
     """Certain to miss when it came."""
     QUEUE = "queue"
-    """Certain to miss while it waited."""
+    """Without a chance while it waited."""
     QUEUE_FULL = "queue_full"
     """Refused because there was no room to wait in."""
     DROPPED = "dropped"
@@ -106,10 +108,12 @@ class Refusable(Protocol):
 T = TypeVar("T", bound=Refusable)
 
 
-class RefusalCounts:
-    """Counts of decisions to refuse, and the results of those that were not carried out."""
+class RefusalStats(Generic[T]):
+    """Counts decisions to refuse, and draws the sample of those that are not carried out."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_sample: Callable[[T], bool] = lambda task: False) -> None:
+        """``in_sample`` draws whether a decision is not carried out."""
+        self.in_sample = in_sample
         self.infeasible = 0
         self.refused = 0
         self.unserved: Counter[RefusalKind] = Counter()
@@ -120,23 +124,11 @@ class RefusalCounts:
         """Share of recent requests that were refused, a moving average."""
 
     @property
-    def sampled_met(self) -> int:
-        return sum(count for (_, met), count in self.sampled.items() if met)
-
-    @property
     def false_rate(self) -> float:
         """Share of sampled decisions whose task was met after all; 0 without any."""
         samples = self.sampled.total()
-        return self.sampled_met / samples if samples else 0.0
-
-
-class RefusalStats(RefusalCounts, Generic[T]):
-    """Draws the sample of decisions that are not carried out, and counts all decisions."""
-
-    def __init__(self, in_sample: Callable[[T], bool] = lambda task: False) -> None:
-        """``in_sample`` draws whether a decision is not carried out."""
-        super().__init__()
-        self.in_sample = in_sample
+        met = sum(count for (_, met), count in self.sampled.items() if met)
+        return met / samples if samples else 0.0
 
     def is_sampled(self, task: T, kind: RefusalKind) -> bool:
         """Whether a decision against ``task`` is for the sample; else it is counted as carried
@@ -146,6 +138,15 @@ class RefusalStats(RefusalCounts, Generic[T]):
             return True
         self.unserved[kind] += 1
         return False
+
+    def refuses(self, task: T, kind: RefusalKind, *, lets_in: bool) -> bool:
+        """Whether ``task`` goes, which is judged infeasible. It stays where all is let in, or as
+        one of the sample; what it comes to is then counted."""
+        self.infeasible += 1
+        goes = not lets_in and not self.is_sampled(task, kind)
+        if not goes:
+            self.sample(task, kind)
+        return goes
 
     def sample(self, task: T, kind: RefusalKind) -> None:
         """``task`` is let through; what it comes to is counted once, for the first decision."""
@@ -283,13 +284,12 @@ class Feasibility:
         ):
             stats.offered(refused=False)
             return True
-        stats.infeasible += 1
         lets_in = self._config.mode is AdmissionMode.OBSERVE or self._is_capped
-        if not lets_in and not stats.is_sampled(task, RefusalKind.ADMISSION):
-            stats.offered(refused=True)
+        refused = stats.refuses(task, RefusalKind.ADMISSION, lets_in=lets_in)
+        stats.offered(refused=refused)
+        if refused:
             return False
-        stats.offered(refused=False)
-        self._let_through(task, RefusalKind.ADMISSION)
+        self._forecaster.plan(task, now)
         service_log.info(
             "infeasible deadline let through",
             extra=fields(
@@ -328,25 +328,19 @@ class Feasibility:
         ]
 
     def gives_up(self, task: Task) -> bool:
-        """Whether a waiting task that is certain to miss goes; a sample of them gets its try."""
-        # A faster instance may have come up since it was planned.
-        task.drop_at = self._forecaster.drop_at(task)
-        return task.drop_at <= self._clock.now() and self.gives_up_hopeless(task)
-
-    def gives_up_hopeless(self, task: Task) -> bool:
         """Whether a waiting task without a chance goes; a sample of them gets its try."""
-        self.stats.infeasible += 1
-        if not self._is_capped and not self.stats.is_sampled(task, RefusalKind.QUEUE):
+        if self.stats.refuses(task, RefusalKind.QUEUE, lets_in=self._is_capped):
             self.stats.refused_late()
             return True
-        self._let_through(task, RefusalKind.QUEUE)
+        self._forecaster.plan(task, self._clock.now())
         return False
 
     def samples(self, task: Task, kind: RefusalKind) -> bool:
         """Whether another decision against ``task`` is not carried out, for the sample."""
         if not self.stats.is_sampled(task, kind):
             return False
-        self._let_through(task, kind)
+        self.stats.sample(task, kind)
+        self._forecaster.plan(task, self._clock.now())
         return True
 
     def infeasible(self, task: Task) -> DeadlineInfeasible:
@@ -355,24 +349,17 @@ class Feasibility:
         self._forecaster.plan(task, now)
         least_ms = self._forecaster.least_ms(task)
         prospect = self._prospect_of_refused(task)
-        start_ms = middle(prospect.start_ms)
-        # Promises get a share of the capacity, and this one comes after all earlier ones.
-        promised_ms = self._promises.wait_ms(task.job.tenant, task.work_ms)
-        more_ms = max(0.0, promised_ms - start_ms) if start_ms else 0.0
-        sure_ms = prospect.end_ms[int(LONG * len(prospect.end_ms))] + more_ms
-        # A moment more than the service needs, for a request that has to come first.
-        enough_ms = max(least_ms, sure_ms * self._promises.stretch(task.model)) + RESUBMIT_MS
-        earliest_unix_ms = math.ceil(1000 * self._clock.unix() + enough_ms)
-        self._promises.make(earliest_unix_ms, task)
+        more_ms = self._promises.put_off_ms(task, prospect)
+        enough_ms = self._promises.earliest_ms(task, prospect, more_ms)[LONG]
         times = Times(
             left_ms=task.deadline.left_ms(now),
             waited_ms=1000 * (now - task.marks.received) if task.marks.queued else 0.0,
             least_ms=least_ms,
             route_ms=self._forecaster.capacity_of(task.model).min_start_ms,
-            start_ms=start_ms,
-            first_ms=middle(prospect.first_ms) + more_ms,
+            start_ms=at_share(prospect.start_ms, USUAL),
+            first_ms=at_share(prospect.first_ms, USUAL) + more_ms,
             first_left_ms=1000 * (task.parts.first_token_at - now),
-            finish_ms=max(least_ms, middle(prospect.end_ms) + more_ms),
+            finish_ms=max(least_ms, at_share(prospect.end_ms, USUAL) + more_ms),
             gap_ms=1000 * task.parts.token_gap_s,
         )
         binding, why = times.why()
@@ -380,7 +367,7 @@ class Feasibility:
             f"{why}: come again with a deadline {enough_ms:.0f} ms from now, which will most"
             " likely be kept, or ask for less",
             predicted_finish_ms=times.finish_ms,
-            earliest_feasible_unix_ms=earliest_unix_ms,
+            earliest_feasible_unix_ms=self._promises.name(task, enough_ms),
             binding_constraint=binding,
             part=binding if binding in (Part.FIRST_TOKEN, Part.TOKEN_GAP) else "",
         )
@@ -396,7 +383,3 @@ class Feasibility:
     @property
     def _is_capped(self) -> bool:
         return self._config.is_capped(self.stats.recent_share)
-
-    def _let_through(self, task: Task, kind: RefusalKind) -> None:
-        self.stats.sample(task, kind)
-        self._forecaster.plan(task, self._clock.now())

@@ -20,17 +20,18 @@ delays its own instance alone.
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
 from random import Random
+from statistics import NormalDist
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 DRAWS: Final = 16
-"""Scenarios: as many as ``answer_length.QUANTILES``, so that each length comes once."""
+"""Scenarios, and lengths of an answer (``answer_length``), so that each length comes once."""
 _SHUFFLES: Final = 251
-_BELOW: Final = np.array([-1.86, -1.32, -1.01, -0.78, -0.58, -0.40, -0.24, -0.08])
-_NORMAL: Final = np.concatenate([_BELOW, -_BELOW[::-1]])
-"""Middles of sixteen equally likely parts of a normal distribution."""
+"""Orders in which requests take their lengths; prime, so that keys in steps share none."""
+_NORMAL: Final = np.array([NormalDist().inv_cdf((at + 0.5) / DRAWS) for at in range(DRAWS)])
+"""Medians of equally likely parts of a normal distribution."""
 
 Floats = NDArray[np.float64]
 
@@ -162,6 +163,11 @@ def lengths(asked: Sequence[Asked]) -> Floats:
     found = np.empty_like(lefts)
     np.put_along_axis(found, _PLACES[[one.key % _SHUFFLES for one in asked]], lefts, axis=1)
     return found.T
+
+
+def at_share(values: Sequence[float], share: float) -> float:
+    """The one of ``values``, in rising order, below which so large a share of them lies."""
+    return values[min(len(values) - 1, int(share * len(values)))]
 
 
 def _spread(left: Sequence[float]) -> tuple[float, ...]:

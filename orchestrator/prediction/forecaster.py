@@ -17,16 +17,18 @@ from zlib import crc32
 
 import msgspec
 
-from orchestrator.prediction.answer_length import STATED, AnswerLengths, LengthCurve, LengthKey
-from orchestrator.prediction.forecast import Asked, Machine
+from orchestrator.prediction.answer_length import LONGEST, STATED, AnswerLengths, LengthKey
+from orchestrator.prediction.forecast import Asked, Machine, at_share
 from orchestrator.prediction.step_model import StepModel, Work
 from orchestrator.prediction.urgency import SURE, Costs, Due, Urgency, urgency
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
 from protocol import End, FinishReason, OnDeadline
 
-USUAL, LONG = 0.5, 0.9
-"""Shares of answers, or of scenarios, that take no longer: half, and all but a tenth (DL-16)."""
+USUAL = 0.5
+"""Share of answers, or of scenarios, that take no longer than usual."""
+LONG = 0.9
+"""The same of long ones: all but a tenth (DL-16)."""
 MIN_WAIT_MS = 50.0
 """Shortest wait assumed for a task that is not chosen now, in milliseconds: a round of planning
 (``dispatch.replan``)."""
@@ -35,8 +37,10 @@ _WAIT_PER_DRAIN = 2.0
 meanwhile. In the simulator 0.5, 1 and 2 kept 0.95, 0.98 and 1.00 of the best at twice the capacity,
 and the same below it."""
 _WAIT_OF_PAUSED = 4.0
-"""The same for what was paused. In the simulator 2 met 0.97 of this beside batch work."""
-_FIRST_GUESS_MS = 1000.0
+"""The same for what was paused. In the simulator 2 met 0.97 of this beside batch work, and with 1
+jobs that are worth the same trade places."""
+FIRST_GUESS_MS = 1000.0
+"""Time of a request where nothing is known of what serves its model."""
 FIT_SHARE = 0.94
 """Share of its time budget that a ``fit`` answer is told to fill; the rest is for new arrivals."""
 ENDS_IN_TIME = (OnDeadline.FIT, OnDeadline.FINISH)
@@ -48,7 +52,6 @@ PROMISED = 12.0
 """How much more urgent, as a logarithm, work is whose deadline we named ourselves."""
 KEPT_S = 0.25
 """How long what was read of instances is kept: as long as a worker may take to speak again."""
-_NO_CAP = 2**20
 MUCH_SLOWER = 3.0
 """Steps that take this many times as long as the fastest instance's are of another machine, or of
 one that others use: nothing waits for it. In the simulator, while one of two workers is ten times
@@ -146,12 +149,8 @@ class _Serving(NamedTuple):
 class Forecaster:
     """Makes forecasts and plans. ``capacity_of`` gives the capacity that serves a model."""
 
-    def __init__(self, capacity_of: Callable[[str], Capacity], *, drops_infeasible: bool) -> None:
-        """``drops_infeasible``: tasks that are certain to miss leave the queue before their
-        deadline.
-        """
+    def __init__(self, capacity_of: Callable[[str], Capacity]) -> None:
         self.capacity_of = capacity_of
-        self._drops_infeasible = drops_infeasible
         self.lengths = AnswerLengths()
         self._epoch = 0.0
         self._wait_ms: defaultdict[str, float] = defaultdict(lambda: MIN_WAIT_MS)
@@ -184,16 +183,6 @@ class Forecaster:
         # What cannot be in time only gets slots that nothing else wants.
         task.is_background = task.is_unread or not (found.chance or task.refusal_sample)
         task.rank = self._rank(found, task, now)
-        task.drop_at = self._drop_at(task, self._serving_of(task.model, now).capacity)
-
-    def drop_at(self, task: Task) -> float:
-        """When a waiting task is certain to miss, given what serves its model at this moment."""
-        return self._drop_at(task, self.capacity_of(task.model))
-
-    def _drop_at(self, task: Task, capacity: Capacity) -> float:
-        if not self._drops_infeasible or task.refusal_sample or task.completion_tokens:
-            return task.deadline.at
-        return task.deadline.at - capacity.least_ms(least_tokens(task)) / 1000
 
     def urgency(self, task: Task, now: float) -> Urgency:
         return self._urgency(task, now, self._wait_ms[task.model])
@@ -229,7 +218,7 @@ class Forecaster:
             return found
         # Anything else is worth more: promised work runs as late as is safe.
         share = LONG if task.reserved_chance is None else task.reserved_chance
-        long_ms = new * costs.prompt_ms + left[int(share * len(left))] * costs.token_ms * SURE
+        long_ms = new * costs.prompt_ms + at_share(left, share) * costs.token_ms * SURE
         slack_ms = max(0.0, due.whole_ms - long_ms)
         return found._replace(log_urgency=PROMISED - slack_ms / MIN_WAIT_MS)
 
@@ -311,27 +300,20 @@ class Forecaster:
 
     def usual_tokens(self, task: Task) -> int:
         """The answer's usual length in all, in tokens: half of such answers are longer."""
-        return task.completion_tokens + self._quantile(task, USUAL)
+        return task.completion_tokens + math.ceil(at_share(self.tokens_left(task), USUAL))
 
     def most_tokens_left(self, task: Task) -> int:
         """Tokens still to come of the answer, exceeded by only a tenth of such answers."""
-        return self._quantile(task, LONG)
+        return math.ceil(at_share(self.tokens_left(task), LONG))
 
     def tokens_left(self, task: Task) -> tuple[float, ...]:
         """Equally likely numbers of tokens that the answer still takes, in rising order."""
         made, cap = task.completion_tokens, task.sampling.max_tokens
-        left = self._curve(task).left(made, max(made + 1, cap))
+        is_stated = task.sampling.length_is_stated
+        curve = STATED if is_stated else self.lengths.curve(length_key(task))
+        left = curve.left(made, max(made + 1, cap))
         least = task.sampling.min_tokens - made
         return left if left[0] >= least else tuple(max(tokens, least) for tokens in left)
-
-    def _quantile(self, task: Task, share: float) -> int:
-        left = self.tokens_left(task)
-        return math.ceil(left[min(len(left) - 1, int(share * len(left)))])
-
-    def _curve(self, task: Task) -> LengthCurve:
-        if task.sampling.length_is_stated:
-            return STATED
-        return self.lengths.curve(length_key(task))
 
     # ── forecasts: for clients ──────────────────────────────────────────────────────────────
 
@@ -351,13 +333,13 @@ class Forecaster:
             now.models, key=lambda one: one.step_ms(rows), default=None
         )
         if model is None:
-            return AfterLoad(_FIRST_GUESS_MS, _FIRST_GUESS_MS)
-        cap = job.max_tokens or job.default_max_tokens or _NO_CAP
+            return AfterLoad(FIRST_GUESS_MS, FIRST_GUESS_MS)
+        cap = job.max_tokens or job.default_max_tokens or LONGEST
         stated_ms = None if job.deadline.is_default else 1000 * (job.deadline.at - job.arrived)
         key = LengthKey(job.model, job.tenant, cap, stated_ms, job.session_id)
         is_stated = job.max_tokens is not None and job.sampling.length_is_stated
         left = (STATED if is_stated else self.lengths.curve(key)).left(0, cap)
-        usual, long = (math.ceil(left[int(share * len(left))]) for share in (USUAL, LONG))
+        usual, long = (math.ceil(at_share(left, share)) for share in (USUAL, LONG))
         usual_ms = model.service_ms(Work(prompt_tokens, 0, usual), rows)
         more = min(model.slots, 2 * rows + 1)
         slow_ms = model.service_ms(Work(prompt_tokens, 0, long), more) * model.slow
@@ -376,7 +358,9 @@ class Forecaster:
         if tokens is not None and tokens < task.sampling.max_tokens:
             task.fitted_tokens = tokens
             most = tokens if task.job.calls_left else FIT_HEADROOM * tokens
-            if most < task.sampling.max_tokens and self._is_measured(task.model):
+            # Where no steps were seen the pace is a guess.
+            is_measured = any(pace.steps for pace in self.capacity_of(task.model).models)
+            if most < task.sampling.max_tokens and is_measured:
                 task.sampling = msgspec.structs.replace(task.sampling, max_tokens=most)
 
     def fitting_tokens(self, task: Task, budget_ms: float) -> int | None:
@@ -390,10 +374,6 @@ class Forecaster:
         room_ms = FIT_SHARE * task.share_of(budget_ms)
         fits = max(model.tokens_within(room_ms, work, capacity.rows) for model in capacity.models)
         return max(1, task.sampling.min_tokens, fits)
-
-    def _is_measured(self, model: str) -> bool:
-        """Whether steps were seen where ``model`` is served; its pace is a guess otherwise."""
-        return any(pace.steps for pace in self.capacity_of(model).models)
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────
 
@@ -424,7 +404,7 @@ def _whole_ms(
     left_ms = task.deadline.left_ms(now)
     if not task.calls_left:
         return left_ms
-    usual, long = (left[int(share * len(left))] for share in (USUAL, LONG))
+    usual, long = at_share(left, USUAL), at_share(left, LONG)
     call_ms = task.new_prompt_tokens * costs.prompt_ms
     call_ms += (task.completion_tokens + usual) * costs.token_ms
     rest_ms = task.between_calls_ms + task.calls_left * call_ms

@@ -1,20 +1,20 @@
 """Metrics of predictions: refusals, and quoted chances against outcomes."""
 
 from collections.abc import Callable
+from typing import Any
 
-from orchestrator.prediction.feasibility import RefusalCounts, RefusalKind
-from orchestrator.prediction.quotes import BROKEN, EDGES, ChanceBin, Quotes
+from orchestrator.prediction.feasibility import RefusalKind, RefusalStats
+from orchestrator.prediction.promises import BROKEN, Promises
+from orchestrator.prediction.quotes import EDGES, ChanceBin, Quotes
 from orchestrator.telemetry.metrics import MetricRow, Samples
 
 
-def _of_quotes(read: Callable[[ChanceBin], int]) -> Callable[[Quotes], Samples]:
-    floors = [f"{100 * edge:g}" for edge in (0.0, *EDGES)]
-    return lambda quotes: (
-        ((pressure, floors[at]), read(found)) for pressure, at, found in quotes.bins()
-    )
+def _of_bins(read: Callable[[ChanceBin], int]) -> Callable[[Quotes], Samples]:
+    floors = [(f"{100 * edge:g}",) for edge in (0.0, *EDGES)]
+    return lambda quotes: zip(floors, map(read, quotes.reliability.bins), strict=True)
 
 
-def refusals(prefix: str, what: str) -> tuple[MetricRow[RefusalCounts], ...]:
+def refusals(prefix: str, what: str) -> tuple[MetricRow[RefusalStats[Any]], ...]:
     """Metrics of refusals; ``what`` is the plural of what is offered."""
     return (
         MetricRow(
@@ -66,10 +66,30 @@ QUOTES: tuple[MetricRow[Quotes], ...] = (
     MetricRow("counter", "quotes", "quotes", "Quotes made", lambda quotes: quotes.made),
     MetricRow(
         "counter",
+        "quoted_chance",
+        "requests",
+        "Requests by the chance of being in time that was predicted when they came, in percent; of "
+        "some requests, and before it is corrected",
+        _of_bins(lambda found: found.given),
+        ("bin",),
+    ),
+    MetricRow(
+        "counter",
+        "quoted_met",
+        "requests",
+        "Requests met of those in tidegate_quoted_chance_total",
+        _of_bins(lambda found: found.met),
+        ("bin",),
+    ),
+)
+
+PROMISES: tuple[MetricRow[Promises], ...] = (
+    MetricRow(
+        "counter",
         "reservations",
         "reservations",
         "Deadlines that were reserved, by the chance with which they are to be kept, in percent",
-        lambda quotes: [((f"{100 * chance:g}",), quotes.reserved[chance]) for chance in BROKEN],
+        lambda promises: [((f"{100 * chance:g}",), promises.reserved[chance]) for chance in BROKEN],
         ("chance",),
     ),
     MetricRow(
@@ -77,28 +97,11 @@ QUOTES: tuple[MetricRow[Quotes], ...] = (
         "reservations_ended",
         "reservations",
         "Reserved deadlines of requests that have ended, by chance in percent, kept or broken",
-        lambda quotes: [
-            ((f"{100 * chance:g}", result), quotes.ended[chance, kept])
+        lambda promises: [
+            ((f"{100 * chance:g}", result), promises.ended[chance, kept])
             for chance in BROKEN
             for result, kept in (("kept", True), ("broken", False))
         ],
         ("chance", "result"),
-    ),
-    MetricRow(
-        "counter",
-        "quoted_chance",
-        "requests",
-        "Requests by how busy the instances were and by the chance of being in time that was "
-        "predicted when they came, in percent; of some requests, and before it is corrected",
-        _of_quotes(lambda found: found.given),
-        ("pressure", "bin"),
-    ),
-    MetricRow(
-        "counter",
-        "quoted_met",
-        "requests",
-        "Requests met of those in tidegate_quoted_chance_total",
-        _of_quotes(lambda found: found.met),
-        ("pressure", "bin"),
     ),
 )

@@ -1,88 +1,94 @@
-"""Deadlines that the service has promised, and what keeping them takes (DL-7, DL-16).
+"""Deadlines that the service has promised, and what keeping them takes (DL-7, DL-16, DL-21).
 
-A refusal as infeasible names the earliest deadline that is not, and a quote's deadline can be
-reserved (``quotes``). A share of the capacity is held for a while, for a client that comes back
-with that deadline.
+A refusal as infeasible names the earliest deadline that will most likely be kept, and a quote names
+deadlines that can be reserved (``quotes``). Each is held for a while, for a client that comes back
+with it: its work then goes before all that is not promised, within a share of the capacity.
+
+How much time a level takes is learnt from the promises that were kept or broken, so that in the
+long run the stated share is kept, whatever the load does.
 """
 
 import math
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Final
 
 from orchestrator.clock import Clock
 from orchestrator.errors import RateLimited
 from orchestrator.fair_share import is_over_share
-from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.prediction.forecast import at_share
+from orchestrator.prediction.forecaster import ENDS_IN_TIME, KEPT_S, LONG, USUAL, Forecaster
+from orchestrator.prediction.schedule import Prospect
 from orchestrator.tasks.task import Task
 from protocol import Outcome
 
+BROKEN: Final = {0.5: 0.5, 0.9: 0.05, 0.99: 0.005}
+"""Share of promises that may be broken, by their stated chance: from 90 % on half of what it says,
+for a client counts on that. In the simulator's overload 0.1 kept 0.77 of 700 deadlines that
+refusals named, this 0.96 of 440, which were 1.2 times as late as need be at the median."""
 PROMISED_SHARE = 0.3
 """Share of the capacity that promises are made of. In the simulator's overload, where all who are
 refused come again, 0.5, 0.4 and 0.3 kept 0.84, 0.88 and 0.91 of 1,500 named deadlines."""
 CLAIM_S = 2.0
-"""Seconds after which a promise that nobody came back for is void."""
+"""Seconds after which a deadline that a refusal named is void."""
 MAX_HELD = 4096
 """Most reservations that are held unused at once; tenants share them (``is_over_share``)."""
-FIRST_STRETCH, _STRETCH_STEP = 0.25, 0.2
-"""In the simulator's overload 0.15 and 0.08 kept 0.69 of 233 named deadlines, these more than 0.9
-(``tests/perf/test_sim_reported.py``)."""
-_MAX_STRETCH = math.log(8.0)
-_MAY_BE_LOST = 0.06
-"""Share of the deadlines named by refusals that may be lost, a little less than a tenth (DL-16)."""
+FIRST_STRETCH: Final = 0.25
+"""Logarithm of the factor by which the first promises take longer than predicted: what a client
+counts on should not pay for what is not known yet. In the simulator's overload 0.15 kept 0.69 of
+233 named deadlines, this more than 0.9 (``tests/perf/test_sim_reported.py``)."""
+_STRETCH_STEP: Final = 0.08
+"""Least step of a stretch. Earlier ones are longer, by the root of their number (Angelopoulos,
+Barber and Bates 2024): a service that has just started is as far from what it will learn as it will
+ever be."""
+_MAX_STRETCH: Final = math.log(8.0)
 RESUBMIT_MS = 20
 """Ms that a client needs, about, to ask again: a deadline that it states as a time span comes out
 later by no more."""
-_LOST = (Outcome.MISSED, Outcome.PARTIAL, Outcome.REFUSED)
-
-Learn = Callable[[bool], None]
-"""Called at the end of a promised task with whether the promise was kept; not where the task was
-cancelled, or failed."""
 
 
 class Stretch:
     """Learns how much longer than predicted a promise allows, so that a stated share of promises is
     kept whatever the load does (Gibbs and Candès 2021, eq. 2)."""
 
-    def __init__(self, may_be_lost: float, first: float) -> None:
-        """``may_be_lost`` is a share of promises, ``first`` the logarithm of the first factor."""
-        self._may_be_lost = may_be_lost
-        self._log = first
+    def __init__(self, may_be_broken: float) -> None:
+        """``may_be_broken`` is a share of promises."""
+        self.ended = 0
+        """Promises from which it has learnt."""
+        self._may_be_broken = may_be_broken
+        self._log = FIRST_STRETCH
 
     @property
     def factor(self) -> float:
         return math.exp(self._log)
 
-    def learn(self, step: float, *, kept: bool) -> None:
-        """Move the factor's logarithm by ``step`` times what was lost beyond the share."""
-        moved = self._log + step * ((not kept) - self._may_be_lost)
+    def learn(self, *, kept: bool) -> None:
+        """Move the factor's logarithm by a step times what was broken beyond the share."""
+        self.ended += 1
+        step = max(_STRETCH_STEP, 1 / math.sqrt(self.ended))
+        moved = self._log + step * ((not kept) - self._may_be_broken)
         self._log = min(max(moved, -_MAX_STRETCH), _MAX_STRETCH)
-
-
-class _Promise(NamedTuple):
-    tenant: str
-    work_ms: float
-    made_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A deadline that is held for one request of a tenant, which is no larger than the quoted
-    one."""
+    """A deadline that is held for one request of a tenant, which is no larger than the one that it
+    was named for."""
 
     tenant: str
     unix_ms: int
     chance: float
-    """Chance (0 to 1) with which the reservation is to be met."""
+    """Chance (0 to 1) with which the promise is to be kept."""
     held_until: float
     """When it is void unless it was used, in seconds of the clock."""
     work_ms: float
     model: str
     prompt_tokens: int
     max_tokens: int
-    learn: Learn
+    is_reserved: bool
+    """Whether a client has asked for it; a refusal named it otherwise."""
 
     def fits(self, task: Task) -> bool:
         return (
@@ -96,23 +102,40 @@ class Promises:
     """Open promises, and the tasks that came back for theirs."""
 
     def __init__(self, forecaster: Forecaster, clock: Clock) -> None:
+        self.reserved: Counter[float] = Counter()
+        self.ended: Counter[tuple[float, bool]] = Counter()
+        """Reservations that were used and ended, by their chance and by whether they were kept."""
         self._forecaster = forecaster
         self._clock = clock
-        self._open: OrderedDict[int, _Promise] = OrderedDict()
-        """Open promises, by the deadline that was named, in epoch milliseconds."""
         self._held: dict[tuple[str, int], Reservation] = {}
-        """Unused reservations, by tenant and deadline in epoch milliseconds."""
-        self._next_void = math.inf
-        self._stretch = defaultdict[str, Stretch](lambda: Stretch(_MAY_BE_LOST, FIRST_STRETCH))
-        """How much later named deadlines are than predicted, by model."""
+        """Unused promises, by tenant and deadline in epoch milliseconds."""
+        self._next_void = 0.0
+        self._stretches: defaultdict[str, dict[float, Stretch]] = defaultdict(
+            lambda: {chance: Stretch(share) for chance, share in BROKEN.items()}
+        )
+        """How much longer than predicted the promises of each chance take, by model."""
         self._claimed: dict[str, Task] = {}
 
-    def stretch(self, model: str) -> float:
-        """Factor by which the next deadline that is named is later than predicted."""
-        return self._stretch[model].factor
+    def put_off_ms(self, task: Task, prospect: Prospect) -> float:
+        """Ms by which what is promised puts ``task`` off, beyond its wait in the queue."""
+        promised_ms = self.wait_ms(task.job.tenant, task.work_ms)
+        return max(0.0, promised_ms - at_share(prospect.start_ms, USUAL))
 
-    def _learn(self, model: str, kept: bool) -> None:
-        self._stretch[model].learn(_STRETCH_STEP, kept=kept)
+    def earliest_ms(self, task: Task, prospect: Prospect, put_off_ms: float) -> dict[float, float]:
+        """Ms from now until the earliest deadlines that can be promised ``task``, by the chances of
+        ``BROKEN``: from its place in the queue (``prospect``), ``put_off_ms`` later."""
+        times_ms = served_ms(task, prospect)
+        least_ms = self._forecaster.least_ms(task)
+        found: dict[float, float] = {}
+        # The best known first: what nobody has used yet says nothing of the other levels.
+        levels = self._stretches[task.model].items()
+        for chance, stretch in sorted(levels, key=lambda level: -level[1].ended):
+            stretched_ms = (put_off_ms + at_share(times_ms, chance)) * stretch.factor
+            within_ms = max(stretched_ms, least_ms) + RESUBMIT_MS
+            sooner = [ms for other, ms in found.items() if other < chance]
+            later = [ms for other, ms in found.items() if other > chance]
+            found[chance] = min(max(within_ms, *sooner, 0.0), *later, math.inf)
+        return found
 
     def wait_ms(self, tenant: str = "", work_ms: float = math.inf) -> float:
         """Ms until one more promise of that much work can be kept: after all earlier ones of its
@@ -121,16 +144,8 @@ class Promises:
 
         Promises get a share of the capacity, so that they can be kept whatever else comes.
         """
-        now = self._clock.now()
-        while self._open:
-            unix_ms, promise = next(iter(self._open.items()))
-            if now < promise.made_at + CLAIM_S:
-                break
-            del self._open[unix_ms]
-        self._void(now)
+        self._void(self._clock.now())
         promised: defaultdict[str, float] = defaultdict(float)
-        for one in self._open.values():
-            promised[one.tenant] += one.work_ms
         for held in self._held.values():
             promised[held.tenant] += held.work_ms
         for task in self._claimed.values():
@@ -140,75 +155,81 @@ class Promises:
         ready = len(self._forecaster.capacity_of("").models)
         return before_ms / (PROMISED_SHARE * max(1, ready))
 
-    def make(self, deadline_unix_ms: int, task: Task) -> None:
-        self._open[deadline_unix_ms] = _Promise(task.job.tenant, task.work_ms, self._clock.now())
-
-    def reserve(
-        self, task: Task, unix_ms: int, chance: float, hold_s: float, learn: Learn
-    ) -> Reservation:
-        """Hold what ``task`` needs by about that deadline for its tenant. Raises ``RateLimited``
-        where the tenant holds too many."""
+    def reserve(self, task: Task, within_ms: float, chance: float, hold_s: float) -> Reservation:
+        """Reserve a deadline of a task's quote, for a client that comes with it within ``hold_s``
+        seconds. Raises ``RateLimited`` where the tenant holds too many."""
         now, tenant = self._clock.now(), task.job.tenant
         self._void(now)
-        mine = [one for one in self._held.values() if one.tenant == tenant]
-        left = MAX_HELD - len(self._held)
+        reserved = [one for one in self._held.values() if one.is_reserved]
+        mine = [one for one in reserved if one.tenant == tenant]
+        left = MAX_HELD - len(reserved)
         if left < 1 or is_over_share(len(mine), 1, left):
-            first = min(one.held_until for one in mine or self._held.values())
+            first = min(one.held_until for one in mine or reserved)
             raise RateLimited(
-                f"{len(self._held)} reservations are held unused, {len(mine)} of them by this "
+                f"{len(reserved)} reservations are held unused, {len(mine)} of them by this "
                 "tenant: use them, or hold them for less time",
                 retry_after_ms=max(1.0, 1000 * (first - now)),
             )
-        while (tenant, unix_ms) in self._held:
+        self.reserved[chance] += 1
+        return self._hold(task, within_ms, chance, hold_s, is_reserved=True)
+
+    def name(self, task: Task, within_ms: float) -> int:
+        """Promise ``task`` a deadline that a refusal names, with the chance ``LONG``. Returns the
+        deadline in epoch milliseconds."""
+        return self._hold(task, within_ms, LONG, CLAIM_S, is_reserved=False).unix_ms
+
+    def _hold(
+        self, task: Task, within_ms: float, chance: float, hold_s: float, *, is_reserved: bool
+    ) -> Reservation:
+        unix_ms = math.ceil(1000 * self._clock.unix() + within_ms)
+        while (task.job.tenant, unix_ms) in self._held:
             unix_ms += 1
-        reservation = Reservation(
-            tenant=tenant,
+        promise = Reservation(
+            tenant=task.job.tenant,
             unix_ms=unix_ms,
             chance=chance,
-            held_until=now + hold_s,
+            held_until=self._clock.now() + hold_s,
             work_ms=task.work_ms,
             model=task.model,
             prompt_tokens=task.prompt_tokens,
             max_tokens=task.sampling.max_tokens,
-            learn=learn,
+            is_reserved=is_reserved,
         )
-        self._held[tenant, unix_ms] = reservation
-        self._next_void = min(self._next_void, reservation.held_until)
-        return reservation
+        self._held[promise.tenant, unix_ms] = promise
+        return promise
 
     def claim(self, task: Task) -> None:
         """Promise ``task`` if its deadline was reserved or named, once for each of these."""
-        stated = task.deadline.unix_ms
-        place = task.job.tenant, stated
-        self._void(self._clock.now())
-        reservation = self._held.get(place)
-        if reservation is not None and reservation.fits(task):
-            del self._held[place]
-            task.reserved_chance = reservation.chance
-            self._mark(task, reservation.learn)
-            return
+        now, stated = self._clock.now(), task.deadline.unix_ms
         for unix_ms in range(stated, stated - RESUBMIT_MS, -1):
-            if self._open.pop(unix_ms, None) is not None:
-                self._mark(task, partial(self._learn, task.model))
+            promise = self._held.get((task.job.tenant, unix_ms))
+            if promise is not None and now < promise.held_until and promise.fits(task):
+                del self._held[task.job.tenant, unix_ms]
+                task.is_promised = True
+                if promise.is_reserved:
+                    task.reserved_chance = promise.chance
+                self._claimed[task.id] = task
+                task.on_end.append(partial(self._ended, promise))
                 return
 
-    def _mark(self, task: Task, learn: Learn) -> None:
-        task.is_promised = True
-        self._claimed[task.id] = task
-        task.on_end.append(lambda ended: self._ended(ended, learn))
-
-    def _ended(self, task: Task, learn: Learn) -> None:
+    def _ended(self, promise: Reservation, task: Task) -> None:
         self._claimed.pop(task.id, None)
         assert task.ending is not None
-        outcome = task.ending.outcome
-        # A task that never got into the queue came too late, or found it full: no safety cures
-        # that.
-        if task.marks.queued and (outcome is Outcome.MET or outcome in _LOST):
-            learn(outcome is Outcome.MET)
+        # One that never got into the queue came too late, or found it full: no safety cures that.
+        # Nor is anything learnt of one that was cancelled, or failed.
+        if task.marks.queued and task.ending.outcome not in (Outcome.ABORTED, Outcome.FAILED):
+            kept = task.ending.outcome is Outcome.MET
+            self._stretches[promise.model][promise.chance].learn(kept=kept)
+            self.ended[promise.chance, kept] += promise.is_reserved
 
     def _void(self, now: float) -> None:
-        """Forget reservations that nobody came for."""
-        if now < self._next_void:
-            return
-        self._held = {place: one for place, one in self._held.items() if now < one.held_until}
-        self._next_void = min((one.held_until for one in self._held.values()), default=math.inf)
+        """Forget promises that nobody came for: a few times a second, for refusals may be many."""
+        if now >= self._next_void:
+            self._next_void = now + KEPT_S
+            self._held = {place: one for place, one in self._held.items() if now < one.held_until}
+
+
+def served_ms(task: Task, prospect: Prospect) -> Sequence[float]:
+    """When ``task`` will be served; an answer that ends in time once it has begun only has to
+    begin."""
+    return prospect.first_ms if task.job.on_deadline in ENDS_IN_TIME else prospect.end_ms

@@ -7,7 +7,7 @@ request, what others would lose by it, and when it will start and end.
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from orchestrator.clock import Clock
 from orchestrator.prediction.engine_time import EngineTime
-from orchestrator.prediction.forecast import Asked, Machine, Played, Table, play
-from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.prediction.forecast import Asked, Machine, Played, Table, at_share, play
+from orchestrator.prediction.forecaster import FIRST_GUESS_MS, USUAL, Forecaster
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
@@ -42,8 +42,6 @@ ROWS_EVERY_S: Final = 0.1
 once while all is met, else a dozen times, at 0.6 ms of CPU each with 164 requests, with pauses
 (``replan.PAUSE_S``). In the simulator 0.05 and 0.2 seconds met 1.00 and 0.995 of that, and one
 number for each doubling instead of two 0.99."""
-FEWER: Final = tuple(2 ** (-half / 2) for half in range(1, 8))
-"""Shares of the present rows that are tried for one request."""
 AMPLE: Final = 10.0
 """How many times the time left of an urgent request those must have that are paused for it: enough
 that it is over long before they, and what comes meanwhile, run short of time."""
@@ -52,7 +50,6 @@ USUAL_S: Final = 10.0
 cells of two traces and sixteen more, 10 met as many as where all rows that run are taken to stay
 full, and 3 and 30 met 0.5 % less. Live, of 70 requests to SmolLM2 at 0.7 of its capacity 64, 62 and
 59 were met, where rows stay full 56, 53 and 60, with fixed rows 66 and 61."""
-_FIRST_GUESS_MS: Final = 1000.0
 
 
 class RunningJob(Protocol):
@@ -84,10 +81,6 @@ UNKNOWN: Final = Prospect(1.0, 1.0, (0.0,), (0.0,), (0.0,))
 """The prospect where too few steps were measured yet: ignorance refuses nobody."""
 HOPELESS: Final = Prospect(0.0, -math.inf, (0.0,), (0.0,), (0.0,))
 """Worse than any other prospect."""
-
-
-def middle(times: Sequence[float]) -> float:
-    return times[len(times) // 2]
 
 
 class _Presence:
@@ -221,7 +214,7 @@ class Schedule:
             return 0.0
         if self._waits_in(line, task):
             return float(np.median(line.played.start_ms[:, place]))
-        return middle(self._at(place, task, line).start_ms)
+        return at_share(self._at(place, task, line).start_ms, USUAL)
 
     def left_ms(self, task: Task) -> float:
         """Ms from now until ``task``, which runs or waits, has probably ended: at its deadline, at
@@ -229,33 +222,20 @@ class Schedule:
         left_ms = max(0.0, task.deadline.left_ms(self._clock.now()))
         line = self._line(task.model, Priority.BATCH)
         if line is None:
-            return min(left_ms, _FIRST_GUESS_MS)
+            return min(left_ms, FIRST_GUESS_MS)
         if task in line.tasks:
             return min(left_ms, float(np.median(line.played.end_ms[:, line.tasks.index(task)])))
         # Its instance takes no more work: as long as it takes among as many as elsewhere.
         machine, asked = line.machine, self._forecaster.asked(task, self._clock.now())
         rows = np.array(float(min(len(line.tasks), machine.rows)))
         step_ms = float(machine.steps_ms(rows, rows * float(asked.context_tokens)))
-        return min(left_ms, asked.prompt_ms + middle(asked.left) * step_ms)
-
-    def in_a_crowd(self, task: Task) -> Prospect:
-        """The prospect of ``task`` once it has a row, among twice as many others as run now."""
-        machine = self._forecaster.machine(task.model, self._clock.now())
-        if machine is None:
-            return Prospect(1.0, 1.0, (0.0,), (_FIRST_GUESS_MS,), (_FIRST_GUESS_MS,))
-        rows = 2 * self._forecaster.capacity_of(task.model).rows + 1
-        crowd = min(machine.rows, rows * machine.instances)
-        asked = self._forecaster.asked(task, self._clock.now())
-        other = asked._replace(prompt_ms=0.0, prompt_steps=0)
-        played = play([asked, *[other] * (crowd - 1)], machine._replace(usual=crowd))
-        chance = float(played.chances([asked])[0])
-        return _outlook(chance, chance, played, 0)
+        return min(left_ms, asked.prompt_ms + at_share(asked.left, USUAL) * step_ms)
 
     def room_ms(self, model: str) -> float:
         """Ms from now until the queue has room for one more task: one starts, or gives up."""
         now = self._clock.now()
         leaves_at = self._queue.next_expiry
-        room_ms = _FIRST_GUESS_MS if leaves_at is None else 1000 * (leaves_at - now)
+        room_ms = FIRST_GUESS_MS if leaves_at is None else 1000 * (leaves_at - now)
         line = self._line(model, Priority.BATCH)
         if line is not None and line.tasks:
             # The first that starts makes room in the queue, or the first that ends beyond it.
@@ -408,6 +388,13 @@ class Schedule:
         return running + [task for task in self._queue.first(most) if task.model == model]
 
 
+@lru_cache
+def row_counts(most: int) -> tuple[int, ...]:
+    """Numbers of rows to try, up to ``most``: two for each doubling."""
+    found = {round(2 ** (half / 2)) for half in range(1 + int(2 * math.log2(most)))}
+    return tuple(sorted(found | {most}))
+
+
 def _among_fewer(task: Task, asked: Asked, everybody: _Line) -> Prospect:
     machine, best = everybody.machine, HOPELESS
     delay_ms = 1000 * ROWS_EVERY_S
@@ -421,12 +408,10 @@ def _among_fewer(task: Task, asked: Asked, everybody: _Line) -> Prospect:
     # The most urgent keep their rows; those that do not are of the same tenant (OR-24).
     order = sorted(range(len(everybody.asked)), key=lambda at: everybody.asked[at].stop_ms)
     line = [own, *(everybody.asked[at] for at in order)]
-    now = min(len(line), machine.rows) / machine.instances
-    for rows in dict.fromkeys(int(now * share) for share in FEWER):
-        paused = order[rows * machine.instances - 1 :] if rows else []
-        if not paused or best.chance == 1:
-            break
-        if everybody.asked[paused[0]].stop_ms < AMPLE * asked.stop_ms:
+    now = min(len(line), machine.rows) // machine.instances
+    for rows in reversed(row_counts(max(1, now))[:-1]):
+        paused = order[rows * machine.instances - 1 :]
+        if best.chance == 1 or everybody.asked[paused[0]].stop_ms < AMPLE * asked.stop_ms:
             break
         if any(everybody.tasks[at].tenant != task.tenant for at in paused):
             break

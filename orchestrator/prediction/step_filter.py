@@ -11,7 +11,10 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-_OUTLIER: Final = math.log(1.5)
+from orchestrator.prediction.step_model import SELDOM
+
+_OUTLIER: Final = 0.4
+"""Surprise, as a logarithm, from which a window may be odd: half as long again as foretold."""
 _SPEED_DRIFT: Final = 0.04**2
 """Variance by which the machine's speed drifts from window to window, as a logarithm."""
 _SHAPE_DRIFT: Final = 0.002**2
@@ -19,22 +22,26 @@ _SHAPE_DRIFT: Final = 0.002**2
 scatter by 20 to 30 %, with stalls and a speed that changes, the ratio of steps with 16 rows to
 those with 64 stayed within 0.37 and 0.52 (5 % to 95 %) where it was 0.44. A filter without the two
 parts, of a fixed noise, said anything from 0.25 to 1."""
-_FIRST_VARIANCE: Final = 2.0
-_FIRST_NOISE, _MIN_NOISE = 0.1, 0.05**2
+_FIRST_NOISE: Final = 0.1
+"""Noise before steps were seen, and what a new speed adds to the doubt: steps scatter by 30 %."""
+_MIN_NOISE: Final = 0.05**2
 SMOOTHING: Final = 1 / 16
+"""Weight of the latest window in the moving averages."""
 
 
 class StepFilter:
     """Learns from windows of steps. A window's error counts as a share of the whole step."""
 
-    def __init__(self, guess: Sequence[float]) -> None:
+    def __init__(self, guess: Sequence[float], variance: float) -> None:
+        """``variance`` is that of the logarithm of each coefficient of ``guess``."""
         self.coefficients = list(guess)
         """Milliseconds of a step's base, of a row, of a token of a prompt, of one of a context."""
         self.noise = _FIRST_NOISE
         """Variance of a window's time around what is predicted, as a logarithm."""
-        self._covariance: list[list[float]] = []
+        each = range(len(guess))
+        self._covariance = [[variance * (i == j) for j in each] for i in each]
         self._odd = 0.0
-        self.begin_with(guess, _FIRST_VARIANCE)
+        """Sign of the last surprise, if that was too large to learn from."""
 
     def predicted(self, features: Sequence[float]) -> float:
         """Milliseconds of a step with these features: 1, rows, tokens of prompts, of contexts."""
@@ -51,14 +58,6 @@ class StepFilter:
         """Take all steps to take ``ratio`` times as long."""
         self.coefficients = [c * ratio for c in self.coefficients]
 
-    def begin_with(self, coefficients: Sequence[float], variance: float) -> None:
-        """Begin with what is known of the steps; ``variance`` is that of each coefficient's
-        logarithm."""
-        self.coefficients = list(coefficients)
-        each = range(len(coefficients))
-        self._covariance = [[variance * (i == j) for j in each] for i in each]
-        self._odd = 0.0
-
     def fit(self, features: Sequence[float], step_ms: float) -> bool:
         """Take in a window's mean step; True if it showed another speed of the machine."""
         ratio = step_ms / self.predicted(features)
@@ -72,7 +71,7 @@ class StepFilter:
         unsure = sum(weighed[i] * shares[i] for i in each)
         total = self.noise + unsure
         self._learn_noise(surprise, unsure)
-        if abs(surprise) > max(_OUTLIER, 3 * math.sqrt(total)):
+        if abs(surprise) > max(_OUTLIER, SELDOM * math.sqrt(total)):
             # One odd window may be a stall of the machine; two in a row are a new speed.
             before, self._odd = self._odd, math.copysign(1.0, surprise)
             if before != self._odd:
@@ -95,7 +94,7 @@ class StepFilter:
     def _learn_noise(self, surprise: float, unsure: float) -> None:
         # A surprise says the less of the noise the less was known.
         total = self.noise + unsure
-        seen = max(min(surprise**2, 9 * total) - unsure, 0.0)
+        seen = max(min(surprise**2, SELDOM**2 * total) - unsure, 0.0)
         self.noise += SMOOTHING * self.noise / total * (seen - self.noise)
         self.noise = max(self.noise, _MIN_NOISE)
 

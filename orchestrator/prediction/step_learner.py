@@ -2,12 +2,12 @@
 (``step_filter``)."""
 
 import math
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from orchestrator.prediction.step_filter import SMOOTHING, StepFilter
-from orchestrator.prediction.step_model import LEAST_SPREAD, StepModel
+from orchestrator.prediction.step_model import LEAST_SPREAD, ROW_SHARE, StepModel
 from protocol import CERTAIN_AFTER_STEPS, CERTAIN_SHARE, StepCosts, WorkerStats
 
 _FIRST_GUESS_MS = 20.0
@@ -15,22 +15,19 @@ _FIRST_GUESS_MS = 20.0
 _WINDOW_MS = 500.0
 """Ms of steps that are compared with what was foretold, about as long as deadlines are, and over
 which a rate is taken."""
+_GUESSED: Final = 1.4
+"""Standard deviation of the logarithms of guessed coefficients: a row of a GPU costs a sixteenth of
+the guess, two of these."""
 _AT_LOAD: Final = 0.4
-"""Standard deviation of the logarithms of what was measured at load. Of three demo models that were
-loaded next to busy processes a step of 64 rows took 11.3, 20.0 and 26.8 ms."""
+"""The same of what was measured at load. Of three demo models that were loaded next to busy
+processes a step of 64 rows took 11.3, 20.0 and 26.8 ms."""
 _CONTEXT_OF_A_ROW: Final = 1024
 """Tokens of context that cost as much as a row does by itself, where nothing was measured at load.
 80 for the demo model on a CPU; a GPU's memory is faster, and the first crowd shows by how much."""
 _MIN_SHARE: Final = 1e-3
-"""Least of a coefficient, as a share of a step."""
-
-
-class _Totals(NamedTuple):
-    steps: int
-    busy_ms: float
-    tokens: int
-    prompt_tokens: int
-    context_tokens: int
+"""Least of a coefficient, as a share of a step: the filter takes logarithms."""
+_BEGINNING: Final = WorkerStats(0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0.0)
+"""The statistics of a worker that has done nothing yet."""
 
 
 class StepLearner:
@@ -41,19 +38,15 @@ class StepLearner:
         self._slots = max(1, slots)
         self._step_tokens = max(1, step_tokens)
         self._bends: tuple[float, ...] = ()
-        guess: tuple[float, ...] = (
-            0.7 * _FIRST_GUESS_MS,
-            0.3 * _FIRST_GUESS_MS / self._slots,
-            _FIRST_GUESS_MS / self._step_tokens,
-            0.3 * _FIRST_GUESS_MS / self._slots / _CONTEXT_OF_A_ROW,
-        )
+        if costs is None:
+            row_ms, prompt_ms = ROW_SHARE * _FIRST_GUESS_MS, _FIRST_GUESS_MS / self._step_tokens
+            guess = (_FIRST_GUESS_MS, row_ms, prompt_ms, row_ms / _CONTEXT_OF_A_ROW)
+            self._filter = StepFilter(guess, _GUESSED**2)
+        else:
+            line, self._bends = _line_of(costs, self._slots)
+            self._filter = StepFilter(line, _AT_LOAD**2)
         self._doubt = 0.0 if costs is None else costs.doubt
-        if costs is not None:
-            guess, self._bends = _line_of(costs, self._slots)
-        self._filter = StepFilter(guess)
-        if costs is not None:
-            self._filter.begin_with(guess, _AT_LOAD**2)
-        self._last: _Totals | None = None
+        self._last: WorkerStats | None = None
         self._last_step_ms = 0.0
         self._prompts_per_step = self._context_per_row = 0.0
         self._fitted = costs is not None
@@ -97,15 +90,11 @@ class StepLearner:
                 fastest_ms=self._bound_ms if known else 0.0,
                 tokens_per_s=self._best_rate,
                 steps=self._steps_at_pace,
-                spread=self._spread(known=known),
+                spread=math.hypot(math.sqrt(self._square), 0.0 if known else self._doubt),
                 doubt=min(1.0, self._filter.doubt((1.0, float(self._slots), 0.0, 0.0))),
                 bends=self._bends,
             )
         return self._model
-
-    def _spread(self, *, known: bool) -> float:
-        least = 0.0 if self._bends else LEAST_SPREAD
-        return math.hypot(max(least, math.sqrt(self._square)), 0.0 if known else self._doubt)
 
     @property
     def _bound_ms(self) -> float:
@@ -118,31 +107,25 @@ class StepLearner:
         """Take in a worker's statistics; statistics without new steps change nothing."""
         if not (math.isfinite(stats.busy_ms_total) and math.isfinite(stats.step_ms)):
             return  # a forecast that is not a number would refuse everybody
-        now = _Totals(
-            stats.steps_total,
-            stats.busy_ms_total,
-            stats.tokens_total,
-            stats.prefill_tokens_total,
-            stats.context_tokens_total,
-        )
-        last, self._last = self._last, now
-        if not now.steps:  # a worker that does not count its steps reports their mean only
+        last, self._last = self._last, stats
+        if not stats.steps_total:  # a worker that does not count its steps reports their mean only
             if stats.step_ms > 0 and stats.step_ms != self._last_step_ms:
                 self._last_step_ms = stats.step_ms
                 self._fit([1.0, self._bent(stats.running), 0.0, 0.0], stats.step_ms)
                 self._count(1, stats.running, stats.step_ms)
             return
-        is_past = last is None or now.steps < last.steps  # the first word of a process
+        is_past = last is None or stats.steps_total < last.steps_total  # a process's first word
         if last is None or is_past:
-            last = _Totals(0, 0.0, 0, 0, 0)
-        steps = now.steps - last.steps
-        busy_ms = now.busy_ms - last.busy_ms
+            last = _BEGINNING
+        steps = stats.steps_total - last.steps_total
+        busy_ms = stats.busy_ms_total - last.busy_ms_total
         if steps <= 0 or busy_ms <= 0:
             return
-        prompts = max(0, now.prompt_tokens - last.prompt_tokens) / steps
-        made = max(0, now.tokens - last.tokens)
+        prompts = max(0, stats.prefill_tokens_total - last.prefill_tokens_total) / steps
+        made = max(0, stats.tokens_total - last.tokens_total)
         rows = min(made / steps, self._slots)
-        contexts = max(0, now.context_tokens - last.context_tokens) / steps
+        contexts = max(0, stats.context_tokens_total - last.context_tokens_total) / steps
+        features = [1.0, self._bent(rows), prompts, contexts]
         # Some engines give a row several tokens a step: a row's share of them counts.
         per_row = max(1.0, made / steps / max(1, stats.running, self._last_running))
         self._last_running = stats.running
@@ -151,14 +134,11 @@ class StepLearner:
             self._bound_steps = 0
         self._fastest_ms = min(self._fastest_ms, token_ms)
         if is_past:
-            if self._fitted:  # by what was seen of the process before
-                return
-            # What it did before anybody listened is no more than a guess.
-            self._speed_up([1.0, self._bent(rows), prompts, contexts], busy_ms / steps)
+            if not self._fitted:  # what it did before anybody listened is no more than a guess
+                self._speed_up(features, busy_ms / steps)
             return
         self._prompts_per_step += SMOOTHING * (prompts - self._prompts_per_step)
         self._context_per_row += SMOOTHING * (contexts / max(rows, 1.0) - self._context_per_row)
-        features = [1.0, self._bent(rows), prompts, contexts]
         self._judge(features, steps, busy_ms)
         self._fit(features, busy_ms / steps)
         self._count(steps, made, busy_ms)
@@ -172,7 +152,8 @@ class StepLearner:
         return first + (rows - low) * (second - first)
 
     def _judge(self, features: list[float], steps: int, busy_ms: float) -> None:
-        """Learn how far off half a second of steps is from what was known at its beginning."""
+        """Learn how far off half a second of steps is from what was known at its beginning. The
+        filter's noise is no measure of that: it begins large, so that the first steps teach."""
         if not self._fitted:
             return
         if not self._judged_ms:

@@ -16,13 +16,11 @@ from protocol import CERTAIN_SHARE
 ROW_SHARE = 0.08
 """What a row costs where nothing is known of many, as a share of a step's base. Measured on CPUs:
 0.088 (the demo model), 0.076 (SmolLM2-135M); a GPU's rows cost less, as the first few show."""
-
-
 LEAST_SPREAD: Final = 0.09
 """How far off a straight line through step times is at least: the demo model on an AMD EPYC took
 4.9, 8.8, 10.0 and 15.1 ms with 1, 8, 16 and 32 rows, which the best line misses by 9 % (root mean
 square)."""
-_SELDOM: Final = 3.0
+SELDOM: Final = 3.0
 """Standard deviations of a job's time that few exceed, one in 700 of a normal distribution."""
 
 
@@ -131,7 +129,7 @@ class StepModel:
     @property
     def slow(self) -> float:
         """How many times as long as modelled few jobs take."""
-        return math.exp(_SELDOM * max(self.spread, LEAST_SPREAD))
+        return math.exp(SELDOM * max(self.spread, LEAST_SPREAD))
 
     def step_ms(self, rows: int) -> float:
         return self.plain_step_ms(rows) + self.prompt_token_ms * self.prompt_tokens_per_step

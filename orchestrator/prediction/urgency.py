@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from math import exp
 from typing import NamedTuple
 
-SURE, LOST = 1.3, 0.75
-"""Multiples of the usual time at which a length is surely in time, or surely not. Wide, for the
-speed moves: work that is given up too early is lost, work that is tried in vain only costs time."""
+SURE = 1.3
+"""Multiple of the usual time with which a length is surely in time."""
+LOST = 0.75
+"""Multiple with which it is surely not. The two are far apart, for the speed moves: work that is
+given up too early is lost, work that is tried in vain only costs time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def urgency(
     gain += sum([exp(start + length * rise) for length in left[level:sure]])
     for length in left[sure:lost]:
         needed_ms = length * token_ms
-        own = max(0.0, (room_ms / needed_ms - LOST) / (SURE - LOST))  # at the edge: rounding
+        own = _in_time(room_ms, needed_ms)
         chance += own
         slack_ms = max(0.0, min(room_ms - needed_ms, next_slack_ms))
         gain += own * exp((least_slack_ms - slack_ms) / wait_ms)
@@ -113,8 +115,5 @@ def urgency(
 
 
 def _in_time(left_ms: float, needed_ms: float) -> float:
-    if left_ms >= needed_ms * SURE:
-        return 1.0
-    if left_ms <= needed_ms * LOST:
-        return 0.0
-    return (left_ms / needed_ms - LOST) / (SURE - LOST)
+    """The chance that what usually takes ``needed_ms`` does not take ``left_ms``."""
+    return min(1.0, max(0.0, (left_ms / needed_ms - LOST) / (SURE - LOST)))

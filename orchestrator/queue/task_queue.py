@@ -9,8 +9,7 @@ Within a class the tenants go first that have had no more than four jobs' worth 
 least served one (virtual time as in start-time fair queueing; Goyal, Vin and Cheng, 1996), and
 among their tasks the one with the smallest *rank*, which is its urgency (``prediction.urgency``).
 Tasks with next to no chance of being in time are *background*: they get what nobody else wants, and
-come back as soon as a plan gives them a chance. At ``drop_at``, the deadline less the least that
-its work can take, a task is taken out.
+come back as soon as a plan gives them a chance. At its deadline a task is taken out.
 
 A task that comes to a full queue takes the place of one that would have left late::
 
@@ -77,10 +76,6 @@ class Queueable(Waiting, Protocol):
     @property
     def holds_place(self) -> bool:
         """Whether nobody may take the task's place: it was promised, or the task has begun."""
-
-    @property
-    def drop_at(self) -> float:
-        """When the task is taken out: at its deadline or earlier."""
 
 
 T = TypeVar("T", bound=Queueable)
@@ -166,7 +161,7 @@ class TaskQueue(Generic[T]):
             self._since_batch += 1
 
     def expired(self, now: float) -> list[T]:
-        """Take out every task whose ``drop_at`` is past."""
+        """Take out every task whose deadline is past."""
         gone = []
         while self._drops and self._drops[0].rank <= now:
             entry = self._discard(self._ids[self._drops[0].arrival])
@@ -280,7 +275,7 @@ class TaskQueue(Generic[T]):
 
     @property
     def next_expiry(self) -> float | None:
-        """The earliest ``drop_at`` of all waiting tasks; None while nothing waits."""
+        """The earliest deadline of all waiting tasks; None while nothing waits."""
         return self._drops[0].rank if self._drops else None
 
     def _choose(
@@ -320,7 +315,7 @@ class TaskQueue(Generic[T]):
             tier,
             tenant,
             SortKey(rank, arrival),
-            SortKey(task.drop_at, arrival),
+            SortKey(task.deadline.at, arrival),
             task.work_ms,
             bool(task.paused_on),
         )

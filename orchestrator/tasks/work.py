@@ -85,7 +85,6 @@ class WorkItem(Generic[J, L]):
         "attempts",
         "correlation_id",
         "deadline",
-        "drop_at",
         "ending",
         "failed_on",
         "id",
@@ -110,8 +109,6 @@ class WorkItem(Generic[J, L]):
         self.correlation_id = job.correlation_id
         self.stage = Stage.RECEIVED
         self.marks = Marks(job.arrived)
-        self.drop_at = job.deadline.at
-        """Plan: time after which it leaves the queue, because it is certain to be late."""
         self.refusal_sample = False
         """Whether it would have been refused, and is let through to see whether that would have
         been right (DL-7): nothing but its deadline stops it."""

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from orchestrator.prediction.quotes import BROKEN
+from orchestrator.prediction.promises import BROKEN
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.deadline import Deadline
 from perf.load.cells import mixes
@@ -58,7 +58,7 @@ class QuotingDriver(Driver):
     ) -> None:
         super().__init__(orchestrator, clock, states_deadline)
         self.told: list[QuotedRequest] = []
-        self._quotes = orchestrator.stages.prediction.quotes
+        self._promises = orchestrator.stages.prediction.promises
         self._rng = random.Random(7)
         self._open: list[SimResult] = []
         self._took_ms: deque[float] = deque([1000.0], maxlen=_LATEST)
@@ -74,7 +74,7 @@ class QuotingDriver(Driver):
             task, quote = await self.orchestrator.questions.quote(job, prompt, 0)
             if drawn < _GUESS_SHARE + _RESERVE_SHARE:
                 offer = next(one for one in quote.earliest if one.chance == level)
-                unix_ms = self._quotes.reserve(task, offer, _HOLD_S).unix_ms
+                unix_ms = self._promises.reserve(task, offer.within_ms, level, _HOLD_S).unix_ms
                 told = QuotedRequest("reserved", level, unix_ms - 1000 * self.clock.unix(), result)
             else:
                 assert quote.stated is not None

@@ -90,7 +90,7 @@ class Rig:
         self.clock = ManualClock()
         self.queue: TaskQueue[Task] = TaskQueue(bound, policy=policy)
         self.capacity = Capacity((pace,), 16, max(0, 16 - load), min_start_ms, 1.0)
-        self.forecaster = Forecaster(lambda model: self.capacity, drops_infeasible=True)
+        self.forecaster = Forecaster(lambda model: self.capacity)
         site: Any = Site(load)
         placer = Placer(site, self.clock, self.forecaster.usual_tokens)
         in_flight = AttemptsInFlight()
@@ -110,7 +110,7 @@ class Rig:
             self.forecaster,
             schedule,
             promises,
-            Quotes(self.queue, self.forecaster, schedule, promises, self.clock),
+            Quotes(self.forecaster, schedule, promises, self.clock),
             self.feasibility,
         )
         self.prediction = prediction

@@ -35,11 +35,6 @@ class SchedulerConfig:
                 " raise the former or lower the latter"
             )
 
-    @property
-    def max_backfills(self) -> int:
-        """How often smaller requests may overtake one that lacks blocks."""
-        return 2 * self.max_running
-
     def blocks_for(self, tokens: int) -> int:
         """Number of blocks that hold ``tokens``."""
         return -(-tokens // self.block_tokens)

@@ -333,7 +333,8 @@ class Scheduler:
             head, *others = ready
             if self._reserve(head):
                 return head
-            if head.backfilled_past < self.config.max_backfills:
+            # Smaller requests overtake one that lacks blocks only so often.
+            if head.backfilled_past < 2 * self.config.max_running:
                 holders = self.running + self.paused
                 for request in not_delaying(
                     head, others, holders, self.pool.free_count, self.config

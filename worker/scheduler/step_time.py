@@ -7,9 +7,11 @@ from typing import Final
 from protocol import CERTAIN_AFTER_STEPS, CERTAIN_SHARE
 
 _SMOOTHING: Final = 1 / 16
+"""Weight of the latest step in the moving averages."""
 BOUND_STEPS: Final = 8
 """Steps whose average counts: one read late makes the next look short."""
 _WORST_FADES: Final = 1 / 512
+"""Part by which the worst excess fades with each step: to a third in 512, some ten seconds."""
 _SPLIT_SPREAD: Final = 0.25
 """Least spread of the latest chunks' sizes, as a share of their mean, that shows what of a chunk's
 time is the same however few tokens it has."""
@@ -114,7 +116,8 @@ class StepTime:
         Its fastest row got ``tokens_per_row`` new tokens, at least one. To be called before
         ``prefilled`` for the same step.
         """
-        self._compare(duration_s, self._expected_s(prompt_tokens))
+        if expected_s := self._expected_s(prompt_tokens):  # the first has none
+            self._worst_s = max(self._worst_s * (1 - _WORST_FADES), duration_s - expected_s)
         known_s = self.step_s or duration_s
         self.step_s = known_s + (duration_s - known_s) * _SMOOTHING
         self._bound(duration_s, tokens_per_row, is_lone=rows == 1 and not prompt_tokens)
@@ -161,11 +164,6 @@ class StepTime:
         if not prompt_tokens:
             return plain_s
         return plain_s + self.chunk_s + self.further_token_s * prompt_tokens
-
-    def _compare(self, duration_s: float, expected_s: float) -> None:
-        """Learn how far steps exceed their expectation; the first has none."""
-        if expected_s:
-            self._worst_s = max(self._worst_s * (1 - _WORST_FADES), duration_s - expected_s)
 
     def _bound(self, duration_s: float, tokens_per_row: int, *, is_lone: bool) -> None:
         """Learn the least time per token.

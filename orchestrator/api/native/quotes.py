@@ -12,8 +12,8 @@ from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.native.types import TaskRequest
 from orchestrator.errors import InvalidRequest
-from orchestrator.prediction.promises import Reservation
-from orchestrator.prediction.quotes import BROKEN, ChanceBy
+from orchestrator.prediction.promises import BROKEN, Reservation
+from orchestrator.prediction.quotes import ChanceBy
 from orchestrator.tasks.job import Api, Job, Prompt
 
 MAX_HOLD_MS = 30_000.0
@@ -66,7 +66,8 @@ async def quote(request: web.Request) -> web.Response:
     }
     if asked.accept is not None:
         offer = next(one for one in found.earliest if one.chance == asked.accept)
-        held = orchestrator.stages.prediction.quotes.reserve(task, offer, asked.hold_ms / 1000)
+        promises, hold_s = orchestrator.stages.prediction.promises, asked.hold_ms / 1000
+        held = promises.reserve(task, offer.within_ms, offer.chance, hold_s)
         answer["reservation"] = _reservation(held, unix_ms, asked.hold_ms)
     return json_response(answer)
 

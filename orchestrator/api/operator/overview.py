@@ -22,7 +22,8 @@ from orchestrator.errors import NoCapacity
 from orchestrator.fair_share import is_over_share
 from orchestrator.health import HealthBoard
 from orchestrator.instances.instance import Instance
-from orchestrator.prediction.schedule import middle
+from orchestrator.prediction.forecast import at_share
+from orchestrator.prediction.forecaster import USUAL, Forecaster
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
@@ -74,7 +75,7 @@ class Finishes:
         if prediction.forecaster.machine(task.model, orchestrator.clock.now()) is None:
             return None
         passed_ms = 1000 * (orchestrator.clock.now() - task.marks.received)
-        return passed_ms + middle(prediction.schedule.of(task).end_ms)
+        return passed_ms + at_share(prediction.schedule.of(task).end_ms, USUAL)
 
     def next_snapshot(self) -> None:
         self._left = PREDICTIONS_PER_SNAPSHOT
@@ -107,7 +108,7 @@ def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, objec
     these are the asked one's figures, except for the instances' own reports."""
     now = orchestrator.clock.now()
     queue, metrics = orchestrator.queue, orchestrator.stages.settler.metrics
-    registry = orchestrator.registry
+    registry, forecaster = orchestrator.registry, orchestrator.stages.prediction.forecaster
     return {
         "unix_ms": round(1000 * orchestrator.clock.unix()),
         "started_unix": orchestrator.started_unix,
@@ -120,7 +121,7 @@ def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, objec
             "bound": queue.bound,
             "background": queue.background,
             "work_ms": round(queue.work_ms, 1),
-            "first": [_waiting(task, now) for task in queue.first(MAX_WAITING)],
+            "first": [_waiting(task, forecaster, now) for task in queue.first(MAX_WAITING)],
         },
         "totals": {
             **{outcome.value: count for outcome, count in metrics.settled.items()},
@@ -150,10 +151,10 @@ def without_tenants(taken: dict[str, object]) -> dict[str, object]:
     return taken | {"queue": queue | {"first": first}}
 
 
-def _waiting(task: Task, now: float) -> dict[str, object]:
+def _waiting(task: Task, forecaster: Forecaster, now: float) -> dict[str, object]:
     """A waiting task. ``slack_ms`` is how long it can still wait before it is certain to miss."""
     return {
-        "slack_ms": round(1000 * (task.drop_at - now), 1),
+        "slack_ms": round(task.deadline.left_ms(now) - forecaster.least_ms(task), 1),
         "left_ms": round(task.deadline.left_ms(now), 1),
         "waited_ms": round(1000 * (now - task.marks.received), 1),
         "work_ms": round(task.work_ms, 1),

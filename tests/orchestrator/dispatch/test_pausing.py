@@ -190,7 +190,7 @@ def test_dl19_a_slot_that_is_kept_after_all_is_cleared_for_nobody(has_left: bool
     lane: Any = SimpleNamespace(address="a", pause=lambda _: None, resume=lambda _: None)
     owner: Any = None
     concurrency, job = ConcurrencyLimit(1), InFlightJob(1, 1, 1, is_computing_prompt=False)
-    attempt = Attempt(owner, task(), lane, concurrency, job, 100.0)
+    attempt = Attempt(owner, task(), lane, concurrency, job, ManualClock())
     attempt.has_slot = True
     attempt.pause()
     assert concurrency.clearing == 1

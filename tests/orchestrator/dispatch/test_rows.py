@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.dispatch.rows import RowControl, best_rows, row_counts
-from orchestrator.prediction.schedule import ROWS_EVERY_S
+from orchestrator.dispatch.rows import RowControl, best_rows
+from orchestrator.prediction.schedule import ROWS_EVERY_S, row_counts
 from orchestrator.tasks.job import Priority
 from tests.support.admission import Rig
 from tests.support.cases import for_each

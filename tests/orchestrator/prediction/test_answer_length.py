@@ -9,11 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.prediction import answer_length
-from orchestrator.prediction.answer_length import (
-    QUANTILES,
-    AnswerLengths,
-    LengthKey,
-)
+from orchestrator.prediction.answer_length import AnswerLengths, LengthKey
+from orchestrator.prediction.forecast import DRAWS, at_share
 from orchestrator.tasks.prompt_kind import PromptKind
 
 CAP = 4096
@@ -27,7 +24,7 @@ def taught(lengths: AnswerLengths, key: LengthKey, tokens: list[int]) -> AnswerL
 
 
 def median(lengths: AnswerLengths, key: LengthKey, made: int = 0) -> float:
-    return lengths.curve(key).quantile(0.5, made, CAP)
+    return at_share(lengths.curve(key).left(made, CAP), 0.5)
 
 
 def drawn(middle: float, count: int, seed: int = 1, sigma: float = 0.5) -> list[int]:
@@ -51,7 +48,7 @@ def test_a_curve_is_physical(ends: list[int], cuts: list[int], made: int, room: 
     for tokens in cuts:
         lengths.answered(KEY, tokens, finished=False)
     left = lengths.curve(KEY).left(made, made + room)
-    assert len(left) == QUANTILES
+    assert len(left) == DRAWS
     assert all(before <= after for before, after in pairwise(left))
     # What is made is rounded down a little where it is much.
     assert left[0] >= 1 and left[-1] <= room + made / 4 + 1
@@ -67,7 +64,7 @@ def test_what_is_left_of_an_answer_is_that_of_those_who_got_as_far() -> None:
         beyond = sorted(tokens - made for tokens in ends if tokens > made)
         for share in (0.25, 0.5, 0.9):
             exact = beyond[int(share * len(beyond))]
-            assert curve.quantile(share, made, CAP) == pytest.approx(
+            assert at_share(curve.left(made, CAP), share) == pytest.approx(
                 exact, rel=0.3 if made < 100 else 0.5, abs=4
             )
 
@@ -83,8 +80,8 @@ def test_cut_answers_count_for_as_far_as_they_got() -> None:
             dropped.answered(KEY, tokens, finished=True)
     shares = (0.05, 0.1)  # a fifth ends within 40 tokens
     for share in shares:
-        exact = whole.curve(KEY).quantile(share, 0, CAP)
-        assert cut.curve(KEY).quantile(share, 0, CAP) == pytest.approx(exact, rel=0.2)
+        exact = at_share(whole.curve(KEY).left(0, CAP), share)
+        assert at_share(cut.curve(KEY).left(0, CAP), share) == pytest.approx(exact, rel=0.2)
     assert median(cut, KEY) > 40 > median(dropped, KEY)
 
 
@@ -115,8 +112,8 @@ def test_one_tenants_answers_do_not_move_anothers() -> None:
     taught(lengths, theirs, drawn(2000, 2000))
     after = lengths.curve(mine)
     for share in (0.25, 0.5, 0.75):
-        exact = before.quantile(share, 0, CAP)
-        assert after.quantile(share, 0, CAP) == pytest.approx(exact, rel=0.15)
+        exact = at_share(before.left(0, CAP), share)
+        assert at_share(after.left(0, CAP), share) == pytest.approx(exact, rel=0.15)
     assert median(lengths, theirs) > 20 * median(lengths, mine)
 
 

@@ -1,13 +1,13 @@
-"""Chances are corrected by what they came to, and the time that a reservation takes is learnt from
+"""Chances are corrected by what they came to, and the time that a promise takes is learnt from
 those before it: the stated share is kept."""
 
 import math
 import random
-from typing import Any
 
 import pytest
 
-from orchestrator.prediction.quotes import BINS, BROKEN, HALF_LIFE, Quotes, Reliability
+from orchestrator.prediction.promises import BROKEN, Stretch
+from orchestrator.prediction.quotes import BINS, HALF_LIFE, Reliability
 from tests.support.cases import for_each
 
 GRID = [at / 50 for at in range(51)]
@@ -44,17 +44,13 @@ def test_a_bin_that_contradicts_its_neighbours_is_pooled_with_them() -> None:
     assert found.calibrated(0.35) == pytest.approx(found.calibrated(0.55), abs=0.1)
 
 
-NOTHING: Any = None
-
-
 def kept_share(chance: float, needed: float, count: int) -> float:
-    """Share of ``count`` reservations kept by a service that has just started, where the logarithm
+    """Share of ``count`` promises kept by a service that has just started, where the logarithm
     of what one takes, over what was predicted, is ``needed`` and scatters by 0.3."""
-    quotes = Quotes(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
-    rng, kept = random.Random(7), 0
+    stretch, rng, kept = Stretch(BROKEN[chance]), random.Random(7), 0
     for _ in range(count):
-        is_kept = rng.gauss(needed, 0.3) <= math.log(quotes._stretch[chance].factor)
-        quotes._used(chance, is_kept)
+        is_kept = rng.gauss(needed, 0.3) <= math.log(stretch.factor)
+        stretch.learn(kept=is_kept)
         kept += is_kept
     return kept / count
 
@@ -64,7 +60,7 @@ def kept_share(chance: float, needed: float, count: int) -> float:
 def test_the_stated_share_is_kept_however_wrong_the_prediction_is(
     chance: float, needed: float
 ) -> None:
-    assert kept_share(chance, needed, 250) == pytest.approx(chance, abs=0.035)
+    assert kept_share(chance, needed, 250) == pytest.approx(1 - BROKEN[chance], abs=0.035)
 
 
 @for_each("needed", [-1.2, 0.0])

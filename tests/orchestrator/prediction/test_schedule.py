@@ -86,7 +86,7 @@ def test_dl7_what_lost_its_chance_while_it_waited_is_told() -> None:
     for task in (hopeless, other):
         rig.queue.push(task)
     assert rig.feasibility.hopeless("m") == [hopeless]
-    assert rig.feasibility.gives_up_hopeless(hopeless)
+    assert rig.feasibility.gives_up(hopeless)
 
 
 def test_lb1_looks_ahead_take_a_small_share_of_the_time() -> None:

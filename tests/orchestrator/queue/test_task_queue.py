@@ -20,7 +20,6 @@ class Item:
     id: str
     deadline: Deadline
     rank: float
-    drop_at: float
     order: int = 0
     priority: Priority = Priority.INTERACTIVE
     tenant: str = ""
@@ -31,8 +30,8 @@ class Item:
 
 
 def item(name: str, at: float, **changes: object) -> Item:
-    """One that ranks by its deadline, and takes half a second at least."""
-    made = Item(name, Deadline(at, 0), at, at - 0.5)
+    """One that ranks by its deadline."""
+    made = Item(name, Deadline(at, 0), at)
     for field, value in changes.items():
         setattr(made, field, value)
     return made
@@ -59,16 +58,13 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(
         target=items,
         budget=st.integers(0, 6),
-        least=st.integers(0, 2),
         rank=st.floats(-100, 100),
         background=st.booleans(),
         priority=st.sampled_from(Priority),
     )
-    def push(
-        self, budget: int, least: int, rank: float, background: bool, priority: Priority
-    ) -> Item:
-        at = self.now + budget
-        new = Item(str(self.made), Deadline(at, 0), rank, at - least, self.made, priority)
+    def push(self, budget: int, rank: float, background: bool, priority: Priority) -> Item:
+        deadline = Deadline(self.now + budget, 0)
+        new = Item(str(self.made), deadline, rank, self.made, priority)
         new.is_background = background
         self.made += 1
         if self.queue.full:
@@ -114,9 +110,9 @@ class QueueMachine(RuleBasedStateMachine):
     def pass_time(self, step: int) -> None:
         self.now += step
         expired = self.queue.expired(self.now)
-        gone = [i for i in self.model if i.drop_at <= self.now]
+        gone = [i for i in self.model if i.deadline.at <= self.now]
         assert sorted(i.order for i in expired) == sorted(i.order for i in gone)
-        self.model = [i for i in self.model if i.drop_at > self.now]
+        self.model = [i for i in self.model if i.deadline.at > self.now]
 
     @rule()
     def oldest_batch(self) -> None:
@@ -151,7 +147,7 @@ def test_dl8_rank_counts_not_the_deadline_and_hopeless_work_is_no_most_urgent() 
     """The long one is due later and yet more urgent, until it has no chance any more."""
     queue: TaskQueue[Item] = TaskQueue(-1)
     short = item("short", 10.0, rank=5.0)
-    long = item("long", 12.0, rank=2.0, drop_at=7.0)
+    long = item("long", 12.0, rank=2.0)
     for each in (short, long):
         queue.push(each)
     assert list(queue) == [long, short]
@@ -159,7 +155,7 @@ def test_dl8_rank_counts_not_the_deadline_and_hopeless_work_is_no_most_urgent() 
     queue.reorder([long])
     assert list(queue) == [short, long]
     assert queue.background == 1
-    assert queue.expired(7.0) == [long]
+    assert queue.expired(11.0) == [short]
     queue.check_integrity()
 
 

@@ -131,7 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         queue = list(self.scheduler.waiting)
         schedule = self.scheduler.schedule()
         if queue and queue[0] not in schedule.started:
-            assert queue[0].backfilled_past <= self.config.max_backfills
+            assert queue[0].backfilled_past <= 2 * self.config.max_running
         plan = schedule.plan
         if plan is None:
             assert not self.scheduler.running
@@ -315,7 +315,7 @@ def test_a_large_request_does_not_starve() -> None:
         overtook += len(started)
         for one in started:
             scheduler.release(one)
-    assert overtook == large.backfilled_past == scheduler.config.max_backfills
+    assert overtook == large.backfilled_past == 2 * scheduler.config.max_running
     scheduler.release(holder)
     assert scheduler.schedule().started[0] is large
 

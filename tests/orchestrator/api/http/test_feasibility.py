@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.prediction.forecaster import FIT_HEADROOM, Capacity
+from orchestrator.prediction.forecaster import FIT_HEADROOM, LONG, Capacity
 from orchestrator.prediction.promises import FIRST_STRETCH
 from protocol import FinishReason, OnDeadline
 from tests.orchestrator.conftest import Service
@@ -84,8 +84,8 @@ async def test_dl16_what_became_of_a_named_deadline_is_learnt(service: Service) 
     headers = {"X-Deadline": str(error["earliest_feasible_deadline"])}
     await service.ask("POST", "/v1/completions", json=TASK, headers=headers)
     assert service.outcomes() == ["refused", "met"]
-    assert not promises._claimed and not promises._open
-    assert 1 <= promises.stretch("fake") < math.exp(FIRST_STRETCH)
+    assert not promises._claimed and not promises._held
+    assert 1 <= promises._stretches["fake"][LONG].factor < math.exp(FIRST_STRETCH)
 
 
 MADE = 130

@@ -104,7 +104,7 @@ async def test_a_larger_request_is_served_as_any_other(paced: Service) -> None:
 
 async def test_a_reservation_that_nobody_uses_is_void(paced: Service) -> None:
     reservation = (await ask(paced, accept=0.9, hold_ms=200))["reservation"]
-    paced.leap(0.3)
+    paced.leap(0.6)
     assert paced.orchestrator.stages.prediction.promises.wait_ms() == 0
     # It is one of many now, and too late for that.
     response = await paced.http.post("/v1/completions", json=STATED, headers=reservation["headers"])
