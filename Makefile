@@ -39,11 +39,11 @@ help:
 	@echo 'make bench         all benchmarks                       ARGS="--json out.json"'
 	@echo 'make bench-quick   a minute of them'
 	@echo 'make sim           scheduling policies compared on virtual time   ARGS="--cells all"'
-	@echo '                   ARGS="runs --loads 1.2", quotes, reported, refusals, crowds: a study'
+	@echo '                   ARGS="runs --loads 1.2", quotes, crowds: a study'
 	@echo 'make bench-goodput requests met in time under overload, by policy'
 	@echo '                   ARGS="--trace FILE --deadlines constant parts"'
 	@echo 'make bench-peers   against vLLM and llama.cpp, which it installs  ARGS="--model smollm2"'
-	@echo 'make bench-slot    clips per minute, by stage, memory   ARGS="--quick"'
+	@echo 'make bench-slot    a minute of clips, by stage'
 	@echo 'make soak-slot     clips for an hour, on a real Triton: does anything grow?   SECONDS=600'
 	@echo 'make chaos         kill -9, SIGSTOP and restarts of every process under load;'
 	@echo '                   of two orchestrators that share a store, too  ARGS="--seed 2"'
@@ -145,7 +145,7 @@ bench-slot: setup-dev
 	$(BIN)/python -m perf.clips $(ARGS)
 
 soak-slot: setup-dev
-	$(BIN)/python -m perf.clips --soak $(or $(SECONDS),3600) $(ARGS)
+	$(BIN)/python -m perf.clips --seconds $(or $(SECONDS),3600) $(ARGS)
 
 chaos: setup-dev
 	$(BIN)/python -m perf.chaos --json build/chaos.json --allow-dirty $(ARGS)

@@ -153,7 +153,7 @@ class WorkerSettings(EnvironmentSettings):
     """Device to compute on. It never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
     """``auto``: the checkpoint's own type on CUDA. On the CPU bfloat16 if it is the checkpoint's
-    and our own products work (numba, AVX-512 or AMX), or the model exceeds the caches and the CPU
+    and our own products work (numba, AVX2 or more), or the model exceeds the caches and the CPU
     has instructions for it; else float32."""
     deterministic: bool = False
     """Whether equal prompts, parameters and seeds give equal tokens in any batch (WK-3); slower."""

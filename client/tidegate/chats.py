@@ -12,8 +12,9 @@ Deadlines and retries are as for tasks. A chat that breaks off is not resumed; f
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 import msgspec
 
 from tidegate import _clock
@@ -23,9 +24,6 @@ from tidegate.requests import CommonOptions
 from tidegate.results import Usage
 from tidegate.sse import SseParser, received
 from tidegate.transport import LONGEST_TASK_S, HttpCall, Transport, due
-
-if TYPE_CHECKING:
-    import aiohttp
 
 _PATH = "/v1/chat/completions"
 _DONE = "[DONE]"
@@ -179,8 +177,6 @@ async def whole(transport: Transport, call: HttpCall) -> ChatAnswer:
 
 async def deltas(transport: Transport, call: HttpCall) -> AsyncGenerator[ChatDelta, None]:
     """Send ``call`` and yield its answer as it grows. Leaving ends the work."""
-    import aiohttp
-
     attempt, has_begun = 0, False
     while True:
         try:
@@ -200,7 +196,7 @@ async def deltas(transport: Transport, call: HttpCall) -> AsyncGenerator[ChatDel
         attempt += 1
 
 
-async def _read(response: "aiohttp.ClientResponse") -> AsyncGenerator[ChatDelta, None]:
+async def _read(response: aiohttp.ClientResponse) -> AsyncGenerator[ChatDelta, None]:
     async for event in received(response.content.iter_any(), SseParser()):
         if event.data == _DONE:
             return

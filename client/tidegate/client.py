@@ -64,18 +64,13 @@ class Client(FollowedWork[Submitted, Event]):
         patience_s = block_seconds(reconnect_for, "reconnect_for")
         if patience_s < 0:
             raise ValueError(f"reconnect_for is 0 seconds or more, got {reconnect_for!r}")
-        super().__init__(self._transport_to(base_url, token, retries or Retries()), patience_s)
+        super().__init__(Transport(base_url, token, retries or Retries()), patience_s)
         self.sessions = Sessions(self, self._transport)
         """Conversations that the service keeps."""
         self.slots = Slots(self._transport, patience_s)
         """Clips that the service renders."""
         self.operating = Operating(self._transport)
         """Calls to operate the service: drains, swaps and reloads."""
-
-    def _transport_to(self, base_url: str, token: str | None, retries: Retries) -> Transport:
-        transport = Transport(base_url, token, retries)
-        transport.connect()  # a first call pays for no imports: it may have a deadline
-        return transport
 
     async def __aenter__(self) -> Self:
         return self

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from random import Random
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 from urllib.parse import quote
 
+import aiohttp
 import msgspec
 
 from tidegate import _clock
@@ -14,9 +15,6 @@ from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import ApiError, NotFound, ProtocolError, StreamLost, TidegateError
 from tidegate.sse import SseParser, received
 from tidegate.transport import AFTER_DEADLINE_S, LONGEST_TASK_S, HttpCall, Transport, due
-
-if TYPE_CHECKING:
-    import aiohttp
 
 _RECONNECT_FIRST_S = 0.1
 _RECONNECT_MAX_S = 2.0
@@ -158,7 +156,6 @@ class FollowedWork(Generic[_S, _T]):
 
         Raises ``StreamLost``, and ``NotFound`` for what the service has never known.
         """
-        import aiohttp
 
         def lost(why: str) -> StreamLost:
             return StreamLost(id, f"lost the events of {self._kind} {id}: {why}")
@@ -218,7 +215,7 @@ def _pause_s(attempt: int, retry_ms: int | None) -> float:
 
 
 async def _read(
-    response: "aiohttp.ClientResponse", parser: SseParser, types: Mapping[str, type[_T]]
+    response: aiohttp.ClientResponse, parser: SseParser, types: Mapping[str, type[_T]]
 ) -> AsyncGenerator[tuple[_T, str], None]:
     """Events that ``response`` brings, each with its id. Raises ``ProtocolError``."""
     if response.content_type != "text/event-stream":

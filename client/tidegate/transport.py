@@ -5,9 +5,10 @@ import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+import aiohttp
 import msgspec
 
 from tidegate import _clock, deadlines
@@ -20,10 +21,7 @@ from tidegate.errors import (
     error_class,
 )
 
-if TYPE_CHECKING:
-    import aiohttp
-
-CONNECT_S = 10.0
+_CONNECT_S = 10.0
 AFTER_DEADLINE_S = 1.0
 """Seconds past a deadline for which the server's own word about missing it is worth waiting for."""
 LONGEST_TASK_S = 1800.0
@@ -100,25 +98,16 @@ class Transport:
         self._retries = retries
         self._fastest_s = 0.0
         """Seconds that the quickest answer took: a retry with less left cannot be in time."""
-        self.credentials = {"Authorization": f"Bearer {token}"} if token else {}
-        self._session: aiohttp.ClientSession | None = None
 
-    def connect(self) -> "aiohttp.ClientSession":
-        """The connections, made when they are first asked for: their library's import is slow."""
-        import aiohttp
-
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                # aiohttp's own limit of 100 would keep a stream's cancel waiting for the others.
-                connector=aiohttp.TCPConnector(limit=0),
-                headers=self.credentials,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-            )
-        return self._session
+        self._session = aiohttp.ClientSession(
+            # aiohttp's own limit of 100 would keep a stream's cancel waiting for the others.
+            connector=aiohttp.TCPConnector(limit=0),
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+        )
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._session.close()
 
     async def call(self, call: HttpCall, result: type[_T]) -> _T:
         """Send ``call``; returns the answer as ``result``. Raises ``TidegateError``."""
@@ -151,45 +140,37 @@ class Transport:
         return pause if _clock.now() + pause + self._fastest_s < call.ends_at else None
 
     @asynccontextmanager
-    async def open(self, call: HttpCall) -> "AsyncIterator[aiohttp.ClientResponse]":
+    async def open(self, call: HttpCall) -> AsyncIterator[aiohttp.ClientResponse]:
         """Open an answer that is read as it comes. Raises ``ApiError`` for a refusal.
 
         What breaks while it is read comes as aiohttp raises it.
         """
-        session = self.connect()
-        import aiohttp
 
-        headers, patience_s = with_deadline(call)
-        async with session.request(
+        headers, patience_s = _with_deadline(call)
+        async with self._session.request(
             call.method,
             self.base_url + call.path,
             json=call.body,
             headers=headers,
-            timeout=aiohttp.ClientTimeout(total=patience_s, sock_connect=CONNECT_S),
+            timeout=aiohttp.ClientTimeout(total=patience_s, sock_connect=_CONNECT_S),
         ) as response:
             if response.status >= 400:
-                raise api_error(
+                raise _api_error(
                     response.status, response.reason or "", response.headers, await response.read()
                 )
             yield response
 
     async def _try(self, call: HttpCall) -> bytes:
+
         began = _clock.now()
-        body = await self.exchange(call)
+        try:
+            async with self.open(call) as response:
+                body = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self.no_answer(call, error) from error
         took = _clock.now() - began
         self._fastest_s = min(took, self._fastest_s or took)
         return body
-
-    async def exchange(self, call: HttpCall) -> bytes:
-        """Send ``call`` once; the answer's body. Raises ``TidegateError``."""
-        self.connect()
-        import aiohttp
-
-        try:
-            async with self.open(call) as response:
-                return await response.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise self.no_answer(call, error) from error
 
     def no_answer(self, call: HttpCall, error: Exception) -> TidegateError:
         """The client's exception for an HTTP library's ``error`` about ``call``."""
@@ -203,7 +184,6 @@ class Transport:
             return DeadlineExceeded(
                 f"the deadline passed before {self.base_url} answered", code="deadline_exceeded"
             )
-        import aiohttp
 
         is_sent = not isinstance(
             error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
@@ -225,8 +205,6 @@ def _checked(base_url: str) -> str:
 
 def _reason(error: Exception) -> str:
     """Reason why a connection failed, without the names of three libraries."""
-    import aiohttp
-
     if isinstance(error, aiohttp.ClientSSLError):
         return "no TLS can be spoken with it; is it http?"
     if isinstance(error, aiohttp.ClientConnectorError):
@@ -262,7 +240,7 @@ def due(option_s: float | None = None) -> CallDeadline:
     return CallDeadline(in_s, None if in_s is None else _clock.now() + in_s)
 
 
-def with_deadline(call: HttpCall) -> tuple[dict[str, str], float]:
+def _with_deadline(call: HttpCall) -> tuple[dict[str, str], float]:
     """Headers of ``call`` with what is left of its deadline, and seconds for a try."""
     if call.ends_at is None:
         return dict(call.headers), call.patience_s
@@ -271,7 +249,7 @@ def with_deadline(call: HttpCall) -> tuple[dict[str, str], float]:
     return {**call.headers, "X-Timeout-Ms": str(round(left_s * 1000))}, patience_s
 
 
-def api_error(status: int, reason: str, headers: Mapping[str, str], body: bytes) -> ApiError:
+def _api_error(status: int, reason: str, headers: Mapping[str, str], body: bytes) -> ApiError:
     """The server's refusal as an exception, also for a proxy's HTML.
 
     ``headers`` are found by names in lower case.

@@ -22,22 +22,28 @@ import msgspec
 from orchestrator.errors import NotReady
 from orchestrator.sharing import Lines, Sharing
 
-_TABLE = """
-CREATE TABLE IF NOT EXISTS spent (
-  month TEXT, key TEXT, run TEXT, model TEXT, outcome TEXT, requests INTEGER, prompt_tokens INTEGER,
-  cached_tokens INTEGER, completion_tokens INTEGER, cost REAL,
-  PRIMARY KEY (month, key, run, model, outcome)) WITHOUT ROWID
-"""
-_FILE = "CREATE TABLE IF NOT EXISTS file AS SELECT hex(randomblob(8)) AS id"
-_ADD = """
-INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+_AMOUNTS = (
+    "requests INTEGER, prompt_tokens INTEGER, cached_tokens INTEGER, completion_tokens INTEGER,"
+    " cost REAL"
+)
+_TABLES = (
+    f"CREATE TABLE IF NOT EXISTS spent (month TEXT, key TEXT, run TEXT, model TEXT, outcome TEXT,"
+    f" {_AMOUNTS}, PRIMARY KEY (month, key, run, model, outcome)) WITHOUT ROWID",
+    f"CREATE TABLE IF NOT EXISTS by_key (month TEXT, key TEXT, {_AMOUNTS},"
+    " PRIMARY KEY (month, key)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS file AS SELECT hex(randomblob(8)) AS id",
+)
+_SUMS = "sum(requests), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens), sum(cost)"
+_FILL = f"INSERT OR IGNORE INTO by_key SELECT month, key, {_SUMS} FROM spent GROUP BY month, key"
+"""For a file that was made before it had this table."""
+_MERGE = """ON CONFLICT DO UPDATE SET
   requests = requests + excluded.requests,
   prompt_tokens = prompt_tokens + excluded.prompt_tokens,
   cached_tokens = cached_tokens + excluded.cached_tokens,
   completion_tokens = completion_tokens + excluded.completion_tokens, cost = cost + excluded.cost
-RETURNING *
 """
-_SUMS = "sum(requests), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens), sum(cost)"
+_ADD = f"INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) {_MERGE} RETURNING *"
+_ADD_TO_KEY = f"INSERT INTO by_key VALUES (?, ?, ?, ?, ?, ?, ?) {_MERGE}"
 _encoded = msgspec.json.encode
 
 
@@ -68,12 +74,22 @@ class Amount(NamedTuple):
     def plus(self, other: "Amount") -> "Amount":
         return Amount._make(a + b for a, b in zip(self, other, strict=True))
 
-    def minus(self, other: "Amount") -> "Amount":
-        return Amount._make(a - b for a, b in zip(self, other, strict=True))
-
 
 _Sums = dict[tuple[str, str], Amount]
 """Amounts by month and key."""
+
+
+class _Unwritten:
+    """Entries that are not in the file yet, and their sums."""
+
+    def __init__(self) -> None:
+        self.entries: dict[BookEntry, Amount] = {}
+        self.by_key: _Sums = {}
+
+    def add(self, entry: BookEntry, amount: Amount) -> None:
+        whose = entry.month, entry.key
+        self.entries[entry] = self.entries.get(entry, Amount()).plus(amount)
+        self.by_key[whose] = self.by_key.get(whose, Amount()).plus(amount)
 
 
 def month_of(unix: float) -> str:
@@ -102,9 +118,8 @@ class Books:
         self._all_untold = True
         self._lock = threading.Lock()
         self._flushing = asyncio.Lock()
-        self._new: dict[BookEntry, Amount] = {}
-        """What is not in the file yet."""
-        self._of_new: _Sums = {}
+        self._new = _Unwritten()
+        self._being_written = _Unwritten()
         self._written: _Sums = {}
         """What the file has."""
         self.is_open = False
@@ -121,30 +136,31 @@ class Books:
         self._file = sqlite3.connect(path or ":memory:", check_same_thread=False)
         self._file.execute("PRAGMA journal_mode = WAL")
         with self._file:
-            self._file.execute(_TABLE)
-            self._file.execute(_FILE)
+            for table in _TABLES:
+                self._file.execute(table)
+            self._file.execute(_FILL)
             ((self._id,),) = self._file.execute("SELECT id FROM file")
             before = month_of(first.timestamp() - 86_400)
-            self._file.execute("DELETE FROM spent WHERE month < ?", (before,))
+            for table in ("spent", "by_key"):
+                self._file.execute(f"DELETE FROM {table} WHERE month < ?", (before,))
         return self._sums()
 
     def _sums(self) -> _Sums:
-        query = f"SELECT month, key, {_SUMS} FROM spent GROUP BY month, key"
-        return {(month, key): Amount(*sums) for month, key, *sums in self._file.execute(query)}
+        rows = self._file.execute("SELECT * FROM by_key")
+        return {(month, key): Amount(*sums) for month, key, *sums in rows}
 
     def enter(self, entry: BookEntry, amount: Amount) -> None:
-        whose = entry.month, entry.key
-        self._new[entry] = self._new.get(entry, Amount()).plus(amount)
-        self._of_new[whose] = self._of_new.get(whose, Amount()).plus(amount)
+        self._new.add(entry, amount)
 
     def spent(self, month: str, key: str) -> Amount:
         """All that a key has spent in a month."""
-        written = self._written.get((month, key), Amount())
-        return written.plus(self._of_new.get((month, key), Amount()))
+        parts = self._written, self._being_written.by_key, self._new.by_key
+        first, second, third = (part.get((month, key), Amount()) for part in parts)
+        return first.plus(second).plus(third)
 
     @property
     def has_new(self) -> bool:
-        return bool(self._new)
+        return bool(self._new.entries)
 
     @property
     def has_untold(self) -> bool:
@@ -154,23 +170,24 @@ class Books:
         """Write what was entered. What cannot be written is kept, and tried again next time. Raises
         ``sqlite3.Error``."""
         async with self._flushing:
-            new = dict(self._new)
-            sums, lines = await asyncio.to_thread(self._write, new)
-            if self._sharing.is_shared:
-                self._untold |= lines
-            left = [
-                (entry, self._new[entry].minus(new.get(entry, Amount()))) for entry in self._new
-            ]
-            self._new, self._of_new, self._written = {}, {}, sums
-            for entry, amount in left:
-                if amount.requests:
-                    self.enter(entry, amount)
+            self._being_written, self._new = self._new, _Unwritten()
+            try:
+                sums, lines = await asyncio.to_thread(self._write, self._being_written)
+            except BaseException:
+                for entry, amount in self._new.entries.items():
+                    self._being_written.add(entry, amount)
+                self._new, self._being_written = self._being_written, _Unwritten()
+                raise
+            self._written, self._being_written = sums, _Unwritten()
+            self._untold |= lines
 
-    def _write(self, new: Mapping[BookEntry, Amount]) -> tuple[_Sums, Lines]:
+    def _write(self, new: _Unwritten) -> tuple[_Sums, Lines]:
         with self._lock, self._file:
-            added = [(*entry, *amount) for entry, amount in new.items()]
+            added = [(*entry, *amount) for entry, amount in new.entries.items()]
             rows = [self._file.execute(_ADD, each).fetchone() for each in added]
-            return self._sums(), self._lines(rows)
+            of_keys = [(*whose, *amount) for whose, amount in new.by_key.items()]
+            self._file.executemany(_ADD_TO_KEY, of_keys)
+            return self._sums(), self._lines(rows) if self._sharing.is_shared else {}
 
     def _lines(self, rows: Iterable[Sequence[Any]]) -> Lines:
         """Lines of the common books, from rows of the file: a page for a month's keys, and one for

@@ -8,6 +8,7 @@ right file, what is told of a batch is what its files hold, and both outlive one
 """
 
 import asyncio
+import hashlib
 import json
 import os
 import random
@@ -15,7 +16,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,19 +24,21 @@ from typing import Any, Final
 import aiohttp
 
 from catalog.errors import StartFailed
-from perf.chaos.batch_checks import BatchClient, BatchOrder, Sent
-from perf.chaos.world import READY_S, alive, orchestrating
-from perf.load.usage import ServerUsage
+from perf.chaos.world import orchestrating
+from perf.load.usage import PARTS, rss_mib
 from perf.report.command import begin, new_console, new_parser, status_of
-from perf.stack.stack import StackSpec, tritons
+from perf.stack.stack import READY_S, StackSpec, alive, tritons
 from pool.units.orchestrator import OrchestratorProcess
 
-KEY = "many"
 MAX_GROWTH: Final = 0.05
 """Largest growth of resident memory, as a share, from the second tenth of the lines to the last
 that one process serves."""
+_KEY: Final = "many"
+_URL: Final = "/v1/completions"
+_BODY: Final = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 4}
+_REFUSED: Final = {**_BODY, "max_tokens": -1}
+_RETRY_S: Final = 0.1
 _LOOK_EVERY_S: Final = 0.25
-_PARTS: Final = 10
 _CALM_SHARE: Final = 0.2
 """Lines of the batch that nobody disturbs, as a share of those of the killed one."""
 _START_S: Final = 2.5
@@ -43,23 +46,159 @@ _START_S: Final = 2.5
 and continues by then."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchOrder:
+    """A batch to send."""
+
+    name: str
+    lines: int
+    refused_every: int = 50
+    """Each line whose number is a multiple of this is one that the service always refuses."""
+
+    def ids(self) -> dict[str, str]:
+        """Custom ids of all lines, with the kind of entry that each must have once served."""
+        numbers = range(1, self.lines + 1)
+        kinds = ("errored" if n % self.refused_every == 0 else "succeeded" for n in numbers)
+        return dict(zip((f"{self.name}-{n}" for n in numbers), kinds, strict=True))
+
+    def content(self) -> bytes:
+        """The file of all lines."""
+        lines = bytearray()
+        for custom_id, kind in self.ids().items():
+            body = _REFUSED if kind == "errored" else _BODY
+            line = {"custom_id": custom_id, "method": "POST", "url": _URL, "body": body}
+            lines += json.dumps(line).encode() + b"\n"
+        return bytes(lines)
+
+
 @dataclass(slots=True)
-class Memory:
-    """Resident memory of the orchestrator in MiB, with the number of lines done then."""
+class Sent:
+    """An order that was sent, and its outcome."""
 
-    looks: list[tuple[int, float]] = field(default_factory=list)
+    order: BatchOrder
+    id: str
+    input_id: str
+    state: dict[str, Any] = field(default_factory=dict)
+    """The batch as the service told it last."""
+    entries: Counter[str] = field(default_factory=Counter)
+    """Number of entries by kind: succeeded, errored."""
+    missing: int = 0
+    doubled: int = 0
+    faults: list[str] = field(default_factory=list)
 
-    def by_tenths(self, lines: int) -> list[float]:
-        """Most memory in each tenth of ``lines``; 0 for one without a look."""
-        tenths = [[0.0] for _ in range(_PARTS)]
-        for done, mib in self.looks:
-            tenths[min(_PARTS - 1, _PARTS * done // lines)].append(mib)
-        return [round(max(tenth), 1) for tenth in tenths]
+    @property
+    def done(self) -> int:
+        """Number of lines that had an entry at the last look."""
+        counts = self.state.get("request_counts", {})
+        return sum(n for kind, n in counts.items() if kind not in ("total", "processing"))
 
-    def growth(self, lines: int) -> float:
-        """Growth from the second tenth to the last, as a share."""
-        _, second, *_, last = self.by_tenths(lines)
-        return last / second - 1 if second else 0.0
+    @property
+    def is_over(self) -> bool:
+        return self.state.get("status") in ("completed", "failed", "expired", "cancelled")
+
+    def judge(self, entries: Iterator[tuple[str, str]]) -> None:
+        """Hold the ``entries``, custom id and kind, against the order and what was told of it."""
+        kinds, seen = self.order.ids(), Counter[str]()
+        for custom_id, kind in entries:
+            seen[custom_id] += 1
+            self.entries[kind] += 1
+            if kind != kinds.get(custom_id):
+                self._fault(f"the line {custom_id!r} is {kind}, not {kinds.get(custom_id)}")
+        self.missing = len(kinds.keys() - seen.keys())
+        self.doubled = sum(count - 1 for count in seen.values())
+        for what in ("missing", "doubled"):
+            if count := getattr(self, what):
+                self._fault(f"{count} lines are {what}")
+        succeeded = self.entries["succeeded"]
+        failed = self.entries.total() - succeeded
+        counted = {"total": self.order.lines, "completed": succeeded, "failed": failed}
+        if (told := self.state["request_counts"]) != counted:
+            self._fault(f"its counts are {told}, and its entries {counted}")
+        if self.state["status"] != "completed":
+            self._fault(f"it ended as {self.state['status']}: {self.state.get('errors')}")
+
+    def _fault(self, what: str) -> None:
+        self.faults.append(f"{self.order.name}: {what}")
+
+
+class BatchClient:
+    """A client that asks again while the service is down."""
+
+    def __init__(self, http: aiohttp.ClientSession) -> None:
+        self._http = http
+
+    async def send(self, order: BatchOrder) -> Sent:
+        """Create the batch; where the service dies meanwhile it may exist twice, under two
+        ids."""
+        content = order.content()
+
+        def form() -> aiohttp.FormData:
+            form = aiohttp.FormData({"purpose": "batch"})
+            form.add_field("file", content, filename="requests.jsonl")
+            return form
+
+        file = await self._ask("POST", "/v1/files", form=form)
+        body = {"input_file_id": file["id"], "endpoint": _URL, "completion_window": "24h"}
+        told = await self._ask("POST", "/v1/batches", json=body)
+        return Sent(order, told["id"], file["id"], told)
+
+    async def look(self, sent: Sent) -> None:
+        """Ask how far the batch is."""
+        sent.state = await self._ask("GET", f"/v1/batches/{sent.id}")
+
+    async def read(self, sent: Sent) -> str:
+        """Judge the entries of a batch that is over; returns a digest of what the service tells of
+        it and of its files."""
+        sent.entries.clear()
+        digest = hashlib.sha256(json.dumps(sent.state, sort_keys=True).encode())
+        found = []
+        for is_output, what in ((True, "output_file_id"), (False, "error_file_id")):
+            if not sent.state[what]:
+                continue
+            async with self._http.get(f"/v1/files/{sent.state[what]}/content") as response:
+                response.raise_for_status()
+                async for text in response.content:
+                    digest.update(text)
+                    entry = json.loads(text)
+                    kind = _kind(entry)
+                    if is_output != (kind == "succeeded"):
+                        kind = f"{kind} in the other file"
+                    found.append((entry["custom_id"], kind))
+        if sent.state["input_file_id"] != sent.input_id:
+            sent.faults.append(f"{sent.order.name}: it has another input file now")
+        sent.judge(iter(found))
+        return digest.hexdigest()
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: object = None,
+        form: Callable[[], aiohttp.FormData] | None = None,
+    ) -> dict[str, Any]:
+        """Send a request until it is answered, also by a service that had no room or no disk for
+        it. Raises ``ClientResponseError`` for an error that stays."""
+        while True:
+            sent = {"data": form()} if form else {"json": json}
+            try:
+                async with self._http.request(method, path, **sent) as response:
+                    response.raise_for_status()
+                    answer: dict[str, Any] = await response.json()
+                    return answer
+            except aiohttp.ClientResponseError as error:
+                if error.status != 503:
+                    raise
+            except (aiohttp.ClientError, TimeoutError):  # the service is down
+                pass
+            await asyncio.sleep(_RETRY_S)
+
+
+def _kind(entry: dict[str, Any]) -> str:
+    if entry["response"] is None:
+        return str(entry["error"])
+    status = entry["response"]["status_code"]
+    return {200: "succeeded", 400: "errored"}.get(status, str(status))
 
 
 @dataclass(slots=True)
@@ -72,8 +211,8 @@ class BatchFindings:
     """Number of kills, by what the orchestrator was doing."""
     killed_s: float = 0.0
     calm_s: float = 0.0
-    killed: Memory = field(default_factory=Memory)
-    calm: Memory = field(default_factory=Memory)
+    looks: list[tuple[int, float]] = field(default_factory=list)
+    """Lines of the undisturbed batch that were done, and the orchestrator's MiB then."""
     sent: list[Sent] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
@@ -82,48 +221,46 @@ class BatchFindings:
         """Lines of the batch that nobody disturbs."""
         return round(_CALM_SHARE * self.lines)
 
+    def memory_mib(self) -> list[float]:
+        """Most memory in each tenth of the undisturbed lines; 0 for one without a look."""
+        tenths = [[0.0] for _ in range(PARTS)]
+        for done, mib in self.looks:
+            tenths[min(PARTS - 1, PARTS * done // self.calm_lines)].append(mib)
+        return [round(max(tenth), 1) for tenth in tenths]
+
+    def growth(self) -> float:
+        """Growth of memory from the second tenth to the last, as a share."""
+        _, second, *_, last = self.memory_mib()
+        return last / second - 1 if second else 0.0
+
     def close(self) -> None:
         """Gather the faults of all batches, and judge memory."""
         self.faults += [fault for sent in self.sent for fault in sent.faults]
-        if (growth := self.calm.growth(self.calm_lines)) > MAX_GROWTH:
+        if (growth := self.growth()) > MAX_GROWTH:
             self.faults.append(f"the orchestrator's memory grew by {100 * growth:.1f} %")
 
-
-class Killer:
-    """Kills an orchestrator and starts it again."""
-
-    def __init__(self, process: OrchestratorProcess, found: BatchFindings) -> None:
-        self._process = process
-        self._found = found
-
-    async def strike(self, moment: str, again_s: Sequence[float] = ()) -> None:
-        """Kill the orchestrator, and once more that many seconds after each start."""
-        self._kill(moment)
-        for seconds in again_s:
-            await self._start_and_kill(seconds)
-        await self._process.stop(0.0)
-        # A crowded machine may take longer to start it; where it has died the wait below says so.
-        with suppress(StartFailed):
-            await self._process.start()
-        await self._process.wait_ready(READY_S)
-
-    async def _start_and_kill(self, seconds: float) -> None:
-        await self._process.stop(0.0)
-        starting = asyncio.create_task(self._process.start())
-        await asyncio.sleep(seconds)
-        while self._process.pid is None and not starting.done():  # noqa: ASYNC110 - no event
-            await asyncio.sleep(0.01)
-        self._kill("starting or going on")
-        with suppress(StartFailed):
-            await starting
-
-    def _kill(self, moment: str) -> None:
-        os.kill(alive(self._process.pid), signal.SIGKILL)
-        self._found.kills[moment] += 1
+    def facts(self) -> dict[str, Any]:
+        """The findings as a bundle has them."""
+        entries: Counter[str] = sum((sent.entries for sent in self.sent), Counter())
+        return {
+            "lines": self.lines,
+            "calm_lines": self.calm_lines,
+            "kills": self.kills.total(),
+            "kills_by_moment": dict(self.kills),
+            "batches": len(self.sent),
+            "entries": dict(entries),
+            "missing": sum(sent.missing for sent in self.sent),
+            "doubled": sum(sent.doubled for sent in self.sent),
+            "seconds": round(self.killed_s, 1),
+            "lines_per_s": round(self.calm_lines / self.calm_s, 1),
+            "calm_memory_mib": self.memory_mib(),
+            "calm_growth_percent": round(100 * self.growth(), 2),
+            "faults": self.faults,
+        }
 
 
 class BatchRun:
-    """Batches sent to one orchestrator."""
+    """Batches sent to one orchestrator, which is killed meanwhile."""
 
     def __init__(
         self,
@@ -133,10 +270,9 @@ class BatchRun:
         rng: random.Random,
     ) -> None:
         self._process = process
-        self._client = BatchClient(http, process.url)
+        self._client = BatchClient(http)
         self._found = found
         self._rng = rng
-        self._killer = Killer(process, found)
 
     async def play(self, kills: int) -> None:
         """Have a batch served under ``kills``, then one without any."""
@@ -144,53 +280,76 @@ class BatchRun:
         await self._under_kills(kills)
         found.killed_s = time.monotonic() - begun
         begun = time.monotonic()
-        calm = await self._send(BatchOrder("calm", found.calm_lines, KEY))
-        await self._until_over(calm, found.calm)
+        calm = await self._send(BatchOrder("calm", found.calm_lines))
+        while not calm.is_over:
+            await self._look(calm)
+            found.looks.append((calm.done, rss_mib(alive(self._process.pid))))
         found.calm_s = time.monotonic() - begun
         await self._read_twice()
         found.close()
 
     async def _under_kills(self, kills: int) -> None:
-        rng, killer = self._rng, self._killer
-        sent = await self._send(BatchOrder("killed", self._found.lines, KEY))
+        rng = self._rng
+        sent = await self._send(BatchOrder("killed", self._found.lines))
         first, last = -(-kills // 20), -(-kills // 10)
         due = list(strikes(rng, kills - first - last, sent.order.lines))
         if first:
             await asyncio.sleep(rng.uniform(0.0, 0.3))
-            await killer.strike("checking", again(rng, first - 1))
+            await self._strike("checking", again(rng, first - 1))
         for at, again_s in due:
-            await self._until_over(sent, self._found.killed, at)
+            await self._until(sent, at)
             await asyncio.sleep(rng.uniform(0.0, _LOOK_EVERY_S))
-            await killer.strike("serving", again_s)
+            await self._strike("serving", again_s)
         if last:
-            await self._until_over(sent, self._found.killed, sent.order.lines - 1)
-            await killer.strike("closing its files", again(rng, last - 1))
-        await self._until_over(sent, self._found.killed)
+            await self._until(sent, sent.order.lines - 1)
+            await self._strike("closing its files", again(rng, last - 1))
+        await self._until(sent, sent.order.lines + 1)
 
     async def _send(self, order: BatchOrder) -> Sent:
         sent = await self._client.send(order)
         self._found.sent.append(sent)
         return sent
 
-    async def _until_over(
-        self, sent: Sent, memory: Memory | None = None, lines: int | None = None
-    ) -> None:
-        """Wait until a batch is over, or has ``lines`` done."""
-        while not sent.is_over and (lines is None or sent.done < lines):
-            await self._client.look(sent)
-            if memory is not None:
-                usage = await asyncio.to_thread(ServerUsage.of_each, [alive(self._process.pid)])
-                memory.looks.append((sent.done, usage.rss_mib))
-            await asyncio.sleep(_LOOK_EVERY_S)
+    async def _until(self, sent: Sent, lines: int) -> None:
+        """Wait until a batch has ``lines`` done, or is over."""
+        while not sent.is_over and sent.done < lines:
+            await self._look(sent)
+
+    async def _look(self, sent: Sent) -> None:
+        await self._client.look(sent)
+        await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _read_twice(self) -> None:
         """Judge all batches, and whether one more kill changes anything that is told of them."""
         before = [await self._client.read(sent) for sent in self._found.sent]
-        await self._killer.strike("all over")
+        await self._strike("all over")
         for sent, digest in zip(self._found.sent, before, strict=True):
             await self._client.look(sent)
             if await self._client.read(sent) != digest:
                 self._found.faults.append(f"{sent.order.name}: a kill has changed its results")
+
+    async def _strike(self, moment: str, again_s: Sequence[float] = ()) -> None:
+        """Kill the orchestrator, and once more that many seconds after each start."""
+        process = self._process
+        self._kill(moment)
+        for seconds in again_s:
+            await process.stop(0.0)
+            starting = asyncio.create_task(process.start())
+            await asyncio.sleep(seconds)
+            while process.pid is None and not starting.done():  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.01)
+            self._kill("starting or going on")
+            with suppress(StartFailed):
+                await starting
+        await process.stop(0.0)
+        # A crowded machine may take longer to start it; where it has died the wait below says so.
+        with suppress(StartFailed):
+            await process.start()
+        await process.wait_ready(READY_S)
+
+    def _kill(self, moment: str) -> None:
+        os.kill(alive(self._process.pid), signal.SIGKILL)
+        self._found.kills[moment] += 1
 
 
 def again(rng: random.Random, count: int) -> list[float]:
@@ -209,30 +368,13 @@ def strikes(rng: random.Random, kills: int, lines: int) -> Iterator[tuple[int, l
     yield from sorted(found)
 
 
-def keys() -> str:
-    """``TIDEGATE_KEYS`` for the clients of a run."""
-    return json.dumps({KEY: {"token": KEY}})
-
-
-def facts_of(found: BatchFindings) -> dict[str, Any]:
-    """The findings as a bundle has them."""
-    entries: Counter[str] = sum((sent.entries for sent in found.sent), Counter())
-    return {
-        "lines": found.lines,
-        "calm_lines": found.calm_lines,
-        "kills": found.kills.total(),
-        "kills_by_moment": dict(found.kills),
-        "batches": len(found.sent),
-        "entries": dict(entries),
-        "missing": sum(sent.missing for sent in found.sent),
-        "doubled": sum(sent.doubled for sent in found.sent),
-        "seconds": round(found.killed_s, 1),
-        "lines_per_s": round(found.calm_lines / found.calm_s, 1),
-        "killed_memory_mib": found.killed.by_tenths(found.lines),
-        "calm_memory_mib": found.calm.by_tenths(found.calm_lines),
-        "calm_growth_percent": round(100 * found.calm.growth(found.calm_lines), 2),
-        "faults": found.faults,
-    }
+async def run(addresses: Sequence[str], found: BatchFindings, seed: int, kills: int) -> None:
+    """Serve the batches with an orchestrator of its own before the workers at ``addresses``."""
+    keys = {"TIDEGATE_KEYS": json.dumps({_KEY: {"token": _KEY}})}
+    async with orchestrating([addresses], keys) as ((process,), _):
+        authorized = {"Authorization": f"Bearer {_KEY}"}
+        async with aiohttp.ClientSession(process.url, headers=authorized) as http:
+            await BatchRun(process, http, found, random.Random(seed)).play(kills)
 
 
 async def _main() -> int:
@@ -243,14 +385,9 @@ async def _main() -> int:
     args = parser.parse_args()
     recording = begin(parser, args, "perf.chaos.batches", *sys.argv[1:])
     found, console = BatchFindings(args.lines), new_console()
-    async with (
-        tritons(StackSpec("synthetic-free"), 1) as (triton,),
-        orchestrating([[triton.grpc_address]], {"TIDEGATE_KEYS": keys()}) as ((process,), _),
-        aiohttp.ClientSession() as http,
-    ):
-        run = BatchRun(process, http, found, random.Random(args.seed))
-        await run.play(args.kills)
-    facts = facts_of(found)
+    async with tritons(StackSpec("synthetic-free"), 1) as (triton,):
+        await run([triton.grpc_address], found, args.seed, args.kills)
+    facts = found.facts()
     for what, value in facts.items():
         console.print(f"{what}: {value}", markup=False)
     recording.save(recording.facts() | facts)

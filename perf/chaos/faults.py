@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import aiohttp
 
 from catalog.errors import StartFailed
-from perf.chaos.world import GRACE_S, READY_S, World, alive, server_of, stubs_of
+from perf.chaos.world import GRACE_S, World
+from perf.stack.stack import READY_S, alive, server_of, stubs_of
 from pool.process.proc import is_running
 from pool.units.orchestrator import OrchestratorProcess
 from pool.units.triton import TritonInstance

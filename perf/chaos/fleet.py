@@ -30,9 +30,9 @@ from perf.chaos.faults import (
     until_whole,
 )
 from perf.chaos.polls import Polls
-from perf.chaos.world import World, alive, orchestrating
+from perf.chaos.world import World, orchestrating
 from perf.report.command import begin, new_console, new_parser, status_of
-from perf.stack.stack import StackSpec, tritons
+from perf.stack.stack import StackSpec, alive, tritons
 from perf.stack.store import StoreServer, store_program, store_server
 
 ORCHESTRATORS = 3

@@ -11,7 +11,8 @@ from perf.chaos import checks
 from perf.chaos.clients import ChaosLedger
 from perf.chaos.faults import kill_process
 from perf.chaos.polls import WITHIN_S, Polled, Polls
-from perf.chaos.world import GRACE_S, READY_S, World
+from perf.chaos.world import GRACE_S, World
+from perf.stack.stack import READY_S
 from pool.units.orchestrator import OrchestratorProcess
 
 CLIENTS, EVERY_S, TASKS = 4, 0.002, 70

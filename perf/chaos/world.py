@@ -8,13 +8,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Self, cast
+from typing import Self
 
-from catalog.paths import state_dir
 from perf.load.connection import HOST
-from perf.stack.constants import with_constants
-from perf.stack.stack import StackSpec, tritons
-from pool.process.ports import free_ports, host_port
+from perf.stack.stack import StackSpec, alive, server_of, stubs_of, tritons
+from perf.stack.stack import orchestrating as one_orchestrating
+from pool.process.ports import host_port
 from pool.units.orchestrator import OrchestratorProcess
 from pool.units.triton import TritonInstance
 
@@ -107,7 +106,6 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         pass
 
 
-READY_S = 60.0
 GRACE_S = 5.0
 """Grace in seconds of a planned stop: less than some of the load takes, so that not everything may
 just end."""
@@ -169,27 +167,22 @@ async def orchestrating(
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-chaos-")))
         journals = [folder / f"journal-{number}.sqlite" for number in range(len(addresses))]
-        started = []
-        for number, journal in enumerate(journals):
-            process = OrchestratorProcess(
-                HOST,
-                free_ports(1)[0],
-                {
-                    "TIDEGATE_INSTANCES": ",".join(addresses[number]),
-                    "TIDEGATE_TOKEN": "",
-                    "TIDEGATE_JOURNAL__PATH": str(journal),
-                    "TIDEGATE_SHUTDOWN__GRACE_S": str(GRACE_S),
-                    "TIDEGATE_TELEMETRY__LOG_FORMAT": "text",
-                    **(env or {}),
-                },
-                log=state_dir() / "perf" / f"chaos-orchestrator-{number}.log",
-                command=with_constants(constants or {}),
+        started = [
+            await stack.enter_async_context(
+                one_orchestrating(
+                    addresses[number],
+                    {
+                        "TIDEGATE_JOURNAL__PATH": str(journal),
+                        "TIDEGATE_SHUTDOWN__GRACE_S": str(GRACE_S),
+                        "TIDEGATE_TELEMETRY__LOG_FORMAT": "text",
+                        **(env or {}),
+                    },
+                    f"chaos-orchestrator-{number}",
+                    constants,
+                )
             )
-            stack.push_async_callback(process.stop, 0.0)
-            await process.start()
-            started.append(process)
-        for process in started:
-            await process.wait_ready(READY_S)
+            for number, journal in enumerate(journals)
+        ]
         yield started, journals
 
 
@@ -218,16 +211,3 @@ async def running(spec: StackSpec) -> AsyncIterator[World]:
 def stood_still(world: World, pids: Collection[int | None], since: float) -> bool:
     """Whether one of these processes has stood still since a time on the monotonic clock."""
     return any(world.still.get(pid, 0.0) >= since for pid in pids if pid is not None)
-
-
-def alive(pid: int | None) -> int:
-    assert pid is not None, "it is not running"
-    return pid
-
-
-def server_of(triton: TritonInstance) -> int:
-    return alive(cast("int | None", triton.describe()["pid"]))
-
-
-def stubs_of(triton: TritonInstance) -> list[int]:
-    return cast("list[int]", triton.describe()["stub_pids"])

@@ -1,7 +1,5 @@
-"""Clips on the real Triton.
+"""Clips on the real Triton: how long each takes, and whether anything grows.
 
-- ``__main__``      clips per minute, latency, stage times, memory
-- ``soak``          an hour of clips, cancels and mistakes: does anything grow?
-- ``client``        one recipe and its outcome, by plain ``tritonclient``
-- ``stack``         a Triton with the slot model
+- ``soak``     paced clips, cancels and mistakes; what they take, and what is left behind
+- ``client``   one recipe and its outcome, by plain ``tritonclient``
 """

@@ -5,14 +5,13 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from perf.clips.stack import MODEL
-
+MODEL: Final = "slot"
 Recipe = Mapping[str, Any]
 
 

@@ -1,9 +1,10 @@
-"""Clips for an hour, among cancels, dropped connections, bad recipes and short deadlines: does
-anything grow, and is every answer still the right one at its end?
+"""Clips among cancels, dropped connections, bad recipes and short deadlines: what does each take,
+does anything grow, and is every answer still the right one at the end?
 
 Arrivals are paced, so that the run measures time and not throughput: it may run next to other work.
 Clips are small. What is taken is looked at between clips, every few seconds; in the first tenth of
-the run caches and buffers fill, growth is counted from the second on.
+the run caches and buffers fill, growth is counted from the second on. A run of less than ten
+minutes says nothing of growth.
 """
 
 import asyncio
@@ -14,14 +15,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from perf.clips.client import ClipReply, ClipRequest, render, render_all
-from perf.clips.stack import ClipServer, ClipSpec, serving
+from catalog.paths import state_dir
+from perf.clips.client import MODEL, ClipReply, ClipRequest, render, render_all
 from perf.load.usage import Looks, ServerUsage
 from perf.report.bundle import Figure
+from perf.stack.stack import triton
+from pool.engines.triton import find_triton
+from pool.units.triton import TritonInstance
 
-SPEC: Final = ClipSpec(size=96, seconds=4.0, slots=2, buffer_s=0.3)
+SLOTS: Final = 2
+_SETTINGS: Final = {"DEVICE": "cpu", "SIZE": 96, "SECONDS": 4.0, "SLOTS": SLOTS, "BUFFER_S": 0.3}
+"""Settings of the slot model (``TIDEGATE_SLOT__…``)."""
 GAP_S: Final = 10.0
-"""Mean seconds between arrivals."""
+"""Mean seconds between arrivals, or less: a short run has thirty, too."""
+_ARRIVALS: Final = 30
+_LONG_S: Final = 600.0
+"""Least seconds after which growth is judged."""
+_STAGES: Final = {"audio": "speech", "image": "portrait", "video": "video", "clip": "check"}
 _SERVER: Final = "server"
 """Name of Triton with all of its processes among the looks."""
 _WARM_UP: Final = 4
@@ -98,25 +108,26 @@ def visits(draw: random.Random) -> Iterator[Visit]:
         yield Visit(kind, ask, frozenset(right))
 
 
-async def soak(server: ClipServer, seconds: float, seed: int = 1) -> ClipSoak:
+async def soak(server: TritonInstance, seconds: float, seed: int = 1) -> ClipSoak:
     """Send arrivals for ``seconds``; what is under way then is waited for."""
-    draw, found = random.Random(seed), ClipSoak()
-    source = visits(draw)
+    assert server.pid is not None
+    draw, found, pid = random.Random(seed), ClipSoak(), server.pid
+    source, gap_s = visits(draw), min(GAP_S, seconds / _ARRIVALS)
     recipe = {"schema": "1.0", "text": _TEXTS[2], "video": {"fps": 24, "size": 96}}
     largest = ClipRequest(recipe, _PATIENCE_S, outputs="mp4,wav,png,video,audio,actor")
     for _ in range(_WARM_UP):  # in all of the buffers
-        await render_all(server.grpc_address, [largest] * SPEC.slots)
+        await render_all(server.grpc_address, [largest] * SLOTS)
     begun = time.monotonic()
-    looking = found.looks.looking(lambda: {_SERVER: ServerUsage.of(server.pid)})
+    looking = found.looks.looking(lambda: {_SERVER: ServerUsage.of(pid)})
     async with looking, asyncio.TaskGroup() as group:
         while time.monotonic() - begun < seconds:
             group.create_task(_visit(server, begun, next(source), found))
-            await asyncio.sleep(min(draw.expovariate(1 / GAP_S), 5 * GAP_S))
+            await asyncio.sleep(min(draw.expovariate(1 / gap_s), 5 * gap_s))
     judge_answers(found)
     return found
 
 
-async def _visit(server: ClipServer, begun: float, visit: Visit, found: ClipSoak) -> None:
+async def _visit(server: TritonInstance, begun: float, visit: Visit, found: ClipSoak) -> None:
     at = time.monotonic() - begun
     reply = await render(server.grpc_address, visit.ask)
     found.replies.append((at, visit, reply))
@@ -174,12 +185,30 @@ def figures(found: ClipSoak) -> list[Figure]:
     codes = Counter((visit.kind, reply.code) for _, visit, reply in found.replies)
     for (kind, code), count in sorted(codes.items()):
         made.append(of(f"soak.{kind}.{code}", f"{kind}: {code}", "", [count]))
-    return made
+    return made + _times([reply for _, visit, reply in found.replies if visit.kind == "clip"])
+
+
+def _times(clips: list[ClipReply]) -> list[Figure]:
+    """What whole clips took: each stage, and all of it as its client saw it (SL-6)."""
+    figures: list[Figure] = []
+    for key, label in (*_STAGES.items(), ("latency", "a clip")):
+        values = [
+            1000 * clip.latency_s if key == "latency" else float(clip.facts.get(f"{key}_ms", 0.0))
+            for clip in clips
+        ]
+        if any(values):
+            figures += [
+                Figure.tail_of(f"clip.{key}.p{q}_ms", f"{label}, p{q}", "ms", values, q)
+                for q in (50, 95, 99)
+            ]
+    return figures
 
 
 async def run(seconds: float, seed: int = 1) -> tuple[list[Figure], list[str], str]:
     """Soak a server of its own; returns figures, faults and Triton's version."""
-    async with serving(SPEC, "slot-soak") as server:
+    env = {f"TIDEGATE_SLOT__{name}": str(value) for name, value in _SETTINGS.items()}
+    async with triton("slot-soak", MODEL, env) as server:
         found = await soak(server, seconds, seed)
-        judge_growth(found)
-        return figures(found), found.faults, server.triton_version
+        if seconds >= _LONG_S:
+            judge_growth(found)
+        return figures(found), found.faults, find_triton(None, state_dir()).version

@@ -104,16 +104,6 @@ def tree(pid: int) -> Iterator[int]:
         yield from tree(child)
 
 
-def cpu_s(pid: int) -> float:
-    """Seconds of CPU that ``pid`` and every process below it have used; those that ended do not
-    count any more."""
-    total = 0.0
-    for each in tree(pid):
-        with suppress(ProcessLookupError):
-            total += process_cpu_s(each)
-    return total
-
-
 def _mapped(proc: Path) -> dict[tuple[int, int], int]:
     """Bytes really taken by each file in ``/dev/shm`` that the process maps."""
     found: dict[tuple[int, int], int] = {}

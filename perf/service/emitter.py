@@ -1,7 +1,7 @@
 """CPU of one event from token to socket: the orchestrator's emitter and the plain way (PF-1).
 
 Both are aiohttp servers whose tokens cost nothing, 32 clients each, one token per write:
-``stack.emitter`` uses the orchestrator's own classes, ``stack.baseline`` one ``json.dumps`` and one
+``stack.emitter`` uses the orchestrator's own classes, or, ``plain``, one ``json.dumps`` and one
 ``await response.write`` per token. The promise is 15 to 30 % less, so a ratio below 0.85.
 
 The ratio depends on the CPU, not on the commit alone: 0.50 on the Intel Xeon of the recorded run,
@@ -13,11 +13,11 @@ plain way's cost the bound.
 from perf.load.drive import CLIENTS, FloodTarget, in_turns, ratios, us_per_token
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, BenchContext
-from perf.stack.stack import server
+from perf.stack.stack import emitter_server
 
 
 async def run(context: BenchContext) -> list[Figure]:
-    async with server("perf.stack.emitter") as emitter, server("perf.stack.baseline") as baseline:
+    async with emitter_server() as emitter, emitter_server("plain") as baseline:
         assert emitter.pid is not None
         assert baseline.pid is not None
         results = await in_turns(

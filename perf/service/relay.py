@@ -8,8 +8,8 @@ events: how many is a figure of its own. ``relay-single`` is the same with an en
 token per step and stream, 10 000 steps per second, so that only what piles up shares a write.
 ``paced`` has 64 streams of 50 tokens/s: what calm, steady traffic costs, and how evenly it arrives.
 
-The baseline (``stack.baseline``) serves the same stream in the same run with one ``json.dumps`` and
-one write per token, from tokens that cost nothing.
+The baseline (the plain way of ``stack.emitter``) serves the same stream in the same run with one
+``json.dumps`` and one write per token, from tokens that cost nothing.
 """
 
 from perf.load.closed_loop import LoadResult
@@ -29,7 +29,7 @@ from perf.load.drive import (
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, BenchContext
 from perf.stack.scrape import scrape
-from perf.stack.stack import StackSpec, server
+from perf.stack.stack import StackSpec, emitter_server
 
 _SINGLE_STEP_MS = 0.1
 
@@ -37,7 +37,7 @@ _SINGLE_STEP_MS = 0.1
 async def run(context: BenchContext) -> list[Figure]:
     stack = await context.stack(StackSpec("synthetic-free", device=context.device))
     frames = await _frames(stack.port)
-    async with server("perf.stack.baseline") as plain_server:
+    async with emitter_server("plain") as plain_server:
         assert plain_server.pid is not None
         ours, plain = await in_turns(
             FloodTarget(stack.port, stack.pids()),

@@ -4,8 +4,7 @@
 - ``context``        the stack that a benchmark asks for
 - ``offer``          a load through a server, until it has nothing left of it
 - ``scrape``         counters of ``/metrics`` before and after
-- ``baseline``       a plain relay without lanes
-- ``emitter``        the orchestrator's own event streams without Triton
+- ``emitter``        the orchestrator's own event streams without Triton, and plain ones
 - ``envoy``          an Envoy in front of pods
 - ``store``          a Redis or Valkey
 """

@@ -1,14 +1,19 @@
-"""The orchestrator's way from a token to a socket, without Triton, lane or scheduling.
+"""From a token to a socket without Triton, lane or scheduling: our way, and the plain one.
 
-    python -m perf.stack.emitter PORT
+    python -m perf.stack.emitter PORT [plain]
 
 Serves ``POST /v1/completions`` through the very ``ChunkStream`` and ``EventStream`` of the
 orchestrator. Tokens cost nothing and come one at a time, so that every event is a write of its own:
-the opposite of what a busy lane does, and what ``stack.baseline`` does too. One loop gives a token
-to every stream in turn, as a lane's reader would.
+the opposite of what a busy lane does. One loop gives a token to every stream in turn, as a lane's
+reader would.
+
+``plain`` answers with the same events the plain way: per token one ``json.dumps`` of the chunk and
+one ``await response.write``. It is the yardstick for the orchestrator's figures: a real relay of
+this kind, whose tokens cost something, is slower.
 """
 
 import asyncio
+import json
 import math
 import sys
 import time
@@ -106,6 +111,31 @@ def _no_encoder() -> PromptEncoder:
     raise NotImplementedError("no log-probabilities are asked for here")
 
 
+async def _plain_completions(request: web.Request) -> web.StreamResponse:
+    """Write per token one ``json.dumps`` of its chunk."""
+    body = await request.json()
+    max_tokens = int(body["max_tokens"])
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    chunk: dict[str, object] = {
+        "id": "cmpl-0123456789abcdef0123456789abcdef",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": str(body["model"]),
+    }
+    for _ in range(max_tokens):
+        choice = {"index": 0, "text": _TOKEN_TEXT, "logprobs": None, "finish_reason": None}
+        event = {**chunk, "choices": [choice]}
+        await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+    choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
+    usage = {"prompt_tokens": 1, "completion_tokens": max_tokens, "total_tokens": max_tokens + 1}
+    for last in ({**chunk, "choices": [choice]}, {**chunk, "choices": [], "usage": usage}):
+        await response.write(b"data: " + json.dumps(last).encode() + b"\n\n")
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
 async def _live(_: web.Request) -> web.Response:
     return web.Response(text="ok")
 
@@ -119,11 +149,14 @@ async def _producing(app: web.Application) -> AsyncIterator[None]:
 
 
 def main() -> None:
-    set_constants(_PATIENCE)
     app = web.Application()
-    app[_TOKEN_SOURCE] = TokenSource()
-    app.cleanup_ctx.append(_producing)
-    app.router.add_post("/v1/completions", _completions)
+    if sys.argv[2:] == ["plain"]:
+        app.router.add_post("/v1/completions", _plain_completions)
+    else:
+        set_constants(_PATIENCE)
+        app[_TOKEN_SOURCE] = TokenSource()
+        app.cleanup_ctx.append(_producing)
+        app.router.add_post("/v1/completions", _completions)
     app.router.add_get("/health/live", _live)
     web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None, access_log=None)
 

@@ -7,13 +7,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
-
-import msgspec
+from typing import Literal, cast
 
 from catalog.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
 from perf.load.connection import HOST
-from perf.stack.constants import repository_with
+from perf.stack.constants import repository_with, with_constants
 from pool.engines.triton import TritonPorts, TritonSpec, find_triton
 from pool.process.ports import free_ports
 from pool.units.orchestrator import OrchestratorProcess
@@ -21,7 +19,7 @@ from pool.units.triton import TritonInstance
 from protocol.tensors import MODEL_NAME
 from worker.settings import EngineName
 
-_READY_S = 20.0
+READY_S = 60.0
 _LOAD_S = 120.0
 
 
@@ -81,11 +79,6 @@ class StackSpec:
         }
 
 
-class _Described(msgspec.Struct):
-    pid: int
-    stub_pids: list[int] = []
-
-
 @dataclass(frozen=True, slots=True)
 class Stack:
     """A Triton and an orchestrator that serve."""
@@ -107,12 +100,10 @@ class Stack:
 
     def pids(self) -> dict[str, int]:
         """Process ids by part: orchestrator, Triton's server, the worker in its stub."""
-        assert self.orchestrator.pid is not None
-        triton = msgspec.convert(self.triton.describe(), _Described)
         return {
-            "orchestrator": self.orchestrator.pid,
-            "triton": triton.pid,
-            "worker": triton.stub_pids[0],
+            "orchestrator": alive(self.orchestrator.pid),
+            "triton": server_of(self.triton),
+            "worker": stubs_of(self.triton)[0],
         }
 
 
@@ -175,39 +166,54 @@ async def triton(
 
 @asynccontextmanager
 async def orchestrating(
-    addresses: Sequence[str], env: Mapping[str, str], name: str = "orchestrator"
+    addresses: Sequence[str],
+    env: Mapping[str, str],
+    name: str = "orchestrator",
+    constants: Mapping[str, object] | None = None,
 ) -> AsyncIterator[OrchestratorProcess]:
-    """Run an orchestrator in front of ``addresses``, ready; ``env`` are more ``TIDEGATE_…``."""
+    """Run an orchestrator in front of ``addresses``, ready; ``env`` are more ``TIDEGATE_…``, and
+    ``constants`` are set there (``perf.stack.constants``)."""
     process = OrchestratorProcess(
         HOST,
         free_ports(1)[0],
         {"TIDEGATE_INSTANCES": ",".join(addresses), "TIDEGATE_TOKEN": "", **env},
         log=state_dir() / "perf" / f"{name}.log",
+        command=with_constants(constants or {}),
     )
     try:
         await process.start()
-        await process.wait_ready(_READY_S)
+        await process.wait_ready(READY_S)
         yield process
     finally:
         await process.stop(0.0)
 
 
 @asynccontextmanager
-async def server(module: str, *arguments: str) -> AsyncIterator[OrchestratorProcess]:
-    """Run a server of ours that needs no Triton (``stack.baseline``, say), as a process of its own.
-
-    ``arguments`` follow its port.
-    """
+async def emitter_server(*arguments: str) -> AsyncIterator[OrchestratorProcess]:
+    """Run ``perf.stack.emitter`` with these ``arguments``."""
     port = free_ports(1)[0]
     process = OrchestratorProcess(
         HOST,
         port,
         {},
-        log=state_dir() / "perf" / f"{module}.log",
-        command=(sys.executable, "-m", module, str(port), *arguments),
+        log=state_dir() / "perf" / f"emitter-{port}.log",
+        command=(sys.executable, "-m", "perf.stack.emitter", str(port), *arguments),
     )
     try:
         await process.start()
         yield process
     finally:
         await process.stop(0.0)
+
+
+def alive(pid: int | None) -> int:
+    assert pid is not None, "it is not running"
+    return pid
+
+
+def server_of(triton: TritonInstance) -> int:
+    return alive(triton.pid)
+
+
+def stubs_of(triton: TritonInstance) -> list[int]:
+    return cast("list[int]", triton.describe()["stub_pids"])

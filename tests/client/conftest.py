@@ -6,6 +6,7 @@ import pty
 import signal
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
@@ -13,6 +14,7 @@ from pool import command
 from pool.spec import LaunchSpec
 from tests.orchestrator.conftest import make_service, make_worker, service, worker
 from tidegate import _clock
+from tidegate.cli.main import main
 
 __all__ = ["FakeTime", "fake_time", "make_service", "make_worker", "service", "worker"]
 
@@ -40,17 +42,44 @@ def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     return time
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[LaunchSpec]:
-    """What ``tidegate up`` would launch."""
-    specs: list[LaunchSpec] = []
+Launched = list[tuple[LaunchSpec, str | None]]
 
-    def launch(spec: LaunchSpec, **_: object) -> int:
-        specs.append(spec)
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
+    """What ``tidegate up`` would launch, with its hint."""
+    specs: Launched = []
+
+    def launch(spec: LaunchSpec, *, hint: str | None, follow_parent: bool) -> int:
+        specs.append((spec, hint))
         return 0
 
     monkeypatch.setattr(command, "run", launch)
     return specs
+
+
+class Said(NamedTuple):
+    out: str
+    err: str
+
+
+Cli = Callable[..., Said]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run ``tidegate``, which ends with this status; what it says."""
+
+    def run(*argv: str, status: int = 0) -> Said:
+        try:
+            ended: object = main(argv)
+        except SystemExit as end:
+            ended = end.code
+        said = Said(*capsys.readouterr())
+        assert ended == status, said
+        return said
+
+    return run
 
 
 async def in_terminal(*words: str, until: Callable[[bytes], bool]) -> tuple[int, bytes]:

@@ -13,7 +13,7 @@ from catalog.paths import DEMO_CHECKPOINT, ROOT
 from orchestrator.tls import SETTING, Tls
 from pool import command
 from pool.preflight import host
-from pool.spec import LaunchSpec
+from tests.client.conftest import Cli
 from tidegate.cli.main import main
 from tidegate.cli.runtime import INTERRUPTED
 
@@ -22,19 +22,6 @@ from tidegate.cli.runtime import INTERRUPTED
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("TIDEGATE_")]:
         monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LaunchSpec, str | None]]:
-    """What would have been launched, with its hint."""
-    launched: list[tuple[LaunchSpec, str | None]] = []
-
-    def run(spec: LaunchSpec, *, hint: str | None, follow_parent: bool) -> int:
-        launched.append((spec, hint))
-        return 0
-
-    monkeypatch.setattr(command, "run", run)
-    return launched
 
 
 def test_up_serves_the_demo_model_unless_told_otherwise(launched: list[Any]) -> None:
@@ -70,19 +57,18 @@ def test_a_model_of_ones_own_is_called_by_its_directory(
 
 
 def test_a_variable_that_no_worker_has_is_refused_before_anything_starts(
-    launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setenv("TIDEGATE_WORKER_KV_BLOCKS", "64")
     monkeypatch.setenv("TIDEGATE_WORKER__DEVIC", "cpu")
-    assert main(["up", "--device", "cpu"]) == command.EXIT_FAILED
-    said = capsys.readouterr().err
+    said = cli("up", "--device", "cpu", status=command.EXIT_FAILED).err
     assert "_KV_BLOCKS: not a setting; did you mean TIDEGATE_WORKER__KV__BLOCKS?" in said
     assert "TIDEGATE_WORKER__DEVIC: not a setting; did you mean TIDEGATE_WORKER__DEVICE?" in said
     assert launched == []
 
 
 def test_clips_alone(
-    launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setenv("TIDEGATE_WORKER__MODEL_PATH", str(tmp_path))  # which holds no model
@@ -90,22 +76,19 @@ def test_clips_alone(
     ((spec, hint),) = launched
     assert spec.models == ("slot",)
     assert "tidegate slot" in hint and "curl" not in hint
-    with pytest.raises(SystemExit, match="2"):
-        main(["up", "--no-llm"])
-    assert "leaves nothing to serve without --slot" in capsys.readouterr().err
+    assert "leaves nothing to serve without --slot" in cli("up", "--no-llm", status=2).err
 
 
 def test_clips_without_their_packages_are_refused_before_anything_starts(
-    launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: None)
-    assert main(["up", "--slot"]) == command.EXIT_FAILED
-    assert "pip install 'av>=14'" in capsys.readouterr().err
+    assert "pip install 'av>=14'" in cli("up", "--slot", status=command.EXIT_FAILED).err
     assert launched == []
 
 
 def test_the_lane_token_is_the_operators_where_one_is_set(
-    launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setenv("TIDEGATE_WORKER__LANE_TOKEN", "chosen")
     assert main(["up", "--triton-open"]) == 0
@@ -118,14 +101,13 @@ def test_the_lane_token_is_the_operators_where_one_is_set(
     ]
     assert "chosen" not in repr(specs)
     monkeypatch.setenv("TIDEGATE_LANES__TOKEN", "another")
-    assert main(["up"]) == command.EXIT_FAILED
-    said = capsys.readouterr().err
+    said = cli("up", status=command.EXIT_FAILED).err
     assert "TIDEGATE_LANES__TOKEN and TIDEGATE_WORKER__LANE_TOKEN differ" in said
     assert "chosen" not in said and "another" not in said
 
 
 def test_or25_tls_to_triton_is_what_the_environment_says(
-    launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     assert main(["up"]) == 0
     monkeypatch.setenv(SETTING, "{}")
@@ -137,8 +119,7 @@ def test_or25_tls_to_triton_is_what_the_environment_says(
         ('{"cert": "none.pem"}', "cert: Extra inputs are not permitted"),
     ):
         monkeypatch.setenv(SETTING, stated)
-        assert main(["up"]) == command.EXIT_FAILED
-        assert f"tidegate: {SETTING}: {said}" in capsys.readouterr().err
+        assert f"tidegate: {SETTING}: {said}" in cli("up", status=command.EXIT_FAILED).err
 
 
 @pytest.mark.parametrize(
@@ -153,10 +134,8 @@ def test_or25_tls_to_triton_is_what_the_environment_says(
         ([], "the following arguments are required: COMMAND"),
     ],
 )
-def test_wrong_usage_names_what_was_wrong(argv: list[str], message: str, capsys: Any) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(argv)
-    assert message in capsys.readouterr().err
+def test_wrong_usage_names_what_was_wrong(argv: list[str], message: str, cli: Cli) -> None:
+    assert message in cli(*argv, status=2).err
 
 
 @pytest.mark.parametrize(
@@ -208,15 +187,11 @@ def test_serve_becomes_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_printed_and_answers(
-    shell: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    shell: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("_TIDEGATE_COMPLETE", f"{shell}_source")
-    with pytest.raises(SystemExit, match="0"):
-        main([])
-    assert f"_TIDEGATE_COMPLETE={shell}_complete" in capsys.readouterr().out
+    assert f"_TIDEGATE_COMPLETE={shell}_complete" in cli().out
     monkeypatch.setenv("_TIDEGATE_COMPLETE", f"{shell}_complete")
     monkeypatch.setenv("COMP_WORDS", "tidegate mod" if shell != "fish" else "tidegate ")
     monkeypatch.setenv("COMP_CWORD", "1" if shell != "fish" else "mod")
-    with pytest.raises(SystemExit, match="0"):
-        main([])
-    assert "models" in capsys.readouterr().out
+    assert "models" in cli().out

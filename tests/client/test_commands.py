@@ -141,8 +141,7 @@ async def test_a_token_is_asked_for(
 async def test_or14_an_orchestrator_is_drained_and_taken_back(
     ask: Ask, service: Service, worker: FakeWorker
 ) -> None:
-    held = Plan(stall_at=1)
-    worker.plan = lambda submit: held
+    held = worker.does(Plan(stall_at=1))
     async with Client(service.url) as client:
         task = await client.submit("a", max_tokens=3)
         draining = asyncio.create_task(ask("drain", "--grace", "20"))

@@ -1,12 +1,11 @@
 """The package's face: every name is there, and the command does not pay for them."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 from orchestrator.api.native.types import TaskRequest
 from orchestrator.api.openai.types import ChatRequest
 from protocol import Code
+from tests.support.processes import python
 from tidegate import ChatOptions, TaskOptions, errors
 
 
@@ -32,9 +31,7 @@ def test_commands_import_little() -> None:
                 main(words)
             assert not unwanted & sys.modules.keys(), (words, unwanted & sys.modules.keys())
     """
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("Connection refused") == 1
+    assert python("-c", probe).stderr.count("Connection refused") == 1
 
 
 def test_error_codes_are_the_protocols() -> None:
@@ -58,17 +55,13 @@ def test_needs_nothing_but_its_http_and_json_libraries() -> None:
         from tidegate import *
         from tidegate import Client
     """
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("-c", probe)
 
 
 def test_what_serves_is_importable_only_where_it_serves(tmp_path: Path) -> None:
     """Names such as ``worker`` belong to whoever uses the client."""
     probe = "import importlib.util as u, tidegate; print(u.find_spec('orchestrator'))"
-    done = subprocess.run(
-        [sys.executable, "-c", probe], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+    assert python("-c", probe, cwd=tmp_path).stdout == "None\n"
 
 
 def test_options_are_fields_of_the_service() -> None:

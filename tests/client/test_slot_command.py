@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.conftest import in_terminal
+from tests.client.conftest import Cli, in_terminal
 from tests.client.test_slots import FAILURE, QUEUED, result, stage
 from tests.support.fake_orchestrator import HANG, FakeOrchestrator, sse
 from tidegate.cli.main import main
@@ -112,14 +112,12 @@ async def test_a_failure_is_said_and_what_there_was_is_saved(
     ],
 )
 def test_wrong_usage_is_said_before_anything_is_rendered(
-    argv: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    argv: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("broken.json").write_text("{")
     Path("list.json").write_text("[]")
-    with pytest.raises(SystemExit, match="2"):
-        main(["slot", "--url", "http://127.0.0.1:1", *argv])
-    assert said in capsys.readouterr().err
+    assert said in cli("slot", "--url", "http://127.0.0.1:1", *argv, status=2).err
 
 
 async def test_in_a_terminal_a_stage_is_shown_and_ctrl_c_cancels(tmp_path: Path) -> None:

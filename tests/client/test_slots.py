@@ -140,7 +140,7 @@ async def test_with_the_real_orchestrator(worker: FakeWorker, make_service: Make
         assert (status.ended, status.outcome, status.audio_ms) == (True, "met", 10.0)
         assert [line.outcome for line in (await client.slots.list(status="ended")).slots] == ["met"]
 
-        worker.slots.plan = lambda call: FakePlan(hold_at="audio")
+        worker.slots.does(FakePlan(hold_at="audio"))
         cancelled = await client.slots.create("Hello.")
         await client.slots.cancel(cancelled.slot_id)
         (*_, last) = [event async for event in client.slots.events(cancelled.slot_id)]

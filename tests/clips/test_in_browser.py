@@ -6,16 +6,17 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from tests.clips.api.test_slots import serving
+from tests.orchestrator.api.page.conftest import ended, set_deadline
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support import fake_slots
 from tests.support.browser import CHROMIUM, Tab, open_tab
-from tests.support.fake_slots import FakeClips, FakePlan, clips_of
+from tests.support.fake_slots import FakeClips, FakePlan
 from tests.support.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
 
 KEY = "a-key-that-nobody-guesses"
-VERDICT = "document.querySelector('#clip-verdict')"
 
 
 @pytest.fixture
@@ -36,25 +37,6 @@ async def fake(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> FakeClips
     return worker.slots
 
 
-async def serving(service: Service) -> Service:
-    await service.until(lambda: len(clips_of(service.orchestrator).fleet.ready()) == 1)
-    return service
-
-
-async def set_deadline(tab: Tab, seconds: float) -> None:
-    """As if it had been typed; what the form says by itself is little for a busy machine."""
-    await tab.js(
-        f"(e => {{ e.value = {seconds}; e.dispatchEvent(new Event('input')) }})"
-        "(document.querySelector('#clip-deadline-s'))"
-    )
-
-
-async def until_ended(tab: Tab) -> str:
-    kind = await tab.until(f"{VERDICT}.dataset.kind !== 'live' && {VERDICT}.dataset.kind")
-    assert isinstance(kind, str)
-    return kind
-
-
 def complaints(tab: Tab, service: Service) -> list[str]:
     """Of the browser, which reports each answer of 4xx and 5xx, too; not those of earlier pages."""
     said = [line for line in tab.console if service.url in line or "127.0.0.1" not in line]
@@ -70,8 +52,7 @@ async def test_a_clip_is_watched_while_it_is_made_and_then_played(
     devtools: str, fake: FakeClips, worker: FakeWorker, make_service: MakeService
 ) -> None:
     service = await serving(await make_service(worker, token=KEY, slots__serve=True))
-    plan = FakePlan(hold_at="clip", given_up=("half the frames a second",))
-    fake.plan = lambda call: plan
+    plan = fake.does(FakePlan(hold_at="clip", given_up=("half the frames a second",)))
     async with open_tab(devtools, service.url) as tab:
         await tab.until("document.querySelector('#key-dialog').open")
         await tab.type(KEY)
@@ -79,13 +60,13 @@ async def test_a_clip_is_watched_while_it_is_made_and_then_played(
         await tab.until("!document.querySelector('#clips-link').hidden")
         await tab.click("#clips-link")
         assert await tab.js("document.querySelector('#clips-absent').hidden")
-        await set_deadline(tab, 600)
+        await set_deadline(tab, 600, "#clip-deadline-s")
         await tab.click("#clip-send")
         await tab.until(f"{PERCENTS}.join() === '100,100,100,0'")
         assert await tab.text("#clip-verdict") == "Rendering …"
         assert "left" in await tab.text("#clip-figures")
         plan.release.set()
-        assert await until_ended(tab) == "partial"
+        assert await ended(tab, "#clip-verdict") == "partial"
         assert await tab.text("#clip-verdict") == "Rendered, with less"
         assert "half the frames a second" in await tab.text("#clip-reason")
         assert "to spare" in await tab.text("#clip-figures")

@@ -10,7 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.support.stack import Orchestrator, Triton, eventually
+from tests.support.processes import eventually
+from tests.support.stack import Orchestrator, Triton
 from tests.support.triton_models import write_slow_model
 
 FOLDER = Path(__file__).parent

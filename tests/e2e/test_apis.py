@@ -29,9 +29,9 @@ async def test_wk1_64_concurrent_streams_with_every_token_accounted_for(
         async with http.post("/v2/tasks", json=body) as response:
             task = await response.json()
         events = await events_of(http, task["events_url"])
-        tokens = [event.data for event in events if event.kind == "token"]
+        tokens = [event.json() for event in events if event.event == "token"]
         assert [token["index"] for token in tokens] == list(range(8 + number % 17))
-        assert events[-1].data["usage"]["completion_tokens"] == len(tokens)
+        assert events[-1].json()["usage"]["completion_tokens"] == len(tokens)
         return len(tokens)
 
     before = demo.orchestrator.metric("tidegate_worker_tokens_total")

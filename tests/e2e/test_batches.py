@@ -1,13 +1,9 @@
 """A slice of ``python -m perf.chaos.batches``: the orchestrator is killed as it begins a batch, as
 it serves it and as it closes its files."""
 
-import random
-
-import aiohttp
 import pytest
 
-from perf.chaos.batches import BatchFindings, BatchRun, keys
-from perf.chaos.world import orchestrating
+from perf.chaos.batches import BatchFindings, run
 from tests.e2e.conftest import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -16,11 +12,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 @pytest.mark.usefixtures("idle_afterwards")
 async def test_no_line_is_lost_or_doubled_though_the_orchestrator_is_killed(paced: Stack) -> None:
     found = BatchFindings(200)
-    async with (
-        orchestrating([[paced.triton.grpc]], {"TIDEGATE_KEYS": keys()}) as ((process,), _),
-        aiohttp.ClientSession() as http,
-    ):
-        await BatchRun(process, http, found, random.Random(1)).play(kills=2)
+    await run([paced.triton.grpc], found, seed=1, kills=2)
     assert found.faults == []
     assert found.kills == {"checking": 1, "closing its files": 1, "all over": 1}
     assert sorted(sent.entries.total() for sent in found.sent) == [40, 200]

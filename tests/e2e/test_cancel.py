@@ -27,7 +27,7 @@ async def test_wp2_cancel_stops_the_stream_and_is_idempotent(http: aiohttp.Clien
     kinds = []
     async with http.get(task["events_url"]) as stream:
         async for event in read_events(stream):
-            kinds.append(event.kind)
+            kinds.append(event.event)
             if kinds.count("token") == 5 and "cancelled" not in kinds:
                 async with http.post(f"/v2/tasks/{task['task_id']}/cancel") as response:
                     assert response.status == 202

@@ -34,8 +34,8 @@ async def test_dl6_partial_ends_cleanly_before_the_deadline(http: aiohttp.Client
     async with http.post("/v2/tasks", json=body) as response:
         task = await response.json()
     events = await events_of(http, task["events_url"])
-    assert events[-1].kind == "end"
-    end = events[-1].data
+    assert events[-1].event == "end"
+    end = events[-1].json()
     assert (end["outcome"], end["finish_reason"]) == ("partial", "deadline")
-    assert end["usage"]["completion_tokens"] == sum(e.kind == "token" for e in events) > 0
+    assert end["usage"]["completion_tokens"] == sum(e.event == "token" for e in events) > 0
     assert "left_ms" in end["budget"]  # how much is for tests with a clock of their own

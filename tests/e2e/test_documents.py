@@ -19,7 +19,6 @@ from typing import NamedTuple
 import click
 import pytest
 
-from pool.pool_file import parse_pool_file
 from tests.e2e.conftest import Stack
 from tests.support.cases import for_each
 from tests.support.stack import Orchestrator, Triton
@@ -231,13 +230,6 @@ def _is_known_to_the_command(arguments: list[str]) -> None:
         if isinstance(parameter.type, click.Path):
             parameter.type.exists = False  # the pages' files are nowhere
     command.make_context(name, arguments, parent=context)
-
-
-def test_the_pool_file_of_the_page_is_one() -> None:
-    [text] = [
-        block.text for block in BLOCKS if block.page == "docs/pool.md" and block.kind == "toml"
-    ]
-    assert [each.name for each in parse_pool_file(text).instances] == ["chat"]
 
 
 def test_every_command_is_in_the_table() -> None:

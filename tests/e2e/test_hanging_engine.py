@@ -10,8 +10,9 @@ import aiohttp
 import pytest
 
 from pool.process.proc import ProcessId
+from tests.support.processes import eventually
 from tests.support.sse import read_events
-from tests.support.stack import Orchestrator, Triton, eventually, running
+from tests.support.stack import Orchestrator, Triton, running
 from worker.runner.simulated_device import DeviceFault
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -29,7 +30,7 @@ async def follow(http: aiohttp.ClientSession, slow: Path, fault: str) -> tuple[s
     tokens, kind = 0, ""
     async with http.get(task["events_url"]) as stream:
         async for event in read_events(stream):
-            kind = event.kind
+            kind = event.event
             tokens += kind == "token"
             if tokens == 3:
                 slow.write_text(fault)  # noqa: ASYNC240

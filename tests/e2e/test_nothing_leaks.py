@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 
 from tests.e2e.conftest import Stack
-from tests.support.stack import Orchestrator, eventually, running
+from tests.support.processes import eventually
+from tests.support.stack import Orchestrator, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -4,16 +4,14 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 import pytest
 
-from tests.e2e.conftest import Stack
+from tests.e2e.conftest import Stack, stack_of
+from tests.support.processes import eventually
 from tests.support.sse import read_events
-from tests.support.stack import PATIENCE_S, Orchestrator, Triton, eventually, running
-from tests.support.triton_models import write_breaking_model
+from tests.support.stack import Orchestrator, Triton, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -54,37 +52,15 @@ def test_wp3_an_orchestrator_that_is_killed_has_its_work_stopped(paced: Stack) -
         paced.assert_idle()
 
 
-@dataclass
-class Own(Stack):
-    """A stack that the tests break, each of which leaves it well for the next one."""
-
-    breaks: Path = Path()
-    """Once this is there, the engine breaks with the next request."""
-
-    async def start_anew(self) -> None:
-        """As a supervisor would, when it has found that the instance is lost."""
-        await asyncio.to_thread(self.triton.stop, 0.0)
-        await asyncio.to_thread(self.triton.start)
-
-
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Own]:
-    folder = tmp_path_factory.mktemp("own")
-    breaks = folder / "break"
-    repository = write_breaking_model(folder / "models", breaks)
-    triton = Triton(repository=repository, engine="synthetic-paced")
-    try:
-        triton.start()
-        orchestrator = Orchestrator(triton.grpc)
-        with running(orchestrator):
-            yield Own(triton, orchestrator, breaks=breaks)
-    finally:
-        triton.close()
+def own() -> Iterator[Stack]:
+    """A stack that the test breaks, and leaves well for the next one."""
+    yield from stack_of(Triton(engine="synthetic-paced"))
 
 
 @pytest.mark.parametrize(("victim", "on_deadline"), [("server", "error"), ("stub", "partial")])
 async def test_a_killed_worker_is_a_clean_error_and_not_ready(
-    own: Own, victim: str, on_deadline: str
+    own: Stack, victim: str, on_deadline: str
 ) -> None:
     """A stream in flight ends with one terminal error, or with what there is where its client takes
     that (DL-6); ready turns 503; a new Triton heals it."""
@@ -94,16 +70,16 @@ async def test_a_killed_worker_is_a_clean_error_and_not_ready(
         kinds: list[str] = []
         async with http.get(task["events_url"]) as stream:
             async for event in read_events(stream):
-                kinds.append(event.kind)
-                if kinds.count("token") == 3 and event.kind == "token":
+                kinds.append(event.event)
+                if kinds.count("token") == 3 and event.event == "token":
                     pids = {"server": own.triton.server_pid, "stub": own.triton.stub_pid}
                     os.kill(pids[victim], signal.SIGKILL)
         if on_deadline == "error":
             assert kinds[-1] == "error" and kinds.count("error") == 1
-            assert event.data["code"] == "instance_lost" and event.data["retryable"] is True
+            assert event.json()["code"] == "instance_lost" and event.json()["retryable"] is True
         else:
-            assert kinds[-1] == "end" and event.data["finish_reason"] == "deadline"
-            assert event.data["usage"]["completion_tokens"] == kinds.count("token") >= 3
+            assert kinds[-1] == "end" and event.json()["finish_reason"] == "deadline"
+            assert event.json()["usage"]["completion_tokens"] == kinds.count("token") >= 3
 
         async with http.post("/v1/completions", json=ENDLESS) as response:
             assert response.status == 503
@@ -112,51 +88,11 @@ async def test_a_killed_worker_is_a_clean_error_and_not_ready(
         eventually, lambda: own.orchestrator.status("/health/ready") == 503, "ready to turn 503"
     )
     assert own.orchestrator.status("/health/live") == 200
-    await own.start_anew()
+    # As a supervisor does that has found the instance lost.
+    await asyncio.to_thread(own.triton.stop, 0.0)
+    await asyncio.to_thread(own.triton.start)
     await asyncio.to_thread(
         eventually, lambda: own.orchestrator.status("/health/ready") == 200, "the lane to return"
     )
     await start_streams(own.url, 4)
     await asyncio.to_thread(own.assert_idle)
-
-
-async def test_a_broken_engine_ends_its_process_so_that_its_instance_is_started_anew(
-    own: Own,
-) -> None:
-    """Else it would refuse everything from then on, and look alive."""
-    async with aiohttp.ClientSession(own.url) as http:
-        async with http.post("/v2/tasks", json=ENDLESS) as response:
-            task = await response.json()
-        async with http.get(task["events_url"]) as stream:
-            async for event in read_events(stream):
-                if event.kind == "token":
-                    own.breaks.touch()
-                    break
-        short = ENDLESS | {"max_tokens": 2}
-        waits = asyncio.create_task(http.post("/v1/completions", json=short))
-        async with http.get(task["events_url"]) as stream:
-            events = [event async for event in read_events(stream)]
-        assert [event.kind for event in events].count("error") == 1
-        assert events[-1].data["retryable"] is True
-        lost = await asyncio.to_thread(own.triton.wait_lost)
-        assert lost == "a model's Python process ended"
-        await own.start_anew()
-        async with asyncio.timeout(PATIENCE_S), await waits as response:
-            assert response.status == 200, "what had not begun waited for the new one"
-
-
-async def test_a_drained_worker_ends_its_streams_and_triton_stops(own: Own) -> None:
-    """OR-14: an open lane would keep Triton from stopping; drained, it stops with streams on."""
-    async with aiohttp.ClientSession(own.url) as http:
-        async with http.post("/v2/tasks", json=ENDLESS) as response:
-            task = await response.json()
-        async with http.get(task["events_url"]) as stream:
-            kinds = []
-            stopping = None
-            async for event in read_events(stream):
-                kinds.append(event.kind)
-                if kinds.count("token") == 3 and stopping is None:
-                    stopping = asyncio.create_task(asyncio.to_thread(own.triton.stop, 0.5))
-        assert stopping is not None
-        await stopping
-    assert kinds[-1] == "error" and kinds.count("error") == 1

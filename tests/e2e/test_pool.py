@@ -8,8 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 
 from catalog.paths import ROOT
 from tests.support.processes import Marked, eventually
+from tests.support.stack import asked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -97,8 +96,7 @@ class Pool:
     def known_ready(self) -> set[str]:
         """To the orchestrator."""
         try:
-            with urllib.request.urlopen(f"{self.url}/v2/instances", timeout=5) as response:
-                listed = json.load(response)["instances"]
+            listed = json.loads(asked(f"{self.url}/v2/instances", patience_s=5)[1])["instances"]
         except OSError:
             return set()
         return {each["address"] for each in listed if each["ready"]}
@@ -133,20 +131,13 @@ class Load:
     def _ask_on(self) -> None:
         body = {"model": "demo", "prompt": "Once", "max_tokens": 15, "ignore_eos": True}
         while not self._is_over.is_set():
-            request = urllib.request.Request(
-                f"{self._url}/v1/completions",
-                json.dumps(body).encode(),
-                {"Content-Type": "application/json"},
-            )
-            try:
-                with urllib.request.urlopen(request, timeout=60) as response:
-                    tokens = json.load(response)["usage"]["completion_tokens"]
+            status, told = asked(f"{self._url}/v1/completions", body)
+            if status == 200:
                 self.answered += 1
-                assert tokens == 15
-            except urllib.error.HTTPError as error:
-                with error:
-                    self.failed.append(error.read().decode())
-                    time.sleep(0.05)
+                assert json.loads(told)["usage"]["completion_tokens"] == 15
+            else:
+                self.failed.append(told)
+                time.sleep(0.05)
 
 
 @pytest.fixture

@@ -1,9 +1,6 @@
 """Triton's own ports, as a stranger finds them; and a model loaded anew under a running service."""
 
-import json
 import shutil
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +17,8 @@ from pool.process.proc import children_of
 from pool.units.triton_control import TritonControl
 from protocol import PROTOCOL_VERSION, Code, Frame, Open, Swap
 from tests.e2e.conftest import Stack, stack_of
-from tests.support.stack import Orchestrator, Triton, eventually, running
+from tests.support.processes import eventually
+from tests.support.stack import Orchestrator, Triton, asked, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -40,21 +38,8 @@ def guarded() -> Iterator[Stack]:
     yield from stack_of(triton, lanes__token=TOKEN)
 
 
-def post(url: str, body: object) -> tuple[int, str]:
-    """Status and body of a POST."""
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return int(response.status), response.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
 def generates(stack: Stack) -> bool:
-    return post(f"{stack.url}/v1/completions", BODY)[0] == 200
+    return asked(f"{stack.url}/v1/completions", BODY)[0] == 200
 
 
 async def first_frame(address: str, token: str = "") -> Frame:
@@ -100,7 +85,7 @@ def test_nobody_unloads_a_model_or_has_triton_write_files(guarded: Stack) -> Non
         "logging",
     ):
         for _ in range(2):
-            assert post(f"{guarded.triton.http}/v2/{path}", {})[0] == 403
+            assert asked(f"{guarded.triton.http}/v2/{path}", {})[0] == 403
     with InferenceServerClient(guarded.triton.grpc) as client:
         for call in (
             lambda: client.unload_model("llm"),

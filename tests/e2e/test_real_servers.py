@@ -17,7 +17,8 @@ import pytest
 from orchestrator.lanes import ServerKind, kind_of
 from orchestrator.lanes.endpoint import read_endpoint
 from tests.support.llamacpp import demo_gguf, llamacpp_server
-from tests.support.stack import PATIENCE_S, Orchestrator
+from tests.support.processes import PATIENCE_S
+from tests.support.stack import Orchestrator
 
 OURS = "llamacpp"
 SERVERS = [OURS, *filter(None, os.environ.get("REAL_SERVERS", "").split(","))]

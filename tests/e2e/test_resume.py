@@ -10,8 +10,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.support.processes import eventually
 from tests.support.sse import events_of, read_events
-from tests.support.stack import Orchestrator, Triton, eventually, running
+from tests.support.stack import Orchestrator, Triton, running
 from tests.support.triton_models import write_slow_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -70,8 +71,8 @@ async def test_or10_texts_go_on_to_the_letter_when_their_triton_is_killed(pair: 
 
         async def ids_of(body: dict[str, object]) -> tuple[list[int], str]:
             events = await events_of(http, await submit(http, body))
-            assert events[-1].kind == "end", events[-1]
-            tokens = [event.data for event in events if event.kind == "token"]
+            assert events[-1].event == "end", events[-1]
+            tokens = [event.json() for event in events if event.event == "token"]
             ids = [id for token in tokens for id in token["token_ids"]]
             return ids, "".join(token["text"] for token in tokens)
 
@@ -81,7 +82,7 @@ async def test_or10_texts_go_on_to_the_letter_when_their_triton_is_killed(pair: 
         for url in urls:
             async with http.get(url) as response:
                 async for event in read_events(response):
-                    if event.kind == "token":
+                    if event.event == "token":
                         break
         async with http.get("/v2/instances") as response:
             load = {i["address"]: i["load"] for i in (await response.json())["instances"]}
@@ -90,8 +91,8 @@ async def test_or10_texts_go_on_to_the_letter_when_their_triton_is_killed(pair: 
         pair.slow.unlink()
         for url, (ids, text) in zip(urls, expected, strict=True):
             events = await events_of(http, url)
-            assert events[-1].kind == "end", events[-1]
-            tokens = [event.data for event in events if event.kind == "token"]
+            assert events[-1].event == "end", events[-1]
+            tokens = [event.json() for event in events if event.event == "token"]
             assert [id for token in tokens for id in token["token_ids"]] == ids
             assert "".join(token["text"] for token in tokens) == text
         assert metric("tidegate_retries_total", kind="continue") >= 1

@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from tests.e2e.conftest import Stack
-from tests.support.stack import eventually
+from tests.support.processes import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
 

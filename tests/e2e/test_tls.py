@@ -1,8 +1,5 @@
 """Mutual TLS with a real Triton: its own checks and lanes (OR-25)."""
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 
 import grpc
@@ -11,7 +8,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.tls import Tls, spell_tls
 from tests.support.certificates import certificates
-from tests.support.stack import Orchestrator, Triton, eventually, running
+from tests.support.processes import eventually
+from tests.support.stack import Orchestrator, Triton, asked, running
 from tidegate import SyncClient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -55,20 +53,8 @@ def test_who_shows_nothing_is_told_nothing(triton: Triton, tls: Tls) -> None:
 def test_a_certificate_is_asked_for_at_the_grpc_port_alone(triton: Triton) -> None:
     """What Triton's HTTP port, which knows no TLS, lets a stranger do: be told of its health, and
     speak the plain contract where no plain token is asked for (docs/threat-model.md)."""
-    assert ask(f"{triton.http}/v2/health/ready", None) == 200
+    assert asked(f"{triton.http}/v2/health/ready")[0] == 200
     body = {"text_input": "x", "max_tokens": 2}
-    assert ask(f"{triton.http}/v2/models/llm/generate", body) == 200
+    assert asked(f"{triton.http}/v2/models/llm/generate", body)[0] == 200
     for path in ("repository/index", "repository/models/llm/unload", "logging"):
-        assert ask(f"{triton.http}/v2/{path}", {}) == 403
-
-
-def ask(url: str, body: object) -> int:
-    """Status of a GET, or of a POST of ``body``."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"content-type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return int(response.status)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code
+        assert asked(f"{triton.http}/v2/{path}", {})[0] == 403

@@ -5,10 +5,11 @@ import json
 import os
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import aiohttp
@@ -31,6 +32,7 @@ from orchestrator.settings.derived import journal_config
 from orchestrator.settings.rooms import modules_of_rooms
 from orchestrator.sharing import make_sharing
 from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.file import JournalHeld, open_journal
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
@@ -38,6 +40,7 @@ from perf.stack.constants import set_constants
 from protocol import ModelCard, Outcome
 from tests.support.clock import LeapingClock
 from tests.support.fake_worker import FakeWorker, make_card
+from tests.support.sse import Event, events_of
 from tests.support.steady_loop import hurry
 from worker.environment import nested
 
@@ -63,6 +66,13 @@ def on_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
 OPERATORS_KEY = "the-operators-key"
 OPERATOR = {"Authorization": f"Bearer {OPERATORS_KEY}"}
 """Headers of an operator's call to a service whose settings name no admin's key."""
+
+
+def bearer(token: str) -> dict[str, str]:
+    """Headers of whoever has the token; none where there is none."""
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
 MakeWorker = Callable[..., Awaitable[FakeWorker]]
 
 
@@ -95,19 +105,6 @@ async def make_worker() -> AsyncIterator[MakeWorker]:
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
     return await make_worker()
-
-
-@dataclass
-class Event:
-    """One server-sent event."""
-
-    id: str = ""
-    event: str = "message"
-    data: str = ""
-
-    def json(self) -> dict[str, Any]:
-        value: dict[str, Any] = json.loads(self.data)
-        return value
 
 
 class Ended(NamedTuple):
@@ -145,12 +142,38 @@ class Service:
     def orchestrator(self) -> Orchestrator:
         return self.parts.orchestrator
 
-    async def ask(self, method: str, path: str, *statuses: int, **sent: Any) -> Any:
-        """What is answered, decoded where it is JSON, with one of ``statuses``: else 200."""
+    async def answer(self, method: str, path: str, **sent: Any) -> tuple[int, Any]:
+        """Status and what is answered, decoded where it is JSON."""
         async with self.http.request(method, path, **sent) as response:
             text = (await response.read()).decode(errors="replace")
-            assert response.status in (statuses or (200,)), text
-            return json.loads(text) if response.content_type == "application/json" else text
+            is_json = response.content_type == "application/json"
+            return response.status, json.loads(text) if text and is_json else text
+
+    async def ask(self, method: str, path: str, *statuses: int, **sent: Any) -> Any:
+        """What is answered, with one of ``statuses``: else 200."""
+        status, answer = await self.answer(method, path, **sent)
+        assert status in (statuses or (200,)), answer
+        return answer
+
+    async def refused(self, status: int, path: str, **sent: Any) -> Any:
+        """The error that is answered to a POST."""
+        return (await self.ask("POST", path, status, **sent))["error"]
+
+    async def follow(self, url: str, after: str = "") -> list[Event]:
+        """All events of a task that come after one, to its end."""
+        return await events_of(self.http, url, after)
+
+    async def run(self, body: dict[str, Any]) -> list[Event]:
+        """All events of a task."""
+        task = await self.ask("POST", "/v2/tasks", 202, json=body)
+        return await self.follow(task["events_url"])
+
+    @property
+    def journal(self) -> DurableTasks:
+        """Of a service that takes durable tasks."""
+        durable = self.orchestrator.stages.durable
+        assert durable is not None
+        return durable
 
     async def until_ready(self) -> None:
         """Wait until an instance can be used, and each that a worker of texts stands behind: what
@@ -344,20 +367,24 @@ async def make_service(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeSer
         restore()
 
 
+MakeTwo = Callable[..., Awaitable[tuple[Service, FakeWorker, FakeWorker]]]
+
+
+@pytest.fixture
+def make_two(make_worker: MakeWorker, make_service: MakeService) -> MakeTwo:
+    """A service and its workers, the one that takes the first task before the other."""
+
+    async def make(
+        card: Mapping[str, object] = MappingProxyType({}), **changes: object
+    ) -> tuple[Service, FakeWorker, FakeWorker]:
+        made = [await make_worker(**card), await make_worker(**card)]
+        first, second = sorted(made, key=lambda worker: worker.address)
+        return await make_service(first, second, **changes), first, second
+
+    return make
+
+
 @pytest.fixture
 async def service(worker: FakeWorker, make_service: MakeService) -> Service:
     """One orchestrator, ready, in front of ``worker``."""
     return await make_service(worker)
-
-
-async def read_events(response: aiohttp.ClientResponse) -> AsyncIterator[Event]:
-    """Server-sent events of a response, one by one."""
-    event = Event()
-    async for line in response.content:
-        text = line.decode().rstrip("\n")
-        if not text:
-            yield event
-            event = Event()
-            continue
-        name, _, value = text.partition(": ")
-        setattr(event, name, value)

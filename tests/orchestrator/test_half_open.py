@@ -9,7 +9,7 @@ import pytest
 from orchestrator.api.http.connection import VANISHED_S, Connection
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.dispatch.test_moving import begin_text
-from tests.orchestrator.dispatch.test_retry import EXPECTED, TASK, run, speak, text_of
+from tests.orchestrator.dispatch.test_retry import EXPECTED, TASK, speak, text_of
 from tests.support.fake_worker import FakeWorker, Plan
 
 
@@ -45,7 +45,7 @@ async def test_dl2_a_wall_clock_that_jumps_moves_no_deadline(
     service.parts.monitor.check_heartbeats()
     assert instance.ready
     worker.plan = lambda submit: Plan(speak=speak)
-    assert text_of(await run(service, TASK | {"deadline_ms": 30_000})) == EXPECTED
+    assert text_of(await service.run(TASK | {"deadline_ms": 30_000})) == EXPECTED
     assert 0 < worker.submits[-1].budget_ms <= 30_000
     held.release.set()
     assert text_of(await running) == EXPECTED

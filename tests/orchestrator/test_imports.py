@@ -1,9 +1,8 @@
 """What the orchestrator imports before it listens, and what only when it is needed."""
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.processes import python
 
 
 @pytest.mark.slow
@@ -17,5 +16,4 @@ def test_starts_without_the_libraries_that_are_seldom_needed() -> None:
         seldom |= {"cryptography", "opentelemetry", "redis", "pool.engines.environments"}
         sys.exit(", ".join(seldom & sys.modules.keys()) or 0)
     """
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert python("-c", probe).stderr == ""

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.__main__ import Reloads
 from orchestrator.settings import load_settings
 from orchestrator.settings.sections import INTERRUPT_GRACE_S, QueueSettings
-from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service, bearer
 from tests.orchestrator.dispatch.test_moving import begin_text
 from tests.orchestrator.dispatch.test_retry import EXPECTED, TASK, text_of
 from tests.support.fake_worker import FakeWorker
@@ -20,8 +20,7 @@ async def reload(service: Service, headers: dict[str, str] = OPERATOR, **changes
     """What the answer says of it; the sources say ``changes`` now."""
     before = service.parts.reloader.settings.model_dump(exclude_unset=True)
     service.parts.reloader.load = lambda: load_settings(**(before | changes))
-    async with service.http.post("/admin/reload", headers=headers) as response:
-        return response.status, await response.json()
+    return await service.answer("POST", "/admin/reload", headers=headers)
 
 
 async def test_or14_limits_change_under_a_stream(worker: FakeWorker, service: Service) -> None:
@@ -59,9 +58,7 @@ async def test_or12_keys_come_and_go(worker: FakeWorker, make_service: MakeServi
     operator = {"Authorization": "Bearer operator"}
 
     async def status_with(token: str) -> int:
-        headers = {"Authorization": f"Bearer {token}"}
-        async with service.http.get("/v2/tasks", headers=headers) as response:
-            return response.status
+        return (await service.answer("GET", "/v2/tasks", headers=bearer(token)))[0]
 
     assert [await status_with("old"), await status_with("new")] == [200, 401]
     assert (await reload(service, {"Authorization": "Bearer old"}))[0] == 403

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from catalog.errors import PoolFileInvalid
@@ -21,10 +20,10 @@ from pool.pool_file import parse_pool_file
 from tests.clips.api.test_slots import serving, submit, until_ended
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.support.cases import for_each
-from tests.support.certificates import SERVER_NAME, Certificates, Pair, certificates, listen
+from tests.support.certificates import SERVER_NAME, Certificates, Pair, certificates
+from tests.support.echo import METHOD, Echo
 from tests.support.fake_slots import FakeClips
 
-METHOD = "/test.Echo/Talk"
 TASK = {"prompt": "x", "max_tokens": 3}
 
 
@@ -61,30 +60,6 @@ async def test_lanes_clips_and_swaps_go_over_it(
 
 
 # ── what does not fit together ───────────────────────────────────────────────────────────────
-
-
-class Echo:
-    """A server, with TLS or without."""
-
-    def __init__(self) -> None:
-        self.address = ""
-        self._server: grpc.aio.Server | None = None
-
-    async def talk(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
-        async for request in requests:
-            await context.write(request)
-
-    async def start(self, tls: grpc.ServerCredentials | None, port: int = 0) -> None:
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        handlers = {"Talk": grpc.stream_stream_rpc_method_handler(self.talk)}
-        generic = grpc.method_handlers_generic_handler("test.Echo", handlers)
-        self._server.add_generic_rpc_handlers([generic])
-        self.address = f"127.0.0.1:{listen(self._server, f'127.0.0.1:{port}', tls)}"
-        await self._server.start()
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            await self._server.stop(None)
 
 
 @pytest.fixture

@@ -9,10 +9,12 @@ import pytest
 from aiohttp import web
 
 from perf.chaos import polls
+from perf.chaos.batches import BatchOrder, Sent
 from perf.chaos.checks import judge_rounds
 from perf.chaos.clients import ChaosLedger
 from perf.chaos.polls import Polls
 from perf.chaos.world import World
+from tests.support.cases import for_each
 
 
 def test_what_a_death_has_broken_may_come_to_light_one_round_later_and_no_more() -> None:
@@ -66,3 +68,37 @@ async def test_a_poll_may_be_refused_but_not_left_waiting_nor_told_that_a_task_i
     cases = ((200, False, False), (404, False, False), (200, True, False), (200, True, True))
     found = await asyncio.gather(*(faults_of_polls(*case) for case in cases))
     assert [len(faults) for faults in found] == [0, 1, 2, 0], found
+
+
+ORDER = BatchOrder("a", 4, refused_every=4)
+ENTRIES = [("a-1", "succeeded"), ("a-2", "succeeded"), ("a-3", "succeeded"), ("a-4", "errored")]
+STATE = {
+    "status": "completed",
+    "request_counts": {"total": 4, "completed": 3, "failed": 1},
+    "errors": None,
+}
+
+
+def test_a_batch_is_right_when_every_line_has_the_one_entry_that_it_must_have() -> None:
+    sent = Sent(ORDER, "batch_1", "file-1", STATE)
+    sent.judge(iter(ENTRIES))
+    assert sent.faults == []
+
+
+@for_each(
+    ("entries", "faults"),
+    [
+        (ENTRIES[1:], ["1 lines are missing", "its counts are"]),
+        ([*ENTRIES, ENTRIES[0]], ["1 lines are doubled", "its counts are"]),
+        ([*ENTRIES, ("b-1", "succeeded")], ["the line 'b-1' is succeeded, not None", "its counts"]),
+        ([*ENTRIES[:3], ("a-4", "succeeded")], ["'a-4' is succeeded, not errored", "its counts"]),
+        ([("a-1", "expired"), *ENTRIES[1:]], ["'a-1' is expired", "its counts"]),
+    ],
+)
+def test_what_is_wrong_with_a_batch_is_said(
+    entries: list[tuple[str, str]], faults: list[str]
+) -> None:
+    sent = Sent(ORDER, "batch_1", "file-1", STATE)
+    sent.judge(iter(entries))
+    assert len(sent.faults) == len(faults)
+    assert all(part in fault for part, fault in zip(faults, sent.faults, strict=True))

@@ -1,6 +1,5 @@
 """Set-up: what runs when, and that a second run does nothing."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pool import bootstrap
 from pool.engines import triton_wheel as wheel
 from pool.preflight import host as machine
 from tests.pool.engines.test_triton_wheel import unpack
+from tests.support.processes import python
 
 
 class Commands(list[list[str]]):
@@ -136,11 +136,4 @@ def test_an_unfit_machine_is_told_in_one_sentence(
 
 def test_needs_nothing_but_the_standard_library() -> None:
     """It runs before anything is installed: -S leaves site-packages out."""
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "pool.bootstrap", "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "--torch-index" in done.stdout
+    assert "--torch-index" in python("-S", "-m", "pool.bootstrap", "--help", cwd=ROOT).stdout

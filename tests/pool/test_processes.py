@@ -17,9 +17,9 @@ from catalog.errors import MachineUnfit
 from catalog.paths import ROOT
 from pool.process.ports import free_ports
 from pool.units.store import find_store
-from tests.orchestrator.conftest import read_events
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.processes import Marked
+from tests.support.sse import read_events
 
 pytestmark = pytest.mark.slow
 

@@ -27,13 +27,13 @@ from orchestrator.prediction.step_model import StepModel
 from orchestrator.queue.order import QueuePolicy
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.deadline import Deadline
-from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Metrics
 from protocol import Sampling
 from tests.support.clock import ManualClock
+from tests.support.jobs import make_job
 from tests.support.paces import pace_of
 
 # 10 ms a step alone, 18 ms with all 16 rows; 0.1 ms per prompt token.
@@ -137,16 +137,10 @@ class Rig:
 
     def task(self, budget_ms: float, tokens: int = 100, prompt: int = 100, **job: object) -> Task:
         sampling = Sampling(max_tokens=tokens, ignore_eos=bool(job.pop("ignore_eos", True)))
-        values: dict[str, object] = {
-            "api": Api.NATIVE,
-            "model": "m",
-            "sampling": sampling,
-            "max_tokens": tokens,
-            "deadline": Deadline(self.clock.now() + budget_ms / 1000, 0),
-            "correlation_id": "c",
-            "arrived": self.clock.now(),
-        }
-        task = Task(str(random.random()), Job(**values | job))  # type: ignore[arg-type]
+        now = self.clock.now()
+        stated = {"sampling": sampling, "max_tokens": tokens, "arrived": now}
+        deadline = Deadline(now + budget_ms / 1000, 0)
+        task = Task(str(random.random()), make_job(**{**stated, "deadline": deadline, **job}))
         task.model, task.prompt_tokens = "m", prompt
         return task
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from tests.support.attention_cases import pool_of
+
 NAMES = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -93,19 +95,10 @@ def attention_launches(
     """Launches of a step's attention by kernel: ``attend`` of a decode whose keys are split, of a
     chunk, and of decodes that are recorded. ``is_large``: with the tiles of a GPU with an H100's
     shared memory."""
-    from worker.attention import KVPool
     from worker.attention.choice import make_trial
     from worker.attention.triton_backend import LARGE_CHUNKS, TritonAttention
 
-    pool = KVPool(
-        layers=1,
-        blocks=80,
-        block_tokens=16,
-        kv_heads=2,
-        head_dim=dim,
-        dtype=dtype,
-        device=torch.device("cpu"),
-    )
+    pool = pool_of(80, 2, dim, dtype=dtype)
     chunks = LARGE_CHUNKS if is_large else None
     backend = TritonAttention(pool, 2 * shared, windows=(100,), chunks=chunks)
     names = ("attend", "combine", "share_out")

@@ -89,6 +89,11 @@ class FakeClips:
         self.is_silent = False
         self.state_every_s = 0.02
 
+    def does(self, plan: FakePlan) -> FakePlan:
+        """Every slot does the same from now on, until its ``release`` is set where it holds."""
+        self.plan = lambda call: plan
+        return plan
+
     async def serve(self, request: Any, write: Write, die: Callable[[], None]) -> None:
         """Answer one request."""
         parameters = {

@@ -253,6 +253,11 @@ class FakeWorker:
             server, self._server = self._server, None
             await server.stop(None)
 
+    def does(self, plan: Plan) -> Plan:
+        """Every job does the same from now on, until its ``release`` is set where it stalls."""
+        self.plan = lambda submit: plan
+        return plan
+
     async def until(self, done: Callable[[], bool]) -> None:
         """Wait for something to have arrived or ended here."""
         async with self.changed:

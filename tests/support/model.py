@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from worker.attention import KVPool, PackedBatch
+from tests.support.attention_cases import pool_of
+from worker.attention import PackedBatch
 from worker.attention.reference import ReferenceAttention
 from worker.models.config import read_config
 from worker.models.loader import Layout
@@ -38,12 +39,12 @@ class Rig:
         config = read_config(path)
         self.device = device
         self.model = load_model(path, config, dtype, device, layout)
-        self.pool = KVPool(
+        self.pool = pool_of(
+            blocks,
+            config.num_kv_heads,
+            config.head_dim,
             layers=config.num_layers,
-            blocks=blocks,
-            block_tokens=BLOCK_TOKENS,
-            kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
+            page=BLOCK_TOKENS,
             dtype=dtype,
             device=device,
         )

@@ -4,13 +4,27 @@ variable that every descendant inherits."""
 import os
 import re
 import secrets
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
+"""How long something that is sure to come may take on a busy machine."""
 _MARK = "TEST_RUN_OF_TIDEGATE"
 _REGION = re.compile(r"/dev/shm/(tidegate_\S+)")
+
+
+def python(
+    *words: object, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What a Python of its own says to ``words``; it ends well, or the test fails."""
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=cwd, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 class Marked:
@@ -41,12 +55,12 @@ class Marked:
 
 
 def eventually(
-    condition: Callable[[], object], what: Callable[[], str], patience_s: float = PATIENCE_S
+    condition: Callable[[], object], what: str | Callable[[], str], patience_s: float = PATIENCE_S
 ) -> None:
-    """Wait until ``condition`` holds; ``what`` says what was missing when it never does."""
+    """Wait until ``condition`` holds; ``what`` was missing when it never does, or says it then."""
     give_up_at = time.monotonic() + patience_s
     while not condition():
-        assert time.monotonic() < give_up_at, what()
+        assert time.monotonic() < give_up_at, what if isinstance(what, str) else what()
         time.sleep(0.05)
 
 

@@ -6,6 +6,9 @@ from contextlib import asynccontextmanager
 
 HOST = "127.0.0.1"
 _PIECE = 64 * 1024
+Cut = Callable[[bytes, int], int | None]
+"""How much of this piece of an answer to deliver before the connection is dropped; None: go on. The
+second argument is what came of the event stream before it, in bytes; 0 in other answers."""
 
 
 class RoughNetwork:
@@ -20,6 +23,7 @@ class RoughNetwork:
         """Whether nobody gets through who connects from now on."""
         self.rewrite: Callable[[bytes], bytes] = lambda piece: piece
         """What becomes of each piece of an answer."""
+        self.cut: Cut = lambda piece, streamed: None
         self.target = target
         self._passes = asyncio.Event()
         self._passes.set()
@@ -91,11 +95,19 @@ class RoughNetwork:
                 await asyncio.sleep(due - loop.time())
                 await self._passes.wait()
                 writer.write(self.rewrite(piece))
+                late.task_done()
 
         delivering = asyncio.create_task(deliver())
+        streamed = 0
         try:
             while piece := await _read(reader):
-                late.put_nowait((loop.time() + self.delay_s, piece))
+                end = self.cut(piece, streamed)
+                late.put_nowait((loop.time() + self.delay_s, piece[:end]))
+                if end is not None:
+                    await late.join()
+                    return
+                if b"text/event-stream" in piece or streamed:
+                    streamed += len(piece)
         finally:
             delivering.cancel()
 

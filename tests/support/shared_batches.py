@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from tests.support.attention_cases import pool_of
 from worker.attention import AttentionBackend, KVPool, PackedBatch
 
 KEYS, PAGE, BLOCKS = 75, 8, 64
@@ -30,15 +31,7 @@ def company_of(
             (KEYS, 1, [33, 20]),
         ]
     ):
-        pool = KVPool(
-            layers=2,
-            blocks=BLOCKS,
-            block_tokens=PAGE,
-            kv_heads=kv_heads,
-            head_dim=dim,
-            dtype=dtype,
-            device=device,
-        )
+        pool = pool_of(BLOCKS, kv_heads, dim, layers=2, page=PAGE, dtype=dtype, device=device)
         rng = np.random.default_rng(seed)
         free = list(rng.permutation(BLOCKS))
         # Our text is the last of the decodes, or the first of the chunks.

@@ -1,4 +1,4 @@
-"""Native SSE events as a test wants to see them."""
+"""Server-sent events as a test wants to see them."""
 
 import json
 from collections.abc import AsyncIterator
@@ -8,33 +8,37 @@ from typing import Any
 import aiohttp
 
 
-@dataclass(frozen=True)
+@dataclass
 class Event:
-    id: str
-    kind: str
-    data: dict[str, Any]
+    """One server-sent event."""
+
+    id: str = ""
+    event: str = "message"
+    data: str = ""
+
+    def json(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads(self.data)
+        return value
 
 
 async def read_events(response: aiohttp.ClientResponse) -> AsyncIterator[Event]:
     """Events as they come; the stream's comments are skipped."""
-    fields: dict[str, str] = {}
+    event = Event()
     async for line in response.content:
         text = line.decode().rstrip("\r\n")
         if text.startswith(":"):
             continue
         if text:
             name, _, value = text.partition(": ")
-            fields[name] = value
-        elif fields:
-            yield Event(fields.get("id", ""), fields["event"], json.loads(fields["data"]))
-            fields = {}
+            setattr(event, name, value)
+        elif event != Event():
+            yield event
+            event = Event()
 
 
-async def events_of(
-    http: aiohttp.ClientSession, url: str, last_event_id: str | None = None
-) -> list[Event]:
-    """All events of a task, to the end of the stream."""
-    headers = {} if last_event_id is None else {"Last-Event-ID": last_event_id}
+async def events_of(http: aiohttp.ClientSession, url: str, after: str = "") -> list[Event]:
+    """All events of a task that come after one, to the end of the stream."""
+    headers = {"Last-Event-ID": after} if after else {}
     async with http.get(url, headers=headers) as response:
         assert response.status == 200, await response.text()
         assert response.content_type == "text/event-stream"

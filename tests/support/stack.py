@@ -1,16 +1,16 @@
 """A real Triton with our worker, and a real orchestrator in front, for tests that need both."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.request
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,13 +25,12 @@ from pool.process.ports import free_ports
 from pool.process.process import command_environment
 from pool.units.triton import TritonInstance
 from protocol.tensors import MODEL_NAME
+from tests.support.processes import PATIENCE_S, eventually
 
 T = TypeVar("T")
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 """Device that workers of the tests compute on: ``cpu`` or ``cuda``."""
 DOWN_AFTER_S = "orchestrator.lanes.config.DOWN_AFTER_S"
-PATIENCE_S = 120.0
-"""How long something that is sure to come may take on a busy machine."""
 
 
 class LoopThread:
@@ -167,11 +166,7 @@ class Orchestrator:
     def status(self, path: str) -> int:
         """HTTP status of a GET; 0 when nobody answers."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=5) as response:
-                return int(response.status)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code
+            return asked(self.url + path, patience_s=5)[0]
         except OSError:
             return 0
 
@@ -189,12 +184,16 @@ class Orchestrator:
         )
 
 
-def eventually(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Wait until ``condition`` holds; says what was waited for when it never does."""
-    give_up_at = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < give_up_at, f"waited {patience_s:.0f} s in vain for {what}"
-        time.sleep(0.05)
+def asked(url: str, body: object = None, patience_s: float = 60.0) -> tuple[int, str]:
+    """Status and text of a GET, or of a POST of ``body``."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=patience_s) as response:
+            return int(response.status), response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
 
 
 @contextmanager

@@ -71,6 +71,12 @@ class FakeResponder:
         self.wait(lambda: self.finals, "the final response")
         assert self.finals == 1
 
+    def refusal(self) -> tuple[Code, str]:
+        """Wait for the error that ends it."""
+        self.wait_final()
+        assert self.error is not None
+        return self.error
+
     def frames(self) -> list[Frame]:
         return [decode_frame(tensors[names.FRAME][0]) for tensors in self.sent]
 

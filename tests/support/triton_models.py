@@ -59,7 +59,7 @@ class TritonPythonModel:
 """
 
 
-_REAL = """\
+_SLOWS = """\
 import importlib.util
 import os
 import time
@@ -69,19 +69,6 @@ _real = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_real)
 
 
-"""
-
-_BREAKS = """\
-class TritonPythonModel(_real.TritonPythonModel):
-    def execute(self, requests):
-        if os.path.exists({flag!r}):
-            os.remove({flag!r})
-            self._service.serving.engine.scheduler.schedule = lambda now: 1 / 0
-        super().execute(requests)
-"""
-
-
-_SLOWS = """\
 class TritonPythonModel(_real.TritonPythonModel):
     def initialize(self, args):
         super().initialize(args)
@@ -97,20 +84,11 @@ class TritonPythonModel(_real.TritonPythonModel):
 """
 
 
-def write_breaking_model(repository: Path, flag: Path) -> Path:
-    """Our text model, whose engine breaks with the first request after ``flag`` was made."""
-    return _write_changed_model(repository, flag, _BREAKS)
-
-
 def write_slow_model(repository: Path, flag: Path) -> Path:
     """Our text model, whose steps take 30 ms longer while ``flag`` is there."""
-    return _write_changed_model(repository, flag, _SLOWS)
-
-
-def _write_changed_model(repository: Path, flag: Path, change: str) -> Path:
     real = MODEL_REPOSITORY / MODEL_NAME
     shutil.copytree(real, repository / MODEL_NAME)
-    source = (_REAL + change).format(real=str(real / "1" / "model.py"), flag=str(flag))
+    source = _SLOWS.format(real=str(real / "1" / "model.py"), flag=str(flag))
     (repository / MODEL_NAME / "1" / "model.py").write_text(source)
     return repository
 

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,3 +14,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.support.checkpoints import make_checkpoint
 
     return make_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(params=[1, 8], ids=["alone", "more threads than cores"])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)

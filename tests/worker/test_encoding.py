@@ -1,10 +1,9 @@
 """Paths and texts beyond ASCII, in an interpreter that takes everything for ASCII."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+from tests.support.processes import python
 from worker.encoding import openable
 
 SEEN_AS_ASCII = "h\udcc3\udcb6he"
@@ -28,10 +27,5 @@ assert sys.getfilesystemencoding() == "ascii"
 speak_utf8()
 print(Path({str(file)!r}).read_text())
 """
-    ran = subprocess.run(
-        [sys.executable, "-X", "utf8=0", "-c", program],
-        env={**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
-        capture_output=True,
-        check=True,
-    )
-    assert ran.stdout.decode() == "höhe\n"
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+    assert python("-X", "utf8=0", "-c", program, env=plain).stdout == "höhe\n"

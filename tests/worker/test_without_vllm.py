@@ -2,11 +2,10 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.support.fake_vllm import checkpoint, install
+from tests.support.processes import python
 from tests.test_layers import ROOT
 
 PROBE = """
@@ -34,11 +33,7 @@ def test_the_worker_starts_without_vllms_engine(tmp_path: Path) -> None:
     model, packages = checkpoint(tmp_path / "m", "LlamaForCausalLM"), install(tmp_path / "p")
     demo = ROOT / "worker/demo_model/checkpoint"
     code = PROBE.format(demo=str(demo), model=str(model), packages=str(packages))
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    *_, missing, chosen = done.stdout.splitlines()
+    *_, missing, chosen = python("-c", code, cwd=tmp_path).stdout.splitlines()
     assert missing == "worker.engines.vllm"
     assert "name='torch'" in chosen and "without an engine for vLLM" in chosen
 

@@ -1,9 +1,9 @@
-"""Decodes on the CPU straight from the pool's pages, compiled by numba.
+"""Attends on the CPU straight from the pool's pages, compiled by numba.
 
 The reference copies every row's pages, padded to the longest row, before it attends: twice the
-memory traffic, and more for short rows next to a long one. Here each row reads its own pages once,
-and long rows are cut and spread over the threads (``attention_loops``). Prompt chunks, which are
-bound by arithmetic, use the reference.
+memory traffic, and more for short rows next to a long one. Here each decode reads its own pages
+once, and long rows are cut and spread over the threads (``attention_loops``). Prompts' chunks are
+packed and multiplied in tiles (``prompt_loops``), or left to the reference on a CPU without AVX2.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,16 @@ from torch import Tensor
 
 from worker.attention.paged import KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention, ReferenceStep
+from worker.cpu_kernels.block_products import products_problem
 from worker.cpu_kernels.compiled import compiler_problem
-from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, Job
+from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, Job, TeamTask
 
 _WORTH_A_TEAM_KEYS: Final = 128
 """Fewest keys of all rows for several threads: fewer are done before another thread begins."""
 _DTYPES = (torch.float32, torch.bfloat16)
+_MOST_PACKED_BYTES: Final = 2**26
+"""Most memory for the packed keys and values of several chunks at a time, and most that is kept:
+16,000 tokens of an 8B model, whose step takes far longer than to get fresh memory."""
 
 
 class NumbaAttention:
@@ -33,110 +37,162 @@ class NumbaAttention:
             raise ImportError(problem)
         if pool.device.type != "cpu" or pool.data.dtype not in _DTYPES:
             raise ValueError(f"it is for float32 and bfloat16 on the CPU, not {pool.data.dtype}")
-        from worker.cpu_kernels import attention_loops
+        from worker.cpu_kernels import attention_loops, prompt_loops
 
         is_bfloat16, dim = pool.data.dtype == torch.bfloat16, pool.data.shape[-1]
         self.pool = pool
         self.heads = num_heads
         self.windows = tuple(windows) or (0,) * len(pool.data)
         self.pages = [layer.data_ptr() for layer in pool.data]
-        self.loops = attention_loops
-        self.attend = attention_loops.attend(
-            num_heads, pool.kv_heads, dim, pool.block_tokens, is_bfloat16
-        )
-        self.merge = attention_loops.merge(num_heads, dim, is_bfloat16)
+        self.fields = attention_loops.AT
+        self.span_tokens = attention_loops.SPAN_TOKENS
         self.cut = attention_loops.spans()
-        self._chunks = ReferenceAttention(pool, num_heads, windows=windows)
+        self.cut_chunks = prompt_loops.cut
+        shape = num_heads, pool.kv_heads, dim
+        self.tasks = [
+            attention_loops.attend(*shape, pool.block_tokens, is_bfloat16),
+            attention_loops.merge(num_heads, dim, is_bfloat16),
+        ]
+        """What a step does in turn, see ``Work``."""
+        self._reference: ReferenceAttention | None = None
+        if products_problem() is None:
+            self.tasks += (
+                prompt_loops.pack(pool.kv_heads, dim, pool.block_tokens, is_bfloat16),
+                prompt_loops.attend(*shape, is_bfloat16),
+            )
+        else:
+            self._reference = ReferenceAttention(pool, num_heads, windows=windows)
+        self.tile_keys = prompt_loops.TILE_KEYS
+        self.tile_bytes = prompt_loops.tile_bytes(pool.kv_heads, dim, pool.data.itemsize)
+        self._room = torch.empty(0, dtype=torch.uint8)
+
+    def room(self, tiles: int) -> Tensor:
+        """Room for ``tiles`` of packed keys and values, kept: fresh memory costs more."""
+        needed = tiles * self.tile_bytes
+        if needed > _MOST_PACKED_BYTES:
+            return torch.empty(needed, dtype=torch.uint8)
+        if len(self._room) < needed:
+            self._room = torch.empty(min(_MOST_PACKED_BYTES, 2 * needed), dtype=torch.uint8)
+        return self._room
+
+    def chunk_groups(self, batch: PackedBatch) -> list[range]:
+        """Rows of the chunks that compiled loops attend, in groups that are packed at a time."""
+        if self._reference is not None:
+            return []
+        groups, left = list[range](), 0
+        most = _MOST_PACKED_BYTES // self.tile_bytes
+        for row in range(batch.decodes, len(batch.query_tokens)):
+            tiles = -(-int(batch.context_tokens[row]) // self.tile_keys)
+            if not groups or tiles > left:
+                groups.append(range(row, row))
+                left = most
+            groups[-1] = range(groups[-1].start, row + 1)
+            left -= tiles
+        return groups
 
     def prepare(self, batch: PackedBatch) -> "NumbaStep":
         """See ``AttentionBackend``."""
         chunks = None
-        if batch.decodes < len(batch.query_tokens):
-            chunks = self._chunks.prepare(batch, chunks_only=True)
+        if batch.decodes < len(batch.query_tokens) and self._reference is not None:
+            chunks = self._reference.prepare(batch, chunks_only=True)
         return NumbaStep(self, batch, chunks)
 
 
-class Spans:
-    """What decodes of a batch read, cut into parts of jobs, for layers with one window. Owns what
-    the jobs are given."""
+class Work:
+    """What a step's attention does in layers with one window; owns what its jobs are given.
+
+    Decodes are cut into spans, and the results of those that are cut are merged; prompts' chunks
+    are packed in tiles, and then cut by heads and tokens.
+    """
 
     def __init__(
         self, backend: NumbaAttention, batch: PackedBatch, window: int, layers: int = 1
     ) -> None:
-        """``layers``: how many have partial results at a time."""
-        self.parts, self.merged = backend.cut(batch.context_tokens[: batch.decodes], window)
-        self._table = np.ascontiguousarray(batch.block_table)
-        self._slots = np.ascontiguousarray(batch.slots)
-        partials = int(self.merged[-1, 2]) if len(self.merged) else 0
+        """``layers``: how many have partial results of decodes at a time."""
+        at = backend.fields
+        spans, merged = backend.cut(batch.context_tokens[: batch.decodes], window)
+        partials = int(merged[-1, 2]) if len(merged) else 0
         width = backend.pool.data.shape[-1] + 2
         self.partial = np.empty((layers, partials, backend.heads, width), np.float32)
-        at = backend.loops.AT
-        self.fields: dict[int, int] = {
-            at.slots: self._slots.ctypes.data,
-            at.table: self._table.ctypes.data,
-            at.table_stride: self._table.shape[1],
-            at.parts: self.parts.ctypes.data,
+        self.decoded_keys = int((spans[:, 2] - spans[:, 1]).sum())
+        table, slots = np.ascontiguousarray(batch.block_table), np.ascontiguousarray(batch.slots)
+        self._kept: list[object] = [spans, merged, table, slots]
+        shared = {
+            at.slots: slots.ctypes.data,
+            at.table: table.ctypes.data,
+            at.table_stride: table.shape[1],
             at.partial: self.partial.ctypes.data,
-            at.merged: self.merged.ctypes.data,
+            at.merged: merged.ctypes.data,
+            at.window: window,
         }
-        """Values of a job's fields."""
+        attend, merge, *of_chunks = backend.tasks
+        self.jobs = [
+            (attend, shared | {PARTS: len(spans), at.parts: spans.ctypes.data}),
+            (merge, shared | {PARTS: len(merged)}),
+        ]
+        """Tasks with the values of their jobs' fields; those of chunks, two for each group, only
+        where there are some."""
+        for rows in backend.chunk_groups(batch):
+            chunks, tiles, cut = backend.cut_chunks(
+                batch.query_tokens,
+                batch.context_tokens,
+                rows,
+                window,
+                backend.heads,
+                backend.tile_bytes,
+            )
+            room = backend.room(len(tiles))
+            self._kept += (chunks, tiles, cut, room)
+            shared |= {at.chunks: chunks.ctypes.data, at.packed: room.data_ptr()}
+            for task, parts in zip(of_chunks, (tiles, cut), strict=True):
+                fields = {PARTS: len(parts), at.parts: parts.ctypes.data}
+                self.jobs.append((task, shared | fields))
 
 
 class NumbaStep:
-    """Attention of one step: its decodes are cut into jobs for all layers."""
+    """Attention of one step, whose jobs are made once for all layers."""
 
     def __init__(
         self, backend: NumbaAttention, batch: PackedBatch, chunks: ReferenceStep | None
     ) -> None:
+        """``chunks``: attends prompts' chunks, where compiled loops do not."""
         self._backend = backend
-        self._rows = batch.decodes
+        self._decodes = batch.decodes
         self._chunks = chunks
         self._chunk_slots = torch.from_numpy(batch.slots[batch.decodes :])
-        windows = set(backend.windows) if self._rows else ()
-        self._spans = {window: Spans(backend, batch, window) for window in windows}
-        self._jobs = {window: self._made(spans) for window, spans in self._spans.items()}
+        self._work = {window: Work(backend, batch, window) for window in set(backend.windows)}
+        self._jobs = {window: self._made(work) for window, work in self._work.items()}
 
-    def _made(self, spans: "Spans") -> tuple[Job, Job, int]:
-        """The jobs of these spans and of the rows that are cut, and how many threads the first is
-        worth."""
-        at, jobs = self._backend.loops.AT, []
-        for count in (len(spans.parts), len(spans.merged)):
-            job = np.zeros(FIRST_ARGUMENT + len(at), np.int64)
-            job[PARTS], job[at.job] = count, job.ctypes.data
-            for field, value in spans.fields.items():
+    def _made(self, work: Work) -> list[tuple[TeamTask, Job, int]]:
+        """Tasks with their jobs, and how many threads each is worth."""
+        made, (attend, merge, *_) = [], self._backend.tasks
+        for task, fields in work.jobs:
+            job = np.zeros(FIRST_ARGUMENT + len(self._backend.fields), np.int64)
+            job[self._backend.fields.job] = job.ctypes.data
+            for field, value in fields.items():
                 job[field] = value
-            jobs.append(job)
-        keys = int((spans.parts[:, 2] - spans.parts[:, 1]).sum())
-        is_worth_it = len(spans.parts) > 1 and keys >= _WORTH_A_TEAM_KEYS
-        return jobs[0], jobs[1], torch.get_num_threads() if is_worth_it else 1
+            is_small = task is attend and work.decoded_keys < _WORTH_A_TEAM_KEYS
+            threads = 1 if task is merge or is_small else torch.get_num_threads()
+            if job[PARTS]:
+                made.append((task, job, threads if job[PARTS] > 1 else 1))
+        return made
 
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-        """See ``AttentionStep``."""
-        if self._chunks is None:
-            return self._decoded(layer, queries, keys_values)
-        slots = self._backend.pool.data[layer].flatten(0, 1)
-        slots.index_copy_(0, self._chunk_slots, keys_values[self._rows :])
-        chunks = self._chunks.attend_stored(layer, queries)
-        if not self._rows:
-            return chunks
-        return torch.cat((self._decoded(layer, queries, keys_values), chunks))
-
-    def _decoded(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-        """Store the decodes' ``keys_values`` and attend: results [decodes, heads, head_dim]. Raises
-        ``ValueError`` for a type that is not the pool's."""
-        backend, at = self._backend, self._backend.loops.AT
+        """See ``AttentionStep``. Raises ``ValueError`` for a type that is not the pool's."""
+        backend, at = self._backend, self._backend.fields
         if not queries.dtype == keys_values.dtype == backend.pool.data.dtype:
             raise ValueError(f"expected {backend.pool.data.dtype} as in the pool: {queries.dtype}")
         queries, keys_values = _heads_together(queries), _heads_together(keys_values)
-        out = torch.empty((self._rows, *queries.shape[1:]), dtype=queries.dtype)
-        job, merging, threads = self._jobs[backend.windows[layer]]
-        job[at.queries], job[at.query_stride] = queries.data_ptr(), queries.stride(0)
-        job[at.new], job[at.new_stride] = keys_values.data_ptr(), keys_values.stride(0)
-        job[at.pages], job[at.out] = backend.pages[layer], out.data_ptr()
-        backend.attend.run(job, threads)
-        if merging[PARTS]:
-            merging[at.out] = out.data_ptr()
-            backend.merge.run(merging, 1)
+        out = torch.empty(queries.shape, dtype=queries.dtype)
+        for task, job, threads in self._jobs[backend.windows[layer]]:
+            job[at.queries], job[at.query_stride] = queries.data_ptr(), queries.stride(0)
+            job[at.new], job[at.new_stride] = keys_values.data_ptr(), keys_values.stride(0)
+            job[at.pages], job[at.out] = backend.pages[layer], out.data_ptr()
+            task.run(job, threads)
+        if self._chunks is not None:
+            slots = backend.pool.data[layer].flatten(0, 1)
+            slots.index_copy_(0, self._chunk_slots, keys_values[self._decodes :])
+            out[self._decodes :] = self._chunks.attend_stored(layer, queries)
         return out
 
 

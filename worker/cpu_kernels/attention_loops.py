@@ -56,6 +56,13 @@ class AttentionArguments(NamedTuple):
     merged: int
     """[merged rows, 3]: row, its first partial result, the end of them; each is a part of the
     merging's job."""
+    chunks: int
+    """[chunks, 5]: row, its first token of the step, its tokens, its keys with those, and where its
+    tiles begin in ``packed``, in bytes."""
+    packed: int
+    """Keys and values of chunks, see ``prompt_loops``."""
+    window: int
+    """Keys that a query sees, itself included; 0: all."""
 
 
 AT: Final = AttentionArguments(

@@ -13,11 +13,12 @@ from llvmlite import binding, ir
 
 from worker.cpu_kernels import amx_code, native
 from worker.cpu_kernels.block_job import Form
-from worker.cpu_kernels.compiled import has_dots
-from worker.cpu_kernels.native import Vectors, intrinsic, types
+from worker.cpu_kernels.compiled import cpu_features, has_dots
+from worker.cpu_kernels.native import Vectors, cgutils, intrinsic, types
 
-MAX_ROWS: Final = 12
-"""Most rows at once: with two vectors each, sums take 24 of AVX-512's 32 registers."""
+MAX_ROWS: Final = 12 if "avx512f" in cpu_features() else 3
+"""Most rows at once: with two vectors each, sums take 24 of AVX-512's 32 registers, or, as two
+registers are a vector of AVX2, 12 of its 16."""
 BLOCK_OUTPUTS: Final = 32
 TURN_BYTES: Final = 128
 """Bytes of weights that one turn of the loop takes: 4 of each output."""
@@ -79,7 +80,11 @@ def block_sums(
         if form.literal_value == Form.TILES:
             amx_code.tile_sums(builder, *arguments[:9])
             return context.get_dummy_value()
-        rows, row_bytes, count, weights, turns, ahead, ahead_bytes, out = arguments[:8]
+        _call_once_written(builder, f"block_sums_{form.literal_value}", arguments[:8], write_sums)
+        return context.get_dummy_value()
+
+    def write_sums(builder: Any, arguments: Any) -> None:
+        rows, row_bytes, count, weights, turns, ahead, ahead_bytes, out = arguments
         write, unit = Vectors(builder), Form(form.literal_value)
         end = builder.append_basic_block("end")
         switch = builder.switch(count, end)
@@ -93,9 +98,23 @@ def block_sums(
                 write.store(vector, out, _VECTOR_BYTES * i)
             builder.branch(end)
         builder.position_at_end(end)
-        return context.get_dummy_value()
 
     return signature, generate
+
+
+def _call_once_written(
+    builder: Any, name: str, arguments: Any, write: Callable[[Any, Any], None]
+) -> None:
+    """Call a function of the module by ``name``, of which ``write`` gives the code: long code that
+    is called in two places is then compiled once."""
+    kind = ir.FunctionType(ir.VoidType(), [each.type for each in arguments])
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    if function.is_declaration:
+        function.linkage = "internal"
+        inner = ir.IRBuilder(function.append_basic_block("entry"))
+        write(inner, function.args)
+        inner.ret_void()
+    builder.call(function, arguments)
 
 
 @intrinsic
@@ -152,22 +171,116 @@ def rounded(typing: Any, values: Any, out: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-def _silu(write: Vectors, x: Any) -> Any:
-    """x / (1 + e^-x), with the exponential of ``attention_loops``."""
+@intrinsic
+def top_of(typing: Any, scores: Any, step_bytes: Any, blocks: Any, known: Any) -> Any:
+    """The largest of ``known`` and the scores of ``blocks`` times 32 keys, float32, each
+    ``step_bytes`` after the one before. NaNs are ignored."""
+    signature = types.float32(types.int64, types.int64, types.int64, types.float32)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        scores, step_bytes, blocks, known = arguments
+        write = Vectors(builder)
+        highest = cgutils.alloca_once_value(builder, write.splat(known))
+        with cgutils.for_range(builder, blocks) as loop:
+            line = builder.add(scores, builder.mul(loop.index, step_bytes))
+            best = builder.load(highest)
+            for offset in (0, _VECTOR_BYTES):
+                value = write.load(line, _floats, offset, align=4)
+                best = builder.select(builder.fcmp_ordered(">", value, best), value, best)
+            builder.store(best, highest)
+        return write.call("llvm.vector.reduce.fmax.v16f32", _float, builder.load(highest))
+
+    return signature, generate
+
+
+@intrinsic
+def shares_of(
+    typing: Any,
+    scores: Any,
+    step_bytes: Any,
+    blocks: Any,
+    top: Any,
+    scale: Any,
+    out: Any,
+    form: Any,
+) -> Any:
+    """Set ``out`` [blocks * 32], as rows of ``form``, to e^((score - ``top``) · ``scale``) of the
+    scores (``top_of``). → Their sum, before they are rounded."""
+    signature = types.float32(*[types.int64] * 3, *[types.float32] * 2, types.int64, form)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        scores, step_bytes, blocks, top, scale, out, _ = arguments
+        write = Vectors(builder)
+        top = write.splat(top)
+        factor = builder.fmul(write.splat(scale), write.constant(1 / math.log(2)))
+        item = 2 if form.literal_value == Form.DOTS else 4
+        sums = cgutils.alloca_once_value(builder, write.constant(0.0))
+        with cgutils.for_range(builder, blocks) as loop:
+            line = builder.add(scores, builder.mul(loop.index, step_bytes))
+            into = builder.add(out, builder.mul(loop.index, _long(item * BLOCK_OUTPUTS)))
+            total = builder.load(sums)
+            for i in (0, 1):
+                score = write.load(line, _floats, _VECTOR_BYTES * i, align=4)
+                exponent = builder.fmul(builder.fsub(score, top), factor)
+                is_nan = builder.fcmp_unordered("uno", exponent, exponent)
+                share = builder.select(is_nan, exponent, _power(write, exponent))
+                total = builder.fadd(total, share)
+                value = share if item == 4 else _narrowed(write, builder.bitcast(share, _ints))
+                write.store(value, into, item * native.LANES * i, align=item)
+            builder.store(total, sums)
+        zero = ir.Constant(_float, 0.0)
+        return write.call(
+            "llvm.vector.reduce.fadd.v16f32", _float, zero, builder.load(sums), fast=("reassoc",)
+        )
+
+    return signature, generate
+
+
+@intrinsic
+def add_scaled(typing: Any, total: Any, scale: Any, sums: Any) -> Any:
+    """Set ``total`` [32] float32 to ``total`` · ``scale`` + ``sums`` [32]."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        total, scale, sums = arguments
+        write = Vectors(builder)
+        factor = write.splat(scale)
+        for offset in (0, _VECTOR_BYTES):
+            held = write.load(total, _floats, offset, align=4)
+            new = write.load(sums, _floats, offset, align=4)
+            write.store(write.multiply_add(held, factor, new), total, offset)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32, types.int64), generate
+
+
+def _narrowed(write: Vectors, bits: Any) -> Any:
+    """float32 ``bits`` as bfloat16: to nearest, ties to even."""
     builder = write.builder
-    one, most = write.constant(1.0), write.constant(126.0)
-    z = builder.fmul(x, write.constant(-1 / math.log(2)))
-    z = builder.select(builder.fcmp_ordered("<", z, most), z, most)  # a NaN too
-    least = write.constant(-126.0)
+    odd = builder.and_(builder.lshr(bits, write.bits(16)), write.bits(1))
+    near = builder.add(builder.add(bits, write.bits(0x7FFF)), odd)
+    return builder.trunc(builder.lshr(near, write.bits(16)), _shorts)
+
+
+def _power(write: Vectors, exponent: Any) -> Any:
+    """2^``exponent``, which is limited to ±126: a power with a whole exponent, as the bits of a
+    float, times Taylor's terms of 2^r for the rest within ½ of 0 (as in ``attention_loops``)."""
+    builder = write.builder
+    most, least = write.constant(126.0), write.constant(-126.0)
+    z = builder.select(builder.fcmp_ordered("<", exponent, most), exponent, most)  # a NaN too
     z = builder.select(builder.fcmp_ordered(">", z, least), z, least)
     whole = write.call("llvm.floor.v16f32", _floats, builder.fadd(z, write.constant(0.5)))
     r = builder.fmul(builder.fsub(z, whole), write.constant(math.log(2)))
     p = write.constant(1 / 720)
     for factor in (1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0):
         p = write.multiply_add(p, r, write.constant(factor))
-    exponent = builder.add(builder.fptosi(whole, _ints), write.bits(127))
-    power = builder.bitcast(builder.shl(exponent, write.bits(23)), _floats)
-    return builder.fdiv(x, write.multiply_add(p, power, one))
+    bits = builder.add(builder.fptosi(whole, _ints), write.bits(127))
+    return builder.fmul(p, builder.bitcast(builder.shl(bits, write.bits(23)), _floats))
+
+
+def _silu(write: Vectors, x: Any) -> Any:
+    """x / (1 + e^-x)."""
+    power = _power(write, write.builder.fmul(x, write.constant(-1 / math.log(2))))
+    return write.builder.fdiv(x, write.builder.fadd(power, write.constant(1.0)))
 
 
 def _loop(

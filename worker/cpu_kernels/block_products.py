@@ -1,4 +1,4 @@
-"""Multiplies rows by weights in blocks, compiled by numba for CPUs with AVX-512 or AMX.
+"""Multiplies rows by weights in blocks, compiled by numba for CPUs with AVX2, AVX-512 or AMX.
 
 A step of few rows takes as long as reading its weights, so they are stored in the order of use, and
 read once::
@@ -7,11 +7,11 @@ read once::
              [outputs / 32][inputs]    [32 outputs]      float32
     gated    the same, a block being 16 of the gate's outputs and then 16 of the other's
 
-With AVX-512, sums of 32 outputs and up to 12 rows stay in registers. bfloat16 is widened to float32
-(a shift, a mask) and summed by plain multiply-adds: on Intel (Emerald Rapids) that is 1.7 times the
-rate of its bfloat16 instruction, which gives a result every other cycle, and it needs no more than
-AVX-512. On others (AMD, from Zen 4 on) the same blocks may be multiplied by that instruction, with
-rows rounded to bfloat16: if the worker finds that faster when it loads.
+With AVX-512, sums of 32 outputs and up to 12 rows stay in registers, with AVX2 up to 3. bfloat16
+is widened to float32 (a shift, a mask) and summed by plain multiply-adds: on Intel (Emerald Rapids)
+that is 1.7 times the rate of its bfloat16 instruction, which gives a result every other cycle. On
+others (AMD, from Zen 4 on) the same blocks may be multiplied by that instruction, with rows rounded
+to bfloat16: if the worker finds that faster when it loads.
 
 With AMX, rows are rounded to bfloat16 before, and sums of up to 32 of them stay in registers. With
 more rows arithmetic dominates, and weights must not come from memory again for each 32: a panel,
@@ -54,8 +54,8 @@ def products_problem() -> str | None:
     """Why this machine cannot have these products, or None."""
     if (problem := compiler_problem()) is not None:
         return problem
-    if "avx512f" not in cpu_features():
-        return "the CPU has no AVX-512"
+    if not {"avx2", "fma"} <= cpu_features():
+        return "the CPU has no AVX2"
     if not has_team():
         return "torch's OpenMP is out of reach"
     return None

@@ -31,6 +31,7 @@ float32: Any = types.float32
 float64: Any = types.float64
 int64: Any = types.int64
 uint16: Any = types.uint16
+uint32: Any = types.uint32
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
@@ -81,11 +82,11 @@ class Vectors:
     def bits(self, value: int) -> Any:
         return ir.Constant(_ints, [value] * LANES)
 
-    def call(self, name: str, kind: Any, *arguments: Any) -> Any:
-        """Call the LLVM intrinsic ``name``, which returns a ``kind``."""
+    def call(self, name: str, kind: Any, *arguments: Any, fast: tuple[str, ...] = ()) -> Any:
+        """Call the LLVM intrinsic ``name``, which returns a ``kind``, with fast-math flags."""
         function_type = ir.FunctionType(kind, [each.type for each in arguments])
         function = cgutils.get_or_insert_function(self.builder.module, function_type, name)
-        return self.builder.call(function, arguments)
+        return self.builder.call(function, arguments, fastmath=fast)
 
     def fetch(self, address: Any, offset_bytes: int = 0, *, is_near: bool = True) -> None:
         """Prefetch the cache line at ``address`` into all caches, or all but the nearest."""

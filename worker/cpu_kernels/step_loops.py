@@ -75,6 +75,15 @@ def _rows_of(job: Any, part: Any) -> Any:
     return count * part // parts, count * (part + 1) // parts
 
 
+@jitable
+def _norm_of(values: Any, epsilon: Any) -> Any:
+    """What ``values`` are multiplied by in their RMS norm."""
+    squares = np.float32(0)
+    for i in range(len(values)):
+        squares += values[i] * values[i]
+    return np.float32(1 / np.sqrt(squares / len(values) + epsilon))
+
+
 @cache
 def add_norm() -> TeamTask:
     """Compile: ``sums``, which may be ``x``, = ``x`` + ``y``; the results are their RMS norm. All
@@ -97,12 +106,9 @@ def add_norm() -> TeamTask:
                 x = carray(as_pointer(job[AT.x] + 4 * at, float32), (width,), float32)
                 y = carray(as_pointer(job[AT.y] + 4 * at, float32), (width,), float32)
                 sums = carray(as_pointer(job[AT.sums] + 4 * at, float32), (width,), float32)
-                squares = np.float32(0)
                 for i in range(width):
-                    value = x[i] + y[i]
-                    sums[i] = value
-                    squares += value * value
-                scale = np.float32(1 / np.sqrt(squares / width + epsilon))
+                    sums[i] = x[i] + y[i]
+                scale = _norm_of(sums, epsilon)
                 for i in range(width):
                     normed[i] = sums[i] * scale * weight[i]
                 _store(normed, job[AT.out], job[AT.short], at)
@@ -115,7 +121,8 @@ def add_norm() -> TeamTask:
 def rotate() -> TeamTask:
     """Compile: the results, of which ``out`` may be ``x``, are ``x`` [rows, ``heads``, ``width``]
     with the first ``rotated`` heads rotated by cosines ``y`` and signed sines ``weight`` [rows,
-    ``width``] (``AngleTable``)."""
+    ``width``] (``AngleTable``), after an RMS norm of each by ``sums`` [``rotated``, ``width``]; 0:
+    no norm."""
 
     @compiled_task(AT, native.SOURCE, _SOURCE)
     def rotate(pointer: Any) -> None:
@@ -123,7 +130,8 @@ def rotate() -> TeamTask:
         heads, width, half = job[AT.heads], job[AT.width], job[AT.width] // 2
         if job[AT.out] == job[AT.x]:
             heads = job[AT.rotated]  # the others are where they belong
-        turned = np.empty(width, np.float32)
+        epsilon = carray(as_pointer(job[AT.job] + 8 * AT.epsilon, float64), (1,), float64)[0]
+        given, turned = np.empty(width, np.float32), np.empty(width, np.float32)
         while True:
             part = next_part(job[AT.job])
             if part < 0:
@@ -137,14 +145,21 @@ def rotate() -> TeamTask:
                 for head in range(heads):
                     at = (row * job[AT.heads] + head) * width
                     x = carray(as_pointer(job[AT.x] + 4 * at, float32), (width,), float32)
-                    if head < job[AT.rotated]:
-                        for i in range(half):
-                            low, high = x[i], x[half + i]
-                            turned[i] = low * cos[i] + high * sin[i]
-                            turned[half + i] = high * cos[half + i] + low * sin[half + i]
-                    else:
+                    if head >= job[AT.rotated]:
+                        _store(x, job[AT.out], job[AT.short], at)
+                        continue
+                    for i in range(width):
+                        given[i] = x[i]
+                    if job[AT.sums] != 0:
+                        norm = job[AT.sums] + 4 * head * width
+                        weight = carray(as_pointer(norm, float32), (width,), float32)
+                        scale = _norm_of(given, epsilon)
                         for i in range(width):
-                            turned[i] = x[i]
+                            given[i] *= scale * weight[i]
+                    for i in range(half):
+                        low, high = given[i], given[half + i]
+                        turned[i] = low * cos[i] + high * sin[i]
+                        turned[half + i] = high * cos[half + i] + low * sin[half + i]
                     _store(turned, job[AT.out], job[AT.short], at)
             part_done(job[AT.job], part)
 

@@ -34,6 +34,8 @@ class Executed:
     plan: Plan | None = None
     result: StepResult = field(default_factory=lambda: StepResult([]))
     duration_s: float = 0.0
+    was_launched: bool = False
+    """Whether its rows were told to the scheduler when it was launched, one step ahead."""
     book: Callable[[Row, list[int]], None] | None = None
     drop: Callable[[Row], None] = _no_row
     failed: dict[Request, EndReason | None] = field(default_factory=dict)

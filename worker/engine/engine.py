@@ -137,7 +137,12 @@ class OwnBackend(Backend):
         return self._scheduler.schedule(now)
 
     def compute(self, plan: Plan | None, patience_s: Callable[[], float]) -> Executed | None:
-        return self._executor.run(plan)
+        done, scheduler = self._executor.run(plan), self._scheduler
+        if done is not None and done.was_launched:
+            done.book, done.drop = scheduler.confirm, scheduler.discard
+        elif done is not None:
+            done.book = scheduler.advance
+        return done
 
     def end(self) -> None:
         self._tier.spill()

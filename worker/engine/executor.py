@@ -193,7 +193,7 @@ class Executor:
             self._bisection.passed()
             self._memory.computed()
             failed |= self._memory.taken()
-            return Executed(plan, result, duration_s, self._scheduler.advance, failed=failed)
+            return Executed(plan, result, duration_s, failed=failed)
         return self._without_memory(plan.rows, problem)
 
     def _without_memory(self, rows: Sequence[Row], problem: str) -> Executed:
@@ -251,8 +251,7 @@ class Executor:
         else:
             self._note_use(device)
             duration_s = max(device.busy_s, step.launch_s - device.waited_s)
-        scheduler = self._scheduler
-        return Executed(step.plan, result, duration_s, scheduler.confirm, scheduler.discard)
+        return Executed(step.plan, result, duration_s, was_launched=True)
 
     def _note_use(self, device: DeviceTime) -> None:
         if (whole_s := device.busy_s + device.idle_s) > 0:

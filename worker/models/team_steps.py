@@ -2,24 +2,23 @@
 
 A product, a norm or the attention of a small model takes about as long as a thread needs to wake
 up. A step that only decodes is done in one go, so that threads wake up once (``WholeStep``); one
-with prompts, whose attention is torch's, in one go between two layers' attention (``LayerSteps``).
+with prompts, whose rows need more memory, in one go for each layer (``LayerSteps``).
 
 A thread that loses its core to another process holds nobody up: the others do its part again. So
 nothing overwrites what was written in the same go.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.attention import AttentionBackend, AttentionStep
-from worker.attention.numba_backend import NumbaAttention, Spans
+from worker.attention import AttentionBackend
+from worker.attention.numba_backend import NumbaAttention, Work
 from worker.attention.paged import PackedBatch
-from worker.cpu_kernels.block_job import AT as PRODUCT
 from worker.cpu_kernels.block_job import Form, ProductArguments
 from worker.cpu_kernels.block_products import (
     PASS_ROWS,
@@ -50,6 +49,9 @@ _ROW_PARTS: Final = -2
 class TeamSteps:
     """The jobs of all layers, recorded once, and what they read and write; for one thread."""
 
+    _is_one_go: ClassVar[bool]
+    """Whether a step is done in one go, rather than each layer."""
+
     @classmethod
     def of(cls, model: Decoder, attention: AttentionBackend, most_rows: int) -> Self | None:
         """None where the model, its products or the attention are not such as this can compute."""
@@ -57,8 +59,6 @@ class TeamSteps:
             return None
         linears: list[Linear] = []
         for layer in model.layers:
-            if layer.query_norm is not None:
-                return None
             linears += (layer.qkv, layer.output, layer.gate_up, layer.down)
         found = [linear for linear in linears if isinstance(linear, BlockedLinear)]
         if len(found) < len(linears) or len({linear.form for linear in found}) > 1:
@@ -88,11 +88,15 @@ class TeamSteps:
         self._loops = step_loops
         self._is_dots = linears[0].form == Form.DOTS
         self._is_short = attention.pool.data.dtype == torch.bfloat16
-        arguments = (ProductArguments, step_loops.RowArguments, attention.loops.AttentionArguments)
-        self._words = FIRST_ARGUMENT + max(len(each._fields) for each in arguments)
+        arguments = ProductArguments._fields, step_loops.RowArguments._fields, attention.fields
+        self._words = FIRST_ARGUMENT + max(map(len, arguments))
         """Length of a job."""
         self._rooms: list[Tensor] = []
         self._tasks: list[TeamTask] = []
+        self._attends: dict[int, list[int]] = {window: [] for window in attention.windows}
+        """Indices of the first jobs of layers' attention, by window."""
+        self._ends: list[int] = []
+        """Where goes end."""
         self._recorded: list[NDArray[np.int64]] = []
         self._result = self._record()
         self._template = np.array(self._recorded)
@@ -110,12 +114,33 @@ class TeamSteps:
         """The most memory that a row takes."""
         return c.num_layers * _bytes_of_layer(c)
 
-    def _record(self) -> Tensor:
-        """Record the jobs of all layers, as ``Decoder.forward`` computes them, from what is
-        embedded. → The hidden states."""
+    def takes(self, batch: PackedBatch) -> bool:
+        """Whether it is such a step, and there is room for it."""
         raise NotImplementedError
 
     # ── running ──────────────────────────────────────────────────────────────────────────────
+
+    def hidden(self, batch: PackedBatch, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Map ``token_ids`` and ``positions`` [tokens] int64 to hidden states [tokens, hidden]."""
+        self._begin(token_ids, positions)
+        jobs, kept = self._jobs, list[object]()  # until the step is done
+        for window, attends in self._attends.items():
+            first = np.array(attends)
+            work = Work(self._attention, batch, window, len(first) if self._is_one_go else 1)
+            kept.append(work)
+            for i, (_, fields) in enumerate(work.jobs):
+                for field, value in fields.items():
+                    jobs[first + i, field] = value
+                if self._is_one_go:  # each layer's results of spans have their own place
+                    partial = self._attention.fields.partial
+                    jobs[first + i, partial] += work.partial.strides[0] * np.arange(len(first))
+        kept.append(self._flag())
+        begin = 0
+        for end in self._ends:
+            self._run(begin, end)
+            begin = end
+        del kept
+        return self._result[: len(token_ids)].clone()
 
     def _begin(self, token_ids: Tensor, positions: Tensor) -> None:
         rows, jobs = len(token_ids), self._jobs
@@ -143,6 +168,22 @@ class TeamSteps:
 
     # ── recording ────────────────────────────────────────────────────────────────────────────
 
+    def _record(self) -> Tensor:
+        """Record the jobs of all layers, as ``Decoder.forward`` computes them, from what is
+        embedded. → The hidden states."""
+        x, read = self._first()
+        for i in range(len(self._model.layers)):
+            self._begin_layer(i)
+            x, read = self._rest(i, x, self._attended(i, self._heads(i, read)))
+            if not self._is_one_go:
+                self._ends.append(len(self._tasks))
+        if self._is_one_go:
+            self._ends.append(len(self._tasks))
+        return read
+
+    def _begin_layer(self, i: int) -> None:
+        """Say that what follows is of layer ``i``."""
+
     def _first(self) -> tuple[Tensor, Tensor]:
         """What is embedded, and its norm. Makes room for what a step begins with."""
         c = self._model.config
@@ -156,6 +197,12 @@ class TeamSteps:
         """Layer ``i``'s queries, keys and values [rows, heads * head_dim] in the pool's type, the
         first two rotated."""
         c, linear, short = self._model.config, self._linears[4 * i], self._is_short
+        layer, norms = self._model.layers[i], dict[str, Tensor | int]()
+        if layer.query_norm is not None and layer.key_norm is not None:
+            by_kind = ((layer.query_norm, c.num_heads), (layer.key_norm, c.num_kv_heads))
+            weight = torch.cat([norm.repeat(heads, 1) for norm, heads in by_kind])
+            self._rooms.append(weight)
+            norms = {"sums": weight, "epsilon": bits_of(c.rms_norm_eps)}
         heads = c.num_heads + 2 * c.num_kv_heads
         made, turned = self._multiplied(linear, read), self._room(linear.outputs, short=short)
         self._of_rows(
@@ -166,9 +213,22 @@ class TeamSteps:
             weight=self._sin,
             heads=heads,
             rotated=c.num_heads + c.num_kv_heads,
-            **{"short" if short else "out": turned},
+            **norms | {"short" if short else "out": turned},
         )
         return turned
+
+    def _attended(self, i: int, heads: Tensor) -> Tensor:
+        """Layer ``i``'s results for ``heads``, queries and then keys and values."""
+        attention, at = self._attention, self._attention.fields
+        width = attention.heads * attention.pool.data.shape[-1]
+        out = self._room(width, short=self._is_short)
+        self._attends[attention.windows[i]].append(len(self._tasks))
+        for task in attention.tasks[: 2 if self._is_one_go else None]:  # chunks' are the last
+            job = self._job(task, 0)
+            job[at.queries], job[at.new] = heads.data_ptr(), heads[:, width:].data_ptr()
+            job[at.query_stride] = job[at.new_stride] = heads.shape[1]
+            job[at.pages], job[at.out] = attention.pages[i], out.data_ptr()
+        return out
 
     def _rest(self, i: int, x: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
         """Layer ``i`` after its attention: what the next layer adds to, and its norm."""
@@ -249,7 +309,9 @@ class TeamSteps:
 
 
 class WholeStep(TeamSteps):
-    """The hidden states of steps that only decode."""
+    """Steps that only decode. Nothing that a step writes is overwritten."""
+
+    _is_one_go = True
 
     @classmethod
     def of(cls, model: Decoder, attention: AttentionBackend, most_rows: int) -> Self | None:
@@ -262,92 +324,33 @@ class WholeStep(TeamSteps):
             return False
         attention = self._attention
         width = attention.heads * (attention.pool.data.shape[-1] + 2)
-        spans = int((batch.context_tokens // attention.loops.SPAN_TOKENS + 1).sum())
+        spans = int((batch.context_tokens // attention.span_tokens + 1).sum())
         return 4 * len(attention.pages) * spans * width <= _MOST_BYTES
-
-    def hidden(self, batch: PackedBatch, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Map ``token_ids`` and ``positions`` [rows] int64 to hidden states [rows, hidden]."""
-        self._begin(token_ids, positions)
-        jobs, kept = self._jobs, list[object]()  # until the step is done
-        for window, attends in self._attends.items():
-            spans = Spans(self._attention, batch, window, len(attends))
-            kept.append(spans)
-            first = np.array(attends)
-            for counted, at in ((spans.parts, first), (spans.merged, first + 1)):
-                jobs[at, PARTS] = len(counted)
-                for field, value in spans.fields.items():
-                    jobs[at, field] = value
-                partial = self._attention.loops.AT.partial
-                jobs[at, partial] += spans.partial.strides[0] * np.arange(len(at))
-        kept.append(self._flag())
-        self._run(0, len(jobs))
-        del kept
-        return self._result[: len(token_ids)].clone()
-
-    def _record(self) -> Tensor:
-        self._attends: dict[int, list[int]] = {window: [] for window in self._attention.windows}
-        """Indices of the jobs of attention, each before the one that merges, by window."""
-        x, read = self._first()
-        for i in range(len(self._model.layers)):
-            x, read = self._rest(i, x, self._attended(i, self._heads(i, read)))
-        return read
-
-    def _attended(self, layer: int, heads: Tensor) -> Tensor:
-        """The results for ``heads``, queries and then keys and values."""
-        attention, at = self._attention, self._attention.loops.AT
-        width = attention.heads * attention.pool.data.shape[-1]
-        out = self._room(width, short=self._is_short)
-        self._attends[attention.windows[layer]].append(len(self._tasks))
-        for task in (attention.attend, attention.merge):
-            job = self._job(task, 0)
-            job[at.queries], job[at.new] = heads.data_ptr(), heads[:, width:].data_ptr()
-            job[at.query_stride] = job[at.new_stride] = heads.shape[1]
-            job[at.pages], job[at.out] = attention.pages[layer], out.data_ptr()
-        return out
 
 
 class LayerSteps(TeamSteps):
-    """The hidden states of any step. What a layer wrote is overwritten by the next but one."""
+    """Steps of any kind. What a layer wrote is overwritten by the next but one."""
+
+    _is_one_go = False
+
+    def takes(self, batch: PackedBatch) -> bool:
+        is_fit = len(batch.slots) <= self.most_rows
+        return is_fit and len(self._attention.chunk_groups(batch)) <= 1
 
     @staticmethod
     def _bytes_of_row(c: ModelConfig) -> int:
         return 2 * _bytes_of_layer(c)
 
-    def hidden(self, attention: AttentionStep, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Map ``token_ids`` and ``positions`` [rows] int64 to hidden states [rows, hidden]."""
-        rows, c = len(token_ids), self._model.config
-        self._begin(token_ids, positions)
-        kept = self._flag()
-        begin = 0
-        for i, (heads, at, field) in enumerate(self._layers):
-            self._run(begin, at)
-            of_token = heads[:rows].view(rows, -1, c.head_dim)
-            queries, keys_values = of_token[:, : c.num_heads], of_token[:, c.num_heads :]
-            mixed = attention.attend(i, queries, keys_values).contiguous()
-            self._jobs[at, field] = mixed.data_ptr()
-            begin = at
-        self._run(begin, len(self._jobs))
-        del kept, mixed
-        return self._result[:rows].clone()
-
     def _record(self) -> Tensor:
-        self._layers: list[tuple[Tensor, int, int]] = []
-        """By layer: where its heads are, and job and field that read what attention makes of
-        them."""
-        is_widened = self._is_short and not self._is_dots
-        field = self._loops.AT.x if is_widened else PRODUCT.rows
         self._left: Iterator[Tensor] = iter(())
         """Rooms of the layer before the last that are left for this one."""
+        self._before: list[Tensor] = []
         self._own: list[Tensor] = []
-        x, read = self._first()
-        before: list[Tensor] = []
+        return super()._record()
+
+    def _begin_layer(self, i: int) -> None:
+        self._left, self._before = iter(self._before), self._own if i else []
         self._own = []  # those of the first jobs stay theirs
-        for i in range(len(self._model.layers)):
-            self._left, before, self._own = iter(before), self._own, []
-            heads = self._heads(i, read)
-            self._layers.append((heads, len(self._tasks), field))
-            x, read = self._rest(i, x, torch.empty(0))
-        return read
 
     def _room(self, width: int, *, short: bool = False) -> Tensor:
         room = next(self._left, None)

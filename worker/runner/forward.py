@@ -55,16 +55,16 @@ class BatchForward:
         """With the last two, steps are done by the team of threads where they can be."""
         self.model = model
         self.attention = attention
-        self._whole = WholeStep.of(model, attention, max_running)
-        self._layers = LayerSteps.of(model, attention, max_step_tokens)
+        self._team = (
+            WholeStep.of(model, attention, max_running),
+            LayerSteps.of(model, attention, max_step_tokens),
+        )
 
     def hidden(self, batch: PackedBatch, token_ids: Tensor, positions: Tensor) -> Tensor:
-        if self._whole is not None and self._whole.takes(batch):
-            return self._whole.hidden(batch, token_ids, positions)
-        attention = self.attention.prepare(batch)
-        if self._layers is not None and len(token_ids) <= self._layers.most_rows:
-            return self._layers.hidden(attention, token_ids, positions)
-        return self.model.forward(token_ids, positions, attention)
+        for steps in self._team:
+            if steps is not None and steps.takes(batch):
+                return steps.hidden(batch, token_ids, positions)
+        return self.model.forward(token_ids, positions, self.attention.prepare(batch))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.logits(hidden)

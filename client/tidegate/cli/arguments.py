@@ -164,11 +164,11 @@ def json_option(function: _F) -> _F:
 
 
 def asks(
-    *, operates: bool = False, streams: bool = False
+    *, operates: bool = False
 ) -> Callable[[Callable[..., Awaitable[int]]], Callable[..., int]]:
     """Make a command of a function that is given a client; adds ``--url``, ``--token`` and
-    ``--json``. ``operates``: with the operators' key, where the service keeps one on this machine;
-    ``streams``: for more than a call now and then."""
+    ``--json``; ``operates`` with the operators' key, where the service keeps one on this machine.
+    """
 
     def decorate(function: Callable[..., Awaitable[int]]) -> Callable[..., int]:
         @wraps(function)
@@ -177,7 +177,7 @@ def asks(
                 from tidegate.cli import asking
             command = click.get_current_context().command_path
             action = partial(function, **given)
-            return asking.ask(command, url, token, action, operates=operates, streams=streams)
+            return asking.ask(command, url, token, action, operates=operates)
 
         return server_options(json_option(run))
 

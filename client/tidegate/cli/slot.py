@@ -73,7 +73,7 @@ def _said(ctx: click.Context, param: click.Parameter, text: str | None) -> str |
     type=click.Choice(["error", "degrade"]),
     help="degrade: render less rather than be late (error)",
 )
-@asks(streams=True)
+@asks()
 async def slot(
     client: "Client",
     text: str | None,

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service, bearer
 from tests.support.cases import for_each
 from tests.support.fake_slots import MP4, PNG, WAV, FakeClips, FakePlan, clips_of
 from tests.support.fake_worker import FakeWorker
+from tests.support.sse import read_events
 
 RECIPE: dict[str, Any] = {"schema": "1.0", "text": "Good morning.", "video": {"fps": 12}}
 
@@ -35,17 +36,9 @@ async def submit(
     service: Service, status: int = 202, headers: dict[str, str] | None = None, **changes: Any
 ) -> dict[str, Any]:
     body = {"recipe": RECIPE, "deadline_ms": 20_000} | changes
-    answer: dict[str, Any] = await service.ask(
-        "POST", "/v2/slots", status, json=body, headers=headers
-    )
-    return answer if status == 202 else answer["error"]
-
-
-async def follow(service: Service, clip: dict[str, Any], after: str = "") -> list[Event]:
-    headers = {"Last-Event-ID": after} if after else {}
-    async with service.http.get(clip["events_url"], headers=headers) as response:
-        assert response.status == 200
-        return [event async for event in read_events(response)]
+    answer = await service.ask("POST", "/v2/slots", status, json=body, headers=headers)
+    told: dict[str, Any] = answer if status == 202 else answer["error"]
+    return told
 
 
 async def status_of(service: Service, clip: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +56,7 @@ async def test_a_recipe_becomes_a_clip(service: Service, fake: FakeClips) -> Non
     clip = await submit(service, outputs=["mp4", "wav", "png"])
     assert clip["status"] == "dispatched" and clip["queue_position"] == 0
     assert clip["predicted_ms"] > 0 and clip["outputs"] == {} and clip["correlation_id"]
-    events = await follow(service, clip)
+    events = await service.follow(clip["events_url"])
     assert [event.id for event in events] == [str(number) for number in range(len(events))]
     assert events[0].event == "queued"
     stages = [event.json() for event in events if event.event == "stage"]
@@ -91,8 +84,7 @@ async def test_a_recipe_becomes_a_clip(service: Service, fake: FakeClips) -> Non
 
 
 async def test_resume_without_duplicates(service: Service, fake: FakeClips) -> None:
-    plan = FakePlan(hold_at="video")
-    fake.plan = lambda call: plan
+    plan = fake.does(FakePlan(hold_at="video"))
     clip = await submit(service)
     async with service.http.get(clip["events_url"]) as response:
         first = []
@@ -101,10 +93,10 @@ async def test_resume_without_duplicates(service: Service, fake: FakeClips) -> N
             if event.event == "stage" and event.json()["stage"] == "video":
                 break
     plan.release.set()
-    rest = await follow(service, clip, after=first[-1].id)
+    rest = await service.follow(clip["events_url"], after=first[-1].id)
     ids = [int(event.id) for event in (*first, *rest)]
     assert ids == list(range(len(ids))) and rest[-1].event == "result"
-    again = await follow(service, clip)
+    again = await service.follow(clip["events_url"])
     assert [event.id for event in again] == [str(number) for number in ids]
     await service.ask("GET", clip["events_url"], 204, headers={"Last-Event-ID": rest[-1].id})
 
@@ -112,21 +104,16 @@ async def test_resume_without_duplicates(service: Service, fake: FakeClips) -> N
 async def test_wp2_cancel_is_idempotent_and_reaches_the_worker(
     service: Service, fake: FakeClips
 ) -> None:
-    fake.plan = lambda call: FakePlan(hold_at="image")
+    fake.does(FakePlan(hold_at="image"))
     clip = await submit(service)
     await service.until(lambda: fake.running == 1)
     url = f"/v2/slots/{clip['slot_id']}"
-    for call, path in (
-        (service.http.post, f"{url}/cancel"),
-        (service.http.delete, url),
-        (service.http.post, f"{url}/cancel"),
-    ):
-        async with call(path) as response:
-            assert response.status == 202
+    for call, path in (("POST", f"{url}/cancel"), ("DELETE", url), ("POST", f"{url}/cancel")):
+        await service.ask(call, path, 202)
     status = await status_of(service, clip)
     assert (status["outcome"], status["error"]["code"]) == ("aborted", "cancelled")
     await service.until(lambda: fake.cancelled == 1 and fake.running == 0)
-    events = await follow(service, clip)
+    events = await service.follow(clip["events_url"])
     assert (events[-1].event, events[-1].json()["code"]) == ("error", "cancelled")
 
 
@@ -134,8 +121,7 @@ async def test_wp2_cancel_is_idempotent_and_reaches_the_worker(
 async def test_wp1_a_client_that_goes_away(
     service: Service, fake: FakeClips, on_disconnect: str
 ) -> None:
-    plan = FakePlan(hold_at="audio")
-    fake.plan = lambda call: plan
+    plan = fake.does(FakePlan(hold_at="audio"))
     clip = await submit(service, on_disconnect=on_disconnect)
     async with service.http.get(clip["events_url"]) as response:
         await anext(read_events(response))
@@ -185,19 +171,19 @@ async def test_bad_input_is_told_what_is_wrong(
 async def test_a_workers_error_reaches_the_client(
     service: Service, fake: FakeClips, error: str, at: str, outcome: str, code: str
 ) -> None:
-    fake.plan = lambda call: FakePlan(error=error, error_at=at, saved=at == "video")
+    fake.does(FakePlan(error=error, error_at=at, saved=at == "video"))
     clip = await submit(service)
     status = await until_ended(service, clip)
     assert (status["outcome"], status["error"]["code"]) == (outcome, code)
     assert bool(status["outputs"]) == (at == "video"), "what there is of it is kept"
-    last = (await follow(service, clip))[-1]
+    last = (await service.follow(clip["events_url"]))[-1]
     assert (last.event, last.json()["code"]) == ("error", code)
 
 
 async def test_a_deadline_ends_it_here_where_the_worker_does_not(
     service: Service, fake: FakeClips
 ) -> None:
-    fake.plan = lambda call: FakePlan(hold_at="video")
+    fake.does(FakePlan(hold_at="video"))
     clip = await submit(service)
     found = clips_of(service.orchestrator).store.get(clip["slot_id"])
     await service.until(lambda: "video" in found.percents)
@@ -213,31 +199,28 @@ async def test_anothers_clip_is_not_there(make_service: MakeService, worker: Fak
     keys = {"a": {"token": "token-a"}, "b": {"token": "token-b"}}
     service = await serving(await make_service(worker, keys=keys, admin_token="root"))
 
-    def as_key(name: str) -> dict[str, str]:
-        return {"Authorization": f"Bearer {name}"}
-
-    clip = await submit(service, headers=as_key("token-a"))
+    clip = await submit(service, headers=bearer("token-a"))
     found = clips_of(service.orchestrator).store.get(clip["slot_id"])
     await service.until(lambda: found.ending is not None)
     url = f"/v2/slots/{clip['slot_id']}"
     for path in (url, f"{url}/events", f"{url}/outputs/clip.mp4"):
         for token, status in (("token-b", 404), ("token-a", 200), ("root", 200)):
-            await service.ask("GET", path, status, headers=as_key(token))
-    await service.ask("DELETE", url, 404, headers=as_key("token-b"))
+            await service.ask("GET", path, status, headers=bearer(token))
+    await service.ask("DELETE", url, 404, headers=bearer("token-b"))
     for token, count in (("token-b", 0), ("token-a", 1), ("root", 1)):
-        assert len((await service.ask("GET", "/v2/slots", headers=as_key(token)))["slots"]) == count
+        assert len((await service.ask("GET", "/v2/slots", headers=bearer(token)))["slots"]) == count
 
 
 @for_each("named_by", ("task_id", "correlation_id"))
 async def test_or21_a_clip_is_in_the_register_of_all_that_lives(
     service: Service, fake: FakeClips, named_by: str
 ) -> None:
-    fake.plan = lambda call: FakePlan(hold_at="video")
+    fake.does(FakePlan(hold_at="video"))
     clip = await submit(service, on_disconnect="continue")
     (line,) = (await service.ask("GET", "/v2/tasks"))["tasks"]
     assert (line["task_id"], line["api"]) == (clip["slot_id"], "slots")
-    async with service.http.delete(f"/v2/tasks/{line[named_by]}") as response:
-        assert (response.status, (await response.json())["task_ids"]) == (202, [clip["slot_id"]])
+    stopped = await service.ask("DELETE", f"/v2/tasks/{line[named_by]}", 202)
+    assert stopped["task_ids"] == [clip["slot_id"]]
     assert (await status_of(service, clip))["outcome"] == "aborted"
 
 
@@ -303,8 +286,7 @@ async def test_instances_show_their_slot_models(
 
 
 async def test_a_drain_leaves_time_to_fetch_the_clip(service: Service, fake: FakeClips) -> None:
-    plan = FakePlan(hold_at="video")
-    fake.plan = lambda call: plan
+    plan = fake.does(FakePlan(hold_at="video"))
     clip = await submit(service)
     await service.until(lambda: fake.running == 1)
     draining = asyncio.create_task(service.parts.lifecycle.drain(30.0))
@@ -321,8 +303,7 @@ async def test_limits_of_a_key_count_clips_too(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
     worker.slots = FakeClips()
-    plan = FakePlan(hold_at="video")
-    worker.slots.plan = lambda call: plan
+    plan = worker.slots.does(FakePlan(hold_at="video"))
     service = await serving(await make_service(worker, limits__each_key__concurrent=1))
     clip = await submit(service)
     assert (await submit(service, 429))["code"] == "rate_limited"

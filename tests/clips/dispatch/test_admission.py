@@ -68,8 +68,7 @@ async def test_what_will_hardly_be_in_time_waits_for_nobody_who_would_be(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     service, model = await serve(make_service, make_worker, SEEN, 1, REFUSAL_SAMPLE=0.0)
-    held = FakePlan(hold_at="video")
-    model.plan = lambda call: held
+    held = model.does(FakePlan(hold_at="video"))
     running = await submit(service, deadline_ms=60_000)
     error = await submit(service, 504, deadline_ms=15_000)
     assert error["code"] == "deadline_infeasible", "though it may take 10 s: no capacity idles"
@@ -85,8 +84,7 @@ async def test_it_waits_for_a_fast_instance_rather_than_try_a_slow_one(
     slow, fast = await make_worker(), await make_worker()
     slow.slots = FakeClips(stages=stages(seconds_per_unit=60.0, least=10.0))
     fast.slots = FakeClips(stages=stages(**SEEN), slots_total=1, slots_free=1)
-    held = FakePlan(hold_at="video")
-    fast.slots.plan = lambda call: held
+    held = fast.slots.does(FakePlan(hold_at="video"))
     service = await serving(await make_service(slow, fast, REFUSAL_SAMPLE=0.0), 2)
     clips = [await submit(service, deadline_ms=ms) for ms in (39_000, 39_500)]
     clips.append(await submit(service, deadline_ms=50_000))
@@ -110,8 +108,7 @@ async def test_dl17_a_sample_of_refusals_is_let_in_and_its_rate_published(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     service, model = await serve(make_service, make_worker, SEEN, 1, REFUSAL_SAMPLE=1.0)
-    held = FakePlan(hold_at="video")
-    model.plan = lambda call: held
+    held = model.does(FakePlan(hold_at="video"))
     clips = [await submit(service, deadline_ms=ms) for ms in (60_000, 9_000)]
     # Those that are refused otherwise make nobody late.
     clips.append(await submit(service, deadline_ms=60_000))
@@ -129,8 +126,7 @@ async def test_dl17_a_sample_of_a_full_queue_and_of_early_stops(
 ) -> None:
     settings = {"REFUSAL_SAMPLE": 1.0, "MOST_WAITING": 0}
     service, model = await serve(make_service, make_worker, SEEN, 1, **settings)
-    held = FakePlan(hold_at="video", spared=True)
-    model.plan = lambda call: held
+    held = model.does(FakePlan(hold_at="video", spared=True))
     clips = [await submit(service, deadline_ms=60_000) for _ in range(2)]
     assert clips[1]["status"] == "queued"
     held.release.set()
@@ -145,8 +141,7 @@ async def test_dl7_what_waits_ends_once_it_is_certain_to_be_late(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     service, model = await serve(make_service, make_worker, A_BUSY_START, 1, REFUSAL_SAMPLE=0.0)
-    held = FakePlan(hold_at="video")
-    model.plan = lambda call: held
+    held = model.does(FakePlan(hold_at="video"))
     running = await submit(service, deadline_ms=60_000)
     waits = await submit(service, deadline_ms=30_000)
     found = clips_of(service.orchestrator).store.get(waits["slot_id"])

@@ -1,6 +1,7 @@
 """Clips on several instances: placement, waiting, retries, silences."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from clips.dispatch.fleet import ClipHealth
 from clips.state import StageState
 from tests.clips.api.test_slots import RECIPE, serving, status_of, submit, until_ended
-from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker
+from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.support.fake_slots import FakeClips, FakePlan, clips_of, make_state
 from tests.support.fake_worker import FakeWorker
 
@@ -27,6 +28,23 @@ def fake_of(worker: FakeWorker) -> FakeClips:
 def slow(seconds: float) -> dict[str, StageState]:
     """A whole check takes so long, the rest next to nothing."""
     return make_state().stages | {"clip": StageState("fake", seconds)}
+
+
+MakePair = Callable[..., Awaitable[tuple[Service, FakeWorker, FakeWorker]]]
+
+
+@pytest.fixture
+def make_pair(make_service: MakeService, make_worker: MakeWorker) -> MakePair:
+    """A service over an instance that does as planned, and a slower one."""
+
+    async def make(
+        plan: FakePlan, slow_s: float = 5.0, **settings: object
+    ) -> tuple[Service, FakeWorker, FakeWorker]:
+        near, far = await a_worker(make_worker), await a_worker(make_worker, stages=slow(slow_s))
+        fake_of(near).does(plan)
+        return await serving(await make_service(near, far, **settings), 2), near, far
+
+    return make
 
 
 async def test_the_least_slack_goes_first_and_no_buffer_idles(
@@ -60,8 +78,7 @@ async def test_or24_a_key_leaves_places_to_wait_to_others(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     worker = await a_worker(make_worker, slots_total=1, slots_free=1)
-    plan = FakePlan(hold_at="video")
-    fake_of(worker).plan = lambda call: plan
+    plan = fake_of(worker).does(FakePlan(hold_at="video"))
     keys = {"loud": {"token": "loud-token"}, "calm": {"token": "calm-token"}}
     service = await serving(await make_service(worker, MOST_WAITING=4, keys=keys))
 
@@ -81,8 +98,7 @@ async def test_who_was_let_in_is_not_pushed_beyond_its_deadline(
 ) -> None:
     """One buffer, 10 s each: a second has 25 s, and a third with less slack is not let in."""
     worker = await a_worker(make_worker, slots_total=1, slots_free=1, stages=slow(10.0))
-    plan = FakePlan(hold_at="audio")
-    fake_of(worker).plan = lambda call: plan
+    fake_of(worker).does(FakePlan(hold_at="audio"))
     service = await serving(await make_service(worker))
     first = await submit(service, deadline_ms=60_000)
     second = await submit(service, deadline_ms=25_000)
@@ -92,44 +108,34 @@ async def test_who_was_let_in_is_not_pushed_beyond_its_deadline(
     hopeless = await submit(service, 504, deadline_ms=9_000)
     assert hopeless["binding_constraint"] == "clip"
     for clip in (first, second):
-        async with service.http.delete(f"/v2/slots/{clip['slot_id']}") as response:
-            assert response.status == 202
+        await service.ask("DELETE", f"/v2/slots/{clip['slot_id']}", 202)
 
 
-async def test_what_a_dying_instance_had_is_rendered_elsewhere(
-    make_service: MakeService, make_worker: MakeWorker
-) -> None:
-    near = await a_worker(make_worker)
-    far = await a_worker(make_worker, stages=slow(5.0))
-    fake_of(near).plan = lambda call: FakePlan(die_at="video")
-    service = await serving(await make_service(near, far), 2)
+async def test_what_a_dying_instance_had_is_rendered_elsewhere(make_pair: MakePair) -> None:
+    service, near, far = await make_pair(FakePlan(die_at="video"))
     clip = await submit(service, recipe=RECIPE | {"portrait": {"seed": 7}})
     status = await until_ended(service, clip)
     assert (status["outcome"], status["instance"]) == ("met", far.address)
     assert fake_of(far).calls[0].recipe == fake_of(near).calls[0].recipe
     assert service.metric("tidegate_slot_retries_total") == 1
-    async with service.http.get(clip["events_url"]) as response:
-        text = await response.text()
-    ids = [int(line[4:]) for line in text.splitlines() if line.startswith("id: ")]
-    assert ids == list(range(len(ids))) and text.count("event: result") == 1
+    events = await service.follow(clip["events_url"])
+    assert [int(event.id) for event in events] == list(range(len(events)))
+    assert [event.event for event in events].count("result") == 1
 
 
 async def test_a_clip_is_not_sent_for_ever(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     worker = await a_worker(make_worker)
-    fake_of(worker).plan = lambda call: FakePlan(error="no_capacity: 64 slots wait already")
+    fake_of(worker).does(FakePlan(error="no_capacity: 64 slots wait already"))
     service = await serving(await make_service(worker, ATTEMPTS=3))
     status = await until_ended(service, await submit(service))
     assert (status["outcome"], status["error"]["code"]) == ("failed", "no_capacity")
     assert len(fake_of(worker).calls) == 3
 
 
-async def test_no_time_for_another_try(make_service: MakeService, make_worker: MakeWorker) -> None:
-    near = await a_worker(make_worker)
-    far = await a_worker(make_worker, stages=slow(50.0))
-    fake_of(near).plan = lambda call: FakePlan(die_at="video")
-    service = await serving(await make_service(near, far), 2)
+async def test_no_time_for_another_try(make_pair: MakePair) -> None:
+    service, near, far = await make_pair(FakePlan(die_at="video"), slow_s=50.0)
     clip = await submit(service, deadline_ms=700)
     await service.until(lambda: bool(fake_of(near).calls))
     await near.stop()
@@ -139,12 +145,10 @@ async def test_no_time_for_another_try(make_service: MakeService, make_worker: M
 
 
 async def test_a_silent_instance_is_suspect_then_down(
-    make_service: MakeService, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+    make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    near = await a_worker(make_worker)
-    far = await a_worker(make_worker, stages=slow(5.0))
-    fake_of(near).plan = lambda call: FakePlan(hold_at="video")
-    service = await serving(await make_service(near, far, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=0.6), 2)
+    held = FakePlan(hold_at="video")
+    service, near, far = await make_pair(held, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=0.6)
     instance = clips_of(service.orchestrator).fleet.instances[near.address]
     clip = await submit(service)
     await service.until(lambda: fake_of(near).running == 1)
@@ -171,11 +175,9 @@ async def test_an_instance_taken_out_of_use_gets_no_clips(
 ) -> None:
     worker = await a_worker(make_worker)
     service = await serving(await make_service(worker))
-    admin = OPERATOR
     for verb, status in (("drain", 503), ("undrain", 202)):
         url = f"/v2/instances/{worker.address}/{verb}"
-        async with service.http.post(url, headers=admin) as response:
-            assert response.status == 202
+        await service.ask("POST", url, 202, headers=OPERATOR)
         clip = await submit(service, status)
     await until_ended(service, clip)
 
@@ -191,15 +193,10 @@ async def test_somebody_elses_clips_take_room_too(
     assert (await until_ended(service, clip))["outcome"] == "met"
 
 
-async def test_a_model_that_was_unloaded_gets_no_more_clips(
-    make_service: MakeService, make_worker: MakeWorker
-) -> None:
+async def test_a_model_that_was_unloaded_gets_no_more_clips(make_pair: MakePair) -> None:
     """Its watch may go on; what is sent is refused by Triton."""
-    near = await a_worker(make_worker)
-    far = await a_worker(make_worker, stages=slow(5.0))
     unknown = "Request for unknown model: 'slot' has no available versions"
-    fake_of(near).plan = lambda call: FakePlan(error=unknown)
-    service = await serving(await make_service(near, far), 2)
+    service, near, far = await make_pair(FakePlan(error=unknown))
     clip = await submit(service)
     watches = fake_of(near).watches
     status = await until_ended(service, clip)
@@ -211,12 +208,10 @@ async def test_a_drain_ends_at_once_what_it_could_not_wait_for(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
     worker = await a_worker(make_worker, slots_total=1, slots_free=1, stages=slow(10.0))
-    plan = FakePlan(hold_at="clip")
-    fake_of(worker).plan = lambda call: plan
+    plan = fake_of(worker).does(FakePlan(hold_at="clip"))
     service = await serving(await make_service(worker))
     running, waiting = await submit(service), await submit(service, deadline_ms=60_000)
-    async with service.http.get("/v2/instances") as response:
-        (instance,) = (await response.json())["instances"]
+    (instance,) = (await service.ask("GET", "/v2/instances"))["instances"]
     assert instance["jobs"] == 1
     draining = asyncio.create_task(service.parts.lifecycle.drain(12.0))
     status = await until_ended(service, waiting)

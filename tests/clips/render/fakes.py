@@ -45,6 +45,21 @@ class FakeStage:
         self.hook(step)
 
 
+def stepping_on(step: Step) -> None:
+    """A hook that ends only when it is stopped."""
+    while True:
+        step(0.5)
+
+
+def raising(error: Exception) -> Callable[[Step], None]:
+    """A hook that fails."""
+
+    def fail(step: Step) -> None:
+        raise error
+
+    return fail
+
+
 class FakeSpeech(FakeStage):
     def render(self, recipe: Recipe, audio: torch.Tensor, step: Step) -> int:
         self._begin(step)

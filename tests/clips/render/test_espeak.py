@@ -13,7 +13,7 @@ from clips.plan.plan import SAMPLE_RATE
 from clips.plan.recipe import read_recipe
 from clips.render.stages import espeak_child
 from clips.render.stages.espeak import EspeakSpeech
-from tests.support.stack import eventually
+from tests.support.processes import eventually
 
 pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
 

@@ -13,7 +13,7 @@ from clips.render.buffers import BufferPool
 from clips.render.build import warm_up
 from clips.render.errors import OutOfTime, StageTimeout
 from clips.render.stages.base import Step
-from tests.clips.render.fakes import CPU, RECIPE, SIZES, Rig
+from tests.clips.render.fakes import CPU, RECIPE, SIZES, Rig, raising, stepping_on
 from worker.errors import MemoryLimitExceeded
 
 
@@ -79,12 +79,7 @@ async def test_speech_is_tried_again_once(rig: Rig, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("stage", list(ClipStage))
 async def test_a_stage_that_takes_too_long_is_stopped(rig: Rig, stage: ClipStage) -> None:
     rig.times[stage]._budget = StageBudget(0.001, 0.05)
-
-    def step_on(step: Step) -> None:
-        while True:
-            step(0.5)
-
-    rig.fakes[stage].hook = step_on
+    rig.fakes[stage].hook = stepping_on
     if stage is ClipStage.CHECK:
         clip = await rig.run()
         assert clip.check is None and clip.given_up == ("the check failed",)
@@ -176,10 +171,7 @@ async def test_a_check_that_there_is_no_time_for_is_left_out(rig: Rig) -> None:
     ],
 )
 async def test_whatever_a_check_ends_with_costs_nobody_the_clip(rig: Rig, error: Exception) -> None:
-    def fail(step: Step) -> None:
-        raise error
-
-    rig.fakes[ClipStage.CHECK].hook = fail
+    rig.fakes[ClipStage.CHECK].hook = raising(error)
     clip = await rig.run()
     assert clip.frames and clip.check is None and clip.given_up == ("the check failed",)
     await rig.is_sound()
@@ -211,18 +203,12 @@ async def test_a_warm_up_renders_by_every_provider_and_leaves_no_trace(
     for times in rig.times.values():
         assert times.p95_ms is None and times.seconds_per_unit != 0.01
 
-    def fail(step: Step) -> None:
-        raise RuntimeError("no such layer")
-
-    rig.fakes[ClipStage.VIDEO].hook = fail
+    rig.fakes[ClipStage.VIDEO].hook = raising(RuntimeError("no such layer"))
     await warm_up(rig.pipeline, rig.pool)
     assert "the warm-up did not finish: video" in caplog.text
     assert rig.pool.free == 1
 
-    def refuse(step: Step) -> None:
-        raise RecipeError("voice.name", "there is no voice of that name")
-
-    rig.fakes[ClipStage.SPEECH].hook = refuse
+    rig.fakes[ClipStage.SPEECH].hook = raising(RecipeError("voice.name", "there is no such voice"))
     await warm_up(rig.pipeline, rig.pool)
     assert "the warm-up did not finish: recipe.voice.name" in caplog.text
     assert rig.pool.free == 1

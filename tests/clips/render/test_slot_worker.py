@@ -18,7 +18,7 @@ from clips.render.settings import RenderSettings
 from clips.render.stages.base import Step
 from clips.render.worker import ClipWorker
 from protocol import Code
-from tests.clips.render.fakes import CPU, SIZES, Rig
+from tests.clips.render.fakes import CPU, SIZES, Rig, raising, stepping_on
 from tests.support.clock import MovedClock
 from tests.support.triton_calls import FakeResponder
 from worker.errors import DeviceLost
@@ -65,52 +65,44 @@ def served() -> Iterator[Served]:
     assert served.pool.free == 1
 
 
-def _aborts(served: Served) -> dict[str, Any]:
+def told(served: Served) -> dict[str, Any]:
+    """What it says of itself to those who watch."""
     watching = served.ask({}, watch=True)
     watching.wait(lambda: watching.sent, "a state")
     watching.cancelled = True
     watching.wait_final()
-    aborts: dict[str, Any] = events(watching)[0]["aborts"]
-    return aborts
-
-
-def _stepping_on(step: Step) -> None:
-    while True:
-        step(0.5)
+    return events(watching)[0]
 
 
 def test_how_long_buffers_take_to_be_free_is_told_by_cause(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     video, times = served.rig.fakes[ClipStage.VIDEO], served.rig.times[ClipStage.VIDEO]
-    assert _aborts(served) == {}
-    video.hook = _stepping_on
+    assert told(served)["aborts"] == {}
+    video.hook = stepping_on
     cancelled = served.ask()
     cancelled.wait(
         lambda: any(event.get("stage") == "video" for event in events(cancelled)), "the video"
     )
     cancelled.cancelled = True
-    cancelled.wait_final()
-    assert cancelled.error == (Code.CANCELLED, "cancelled")
+    assert cancelled.refusal() == (Code.CANCELLED, "cancelled")
     clock = MovedClock()
     for module in ("worker", "pipeline", "rendering", "stage_runner"):
         monkeypatch.setattr(f"clips.render.{module}.time", SimpleNamespace(monotonic=clock))
 
     def let_the_deadline_pass(step: Step) -> None:
         clock.passed_s += 60
-        _stepping_on(step)
+        stepping_on(step)
 
     video.hook = let_the_deadline_pass
     late = served.ask(deadline_ms=60_000)
-    late.wait_final()
-    assert late.error is not None and late.error[1] == "video: the deadline came"
+    assert late.refusal()[1] == "video: the deadline came"
     assert events(late)[-1]["event"] == "saved"
-    video.hook = _stepping_on
+    video.hook = stepping_on
     times._budget = StageBudget(0.001, 0.02)
     slow = served.ask()
-    slow.wait_final()
-    assert slow.error is not None and "took longer than" in slow.error[1]
-    aborts = _aborts(served)
+    assert "took longer than" in slow.refusal()[1]
+    aborts = told(served)["aborts"]
     assert {cause: each["count"] for cause, each in aborts.items()} == {
         "cancelled": 1,
         "deadline": 1,
@@ -120,13 +112,9 @@ def test_how_long_buffers_take_to_be_free_is_told_by_cause(
 
 
 def test_what_a_broken_stage_left_is_not_there_for_the_next_clip(served: Served) -> None:
-    def break_down(step: Step) -> None:
-        raise RuntimeError("device-side assert")
-
-    served.rig.fakes[ClipStage.VIDEO].hook = break_down
+    served.rig.fakes[ClipStage.VIDEO].hook = raising(RuntimeError("device-side assert"))
     broken = served.ask()
-    broken.wait_final()
-    assert broken.error is not None and "video: RuntimeError" in broken.error[1]
+    assert "video: RuntimeError" in broken.refusal()[1]
     lease = served.pool.lease()
     assert lease is not None
     with lease:
@@ -158,12 +146,10 @@ def test_a_lost_device_ends_the_process_once_every_clip_was_answered(
     broken, other = served.ask(), served.ask()
     waiting.set()
     for responder, code in ((broken, Code.INSTANCE_LOST), (other, Code.CANCELLED)):
-        responder.wait_final()
-        assert responder.error is not None and responder.error[0] is code
+        assert responder.refusal()[0] is code
     assert served.ended.wait(60)
     late = served.ask()
-    late.wait_final()
-    assert late.error is not None and late.error[0] is Code.DRAINING
+    assert late.refusal()[0] is Code.DRAINING
 
 
 def test_a_cancelled_clip_is_encoded_no_further(
@@ -181,8 +167,7 @@ def test_a_cancelled_clip_is_encoded_no_further(
     first = served.ask()
     assert encoding.wait(60)
     first.cancelled = True
-    first.wait_final()
-    assert first.error is not None and first.error[0] == Code.CANCELLED
+    assert first.refusal()[0] == Code.CANCELLED
     monkeypatch.undo()
     served.ask().wait_final()
 
@@ -191,17 +176,11 @@ def test_dl17_a_clip_that_keeps_on_is_rendered_though_it_is_sure_to_be_late(serv
     for _ in range(2):  # an hour for next to no work
         served.rig.times[ClipStage.VIDEO].observe(3600.0, 1e-3)
     stopped = served.ask(deadline_ms=60_000)
-    stopped.wait_final()
-    assert stopped.error is not None and stopped.error[0] == Code.DEADLINE_EXCEEDED
-    assert "at the least" in stopped.error[1]
+    code, message = stopped.refusal()
+    assert code == Code.DEADLINE_EXCEEDED and "at the least" in message
     spared = served.ask(deadline_ms=60_000, keep_on=True)
     spared.wait_final()
     assert spared.error is None
     result = events(spared)[-1]
     assert result["event"] == "result" and result["spared"] is True and result["deadline_met"]
-    watching = served.ask({}, watch=True)
-    watching.wait(lambda: watching.sent, "a state")
-    watching.cancelled = True
-    watching.wait_final()
-    least = events(watching)[0]["stages"]["video"]["least"]
-    assert least > 0
+    assert told(served)["stages"]["video"]["least"] > 0

@@ -1,8 +1,6 @@
 """The providers that need no weights: what they make is looked at, not only that they make it."""
 
 import io
-import subprocess
-import sys
 import wave
 from itertools import pairwise
 from typing import Any
@@ -14,10 +12,15 @@ from clips.plan.plan import SAMPLE_RATE, ClipPlan
 from clips.plan.recipe import read_recipe
 from clips.render import encode
 from clips.render.clip import judge, keyframes_of
+from clips.render.settings import RenderSettings
 from clips.render.stages import face
 from clips.render.stages.procedural import ProceduralPortrait, draw
+from clips.render.stages.providers import load_providers
 from clips.render.stages.warp import WarpVideo
+from tests.clips.render.fakes import CPU
 from tests.support.cases import for_each
+from tests.support.processes import python
+from worker.errors import LoadError
 
 SIZE = 96
 FPS = 12
@@ -206,8 +209,7 @@ for name in ("en+" + "b" * 40, "x" * 64, "en\\n", "/etc/passwd"):
 @pytest.mark.slow
 def test_no_text_or_voice_takes_the_process_along() -> None:
     pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
-    done = subprocess.run([sys.executable, "-c", HOSTILE], capture_output=True, timeout=100)
-    assert done.returncode == 0, done.stderr[-2000:].decode()
+    python("-c", HOSTILE)
 
 
 @pytest.mark.parametrize("samples", [1, 1023, 22_000, 24_000])
@@ -215,3 +217,10 @@ def test_sound_may_end_anywhere_in_the_last_frame(samples: int) -> None:
     pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
     video = torch.zeros(12, 3, 64, 64, dtype=torch.uint8)
     assert encode.mp4(video, loud_and_quiet()[:samples], FPS)
+
+
+def test_an_unknown_name_is_a_load_error() -> None:
+    with pytest.raises(
+        LoadError, match="TIDEGATE_SLOT__PORTRAIT: no provider 'x'; available: proc"
+    ):
+        load_providers(CPU, RenderSettings(portrait="x"))

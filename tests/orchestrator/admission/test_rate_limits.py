@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.admission.rate_limits import WINDOW_S, Rate
 from orchestrator.api.http.responses import spell_duration
 from orchestrator.settings import InvalidSettings, load_settings
-from tests.orchestrator.conftest import MakeService
+from tests.orchestrator.conftest import MakeService, bearer
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
@@ -20,10 +20,6 @@ KEYS = {
     "bob": {"token": "bob-token"},
     "front": {"token": "front-token", "names_tenants": True},
 }
-
-
-def bearer(token: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"}
 
 
 @settings(max_examples=100, deadline=None)
@@ -111,8 +107,7 @@ async def test_or12_a_key_has_limits_of_its_own(
             "x-ratelimit-remaining-requests": "100",
         }
     for _ in range(5):
-        async with service.http.get("/health/ready") as response:
-            assert response.status == 200
+        await service.ask("GET", "/health/ready")
     assert sorted(service.outcomes()) == ["met", "met", "met", "refused", "refused"]
 
 
@@ -120,8 +115,7 @@ async def test_or12_tokens_are_taken_ahead_and_given_back(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     """OR-12: prompt and max_tokens count while it runs, what was generated afterwards."""
-    plan = Plan(stall_at=1, tokens=3)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1, tokens=3))
     service = await make_service(worker, limits__all_keys__tokens_per_min=100)
     ask = ASK | {"max_tokens": 60}  # and 5 of the prompt
 
@@ -137,8 +131,7 @@ async def test_or12_tokens_are_taken_ahead_and_given_back(
     assert await post(ASK | {"max_tokens": 96}) == (429, "rate_limited", "false")
     plan.release.set()
     assert (await first)[0] == 200
-    async with service.http.post("/v1/completions", json=ask) as response:
-        assert response.status == 200
+    await service.ask("POST", "/v1/completions", json=ask)
     async with service.http.post("/v2/tasks", json=ASK) as response:
         assert response.headers["x-ratelimit-limit-tokens"] == "100"
         assert 60 <= int(response.headers["x-ratelimit-remaining-tokens"]) <= 90
@@ -147,18 +140,14 @@ async def test_or12_tokens_are_taken_ahead_and_given_back(
 async def test_or12_concurrent_requests_are_bounded_until_they_end(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1))
     service = await make_service(worker, limits__each_key__concurrent=2, keys=KEYS)
     for expected in (202, 202, 429):
-        async with service.http.post("/v2/tasks", json=ASK, headers=bearer("bob-token")) as answer:
-            assert answer.status == expected
-    async with service.http.post("/v2/tasks", json=ASK, headers=bearer("front-token")) as answer:
-        assert answer.status == 202
+        await service.ask("POST", "/v2/tasks", expected, json=ASK, headers=bearer("bob-token"))
+    await service.ask("POST", "/v2/tasks", 202, json=ASK, headers=bearer("front-token"))
     plan.release.set()
     await service.until(lambda: service.outcomes().count("met") == 3)
-    async with service.http.post("/v2/tasks", json=ASK, headers=bearer("bob-token")) as answer:
-        assert answer.status == 202
+    await service.ask("POST", "/v2/tasks", 202, json=ASK, headers=bearer("bob-token"))
     await service.until(lambda: service.outcomes().count("met") == 4)
 
 
@@ -178,11 +167,9 @@ async def test_or12_keys_are_named_and_only_some_name_tenants(
         ("", ASK, 401),
         ("alice-tokeN", ASK, 401),
     ):
-        async with service.http.post("/v2/tasks", json=body, headers=bearer(token)) as response:
-            assert response.status == status, (token, await response.text())
+        await service.ask("POST", "/v2/tasks", status, json=body, headers=bearer(token))
     for token, status in (("alice-token", 403), ("shared", 403), ("root", 404)):
-        async with service.http.post("/v2/instances/x/drain", headers=bearer(token)) as response:
-            assert response.status == status
+        await service.ask("POST", "/v2/instances/x/drain", status, headers=bearer(token))
 
 
 async def test_or12_a_task_is_known_to_its_own_key_only(
@@ -191,26 +178,21 @@ async def test_or12_a_task_is_known_to_its_own_key_only(
     """Its text is its tenant's; an admin may look, and stop it. Nobody else knows of it."""
     admin = {"token": "admin-token", "is_admin": True}
     service = await make_service(worker, keys=KEYS | {"ops": admin})
-    async with service.http.post(
-        "/v2/tasks", json={"prompt": "hello", "max_tokens": 5}, headers=bearer("alice-token")
-    ) as response:
-        url = f"/v2/tasks/{(await response.json())['task_id']}"
+    body, alice = {"prompt": "hello", "max_tokens": 5}, bearer("alice-token")
+    task = await service.ask("POST", "/v2/tasks", 202, json=body, headers=alice)
+    url = f"/v2/tasks/{task['task_id']}"
     for call, path in (("GET", url), ("GET", f"{url}/events"), ("DELETE", url)):
-        async with service.http.request(call, path, headers=bearer("bob-token")) as response:
-            assert response.status == 404
-        async with service.http.request(call, path, headers=bearer("admin-token")) as response:
-            assert response.status in (200, 202)
-    async with service.http.get(url, headers=bearer("alice-token")) as response:
-        assert response.status == 200
+        await service.ask(call, path, 404, headers=bearer("bob-token"))
+        await service.ask(call, path, 200, 202, headers=bearer("admin-token"))
+    await service.ask("GET", url, headers=bearer("alice-token"))
 
 
 async def test_or12_without_an_admin_key_nobody_is_admin(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     service = await make_service(worker, token="shared")
-    async with service.http.post("/v2/instances/x/drain", headers=bearer("shared")) as response:
-        assert response.status == 403
-        assert "TIDEGATE_ADMIN_TOKEN" in (await response.json())["error"]["message"]
+    error = await service.refused(403, "/v2/instances/x/drain", headers=bearer("shared"))
+    assert "TIDEGATE_ADMIN_TOKEN" in error["message"]
 
 
 @for_each(
@@ -254,5 +236,4 @@ async def test_or12_what_only_counts_tokens_counts_as_a_request(
         async with service.http.post(path, json=body, headers=headers) as response:
             statuses.append(response.status)
     assert statuses == [200, 200, 429]
-    async with service.http.post("/v1/completions", json=ASK, headers=headers) as response:
-        assert response.status == 429
+    await service.ask("POST", "/v1/completions", 429, json=ASK, headers=headers)

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.api.http import body as bodies
 from orchestrator.tasks.job import Priority
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service, bearer
 from tests.orchestrator.tasks.journal.conftest import Restarts
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
@@ -87,10 +87,8 @@ async def over(service: Service, name: str, token: str = "") -> Any:
 async def content_of(service: Service, name: str | None, token: str = "") -> list[Any]:
     if name is None:
         return []
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    async with service.http.get(f"/v1/files/{name}/content", headers=headers) as response:
-        assert response.status == 200
-        return [json.loads(line) for line in (await response.read()).splitlines()]
+    content = await service.ask("GET", f"/v1/files/{name}/content", headers=bearer(token))
+    return [json.loads(line) for line in content.splitlines()]
 
 
 async def entries_of(service: Service, batch: Any) -> dict[str, Any]:
@@ -185,8 +183,7 @@ async def test_lines_are_batch_work_with_the_batchs_deadline(
 async def test_expiry_and_cancellation_say_so_of_each_line(
     kept: Service, worker: FakeWorker
 ) -> None:
-    plan = Plan(stall_at=1)
-    worker.plan = lambda job: plan
+    worker.does(Plan(stall_at=1))
     name = await create(kept, lines_of(*[PARAMS] * 3), completion_window="1h")
     await kept.until_tokens(1, tasks=3)
     await ask(kept, "POST", f"/v1/batches/{name}/cancel")
@@ -324,8 +321,7 @@ async def test_a_key_sees_its_own_files_and_batches_only(
 async def test_half_of_a_keys_places_stay_for_its_other_requests(
     restarts: Restarts, worker: FakeWorker
 ) -> None:
-    plan = Plan(stall_at=1)
-    worker.plan = lambda job: plan
+    plan = worker.does(Plan(stall_at=1))
     service = await restarts.start(worker, keys={"one": KEYS["one"] | {"concurrent": 4}})
     name = await create(service, lines_of(*[PARAMS] * 6), "token-one")
     await service.until_tokens(1, tasks=2)
@@ -370,8 +366,7 @@ async def test_a_line_waits_for_an_instance_that_is_not_reached_yet(
 async def test_lines_of_a_key_that_is_withdrawn_are_refused(
     restarts: Restarts, worker: FakeWorker
 ) -> None:
-    plan = Plan(stall_at=1)
-    worker.plan = lambda job: plan
+    worker.does(Plan(stall_at=1))
     service = await restarts.start(worker, keys=KEYS)
     name = await create(service, lines_of(PARAMS, PARAMS), "token-one")
     await service.until_tokens(1, tasks=2)

@@ -9,9 +9,10 @@ import pytest
 
 from protocol import FinishReason, GrammarKind
 from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, prompt_of, says
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.sse import read_events
 
 FUNCTION = {"name": "get_weather", "description": "Now."}
 HELLO = [{"role": "user", "content": "hi"}]

@@ -76,19 +76,14 @@ def base64_of(file: bytes) -> dict[str, object]:
     return image({"type": "base64", "media_type": "image/png", "data": data})
 
 
-async def post(service: Service, asked: tuple[str, dict[str, Any]]) -> tuple[int, dict[str, Any]]:
+async def post(service: Service, asked: tuple[str, dict[str, Any]], status: int = 200) -> Any:
     path, body = asked
-    async with service.http.post(path, json=body) as response:
-        answer: dict[str, Any] = await response.json()
-        return response.status, answer
+    return await service.ask("POST", path, status, json=body)
 
 
 async def refusal(service: Service, asked: tuple[str, dict[str, Any]]) -> str:
     """The message of the 400 with which a request is refused."""
-    status, answer = await post(service, asked)
-    assert status == 400, answer
-    message: str = answer["error"]["message"]
-    return message
+    return str((await post(service, asked, 400))["error"]["message"])
 
 
 EVERY_DIALECT = [
@@ -104,8 +99,7 @@ EVERY_DIALECT = [
 async def test_images_reach_the_worker_with_their_tokens(
     service: Service, worker: FakeWorker, asked: tuple[str, dict[str, Any]]
 ) -> None:
-    status, answer = await post(service, asked)
-    assert status == 200, answer
+    answer = await post(service, asked)
     submit = worker.submits[-1]
     assert submit.images == [CAT, DOG]
     assert submit.token_ids.count(IMAGE_ID) == CAT_TOKENS + DOG_TOKENS
@@ -160,8 +154,7 @@ async def test_a_user_shows_the_images_of_tools_results(
     service = await make_service(worker)
     for more, words in (([], ""), ([{"role": "user", "content": "and"}], "and")):
         body = {"model": "fake", "max_tokens": 4, field: [*turns, *more]}
-        status, answer = await post(service, (path, body))
-        assert status == 200, answer
+        await post(service, (path, body))
         assert worker.submits[-1].images == [CAT]
         tokens = service.orchestrator.models.resolve("fake").tokens
         shown = "".join(map(tokens.token_text, worker.submits[-1].token_ids))
@@ -170,8 +163,7 @@ async def test_a_user_shows_the_images_of_tools_results(
 
 
 async def test_a_task_has_its_images_before_its_text(service: Service, worker: FakeWorker) -> None:
-    status, _ = await post(service, tasks([url(CAT)]))
-    assert status == 202
+    await post(service, tasks([url(CAT)]), 202)
     await worker.until(lambda: bool(worker.submits))
     assert worker.submits[0].images == [CAT]
     shown = worker.submits[0].token_ids
@@ -181,8 +173,7 @@ async def test_a_task_has_its_images_before_its_text(service: Service, worker: F
 
 
 async def test_text_that_looks_like_an_image_is_text(service: Service, worker: FakeWorker) -> None:
-    status, _ = await post(service, chat(text("<|image|>"), image_url(url(CAT))))
-    assert status == 200
+    await post(service, chat(text("<|image|>"), image_url(url(CAT))))
     assert worker.submits[0].token_ids.count(IMAGE_ID) == CAT_TOKENS
 
 
@@ -241,8 +232,7 @@ async def test_images_count_towards_the_context(service: Service, worker: FakeWo
 async def test_a_model_without_eyes_refuses_by_name(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:
-    worker = await make_worker()
-    service = await make_service(worker)
+    service = await make_service(await make_worker())
     for asked in (*EVERY_DIALECT, tasks([url(CAT)])):
         message = await refusal(service, asked)
         assert "the model 'fake' reads text only, no images" in message
@@ -257,16 +247,14 @@ async def test_of_two_instances_the_one_that_sees_gets_it(
     blind = await make_worker(**eyes(vision=None))
     service = await make_service(blind, worker)
     for _ in range(4):
-        status, answer = await post(service, chat(image_url(url(CAT))))
-        assert status == 200, answer
+        await post(service, chat(image_url(url(CAT))))
     assert len(worker.submits) == 4 and not blind.submits
 
 
 async def test_a_session_goes_on_with_its_images(service: Service, worker: FakeWorker) -> None:
     said = [{"role": "user", "content": "look", "images": [url(CAT)]}]
-    session = (await service.ask("POST", "/v2/sessions", 201, json={"messages": said}))[
-        "session_id"
-    ]
+    made = await service.ask("POST", "/v2/sessions", 201, json={"messages": said})
+    session = made["session_id"]
     more = {"session_id": session, "messages": [{"role": "user", "content": "again?"}]}
     for _ in range(2):
         await service.ask("POST", "/v2/tasks", 202, json=more | {"max_tokens": 4})
@@ -305,30 +293,27 @@ async def test_images_of_all_requests_are_bounded_and_let_go(
     service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.admission.images.ALL_BYTES", len(CAT) + 100)
-    stall = Plan(tokens=4, stall_at=1)
-    worker.plan = lambda submit: stall
-    status, _ = await post(service, tasks([url(CAT)]))
-    assert status == 202
+    stall = worker.does(Plan(tokens=4, stall_at=1))
+    await post(service, tasks([url(CAT)]), 202)
     gate = service.orchestrator.stages.reader.images
     assert gate.held_bytes == len(CAT)
-    status, answer = await post(service, chat(image_url(url(CAT))))
-    assert status == 429 and "images of" in answer["error"]["message"]
+    answer = await post(service, chat(image_url(url(CAT))), 429)
+    assert "images of" in answer["error"]["message"]
     stall.release.set()
     await service.until(lambda: service.orchestrator.live_tasks == 0)
     assert gate.held_bytes == 0
     path, body = tasks([url(CAT)])
-    assert (await post(service, (path.replace("tasks", "quote"), body)))[0] == 200
+    await post(service, (path.replace("tasks", "quote"), body))
     assert gate.held_bytes == 0  # a quote keeps nothing
-    assert (await post(service, chat(image_url(url(CAT)))))[0] == 200
+    await post(service, chat(image_url(url(CAT))))
 
 
 async def test_or24_a_tenant_leaves_room_for_the_images_of_others(
     service: Service, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.admission.images.ALL_BYTES", 4 * len(CAT))
-    stall = Plan(tokens=4, stall_at=1)
-    worker.plan = lambda submit: stall
-    loud = [await post(service, tasks([url(CAT)], tenant="loud")) for _ in range(5)]
-    assert [status for status, _ in loud] == [202] * 3 + [429] * 2
-    assert (await post(service, tasks([url(CAT)], tenant="calm")))[0] == 202
+    stall = worker.does(Plan(tokens=4, stall_at=1))
+    for status in (202, 202, 202, 429, 429):
+        await post(service, tasks([url(CAT)], tenant="loud"), status)
+    await post(service, tasks([url(CAT)], tenant="calm"), 202)
     stall.release.set()

@@ -3,7 +3,7 @@
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from orchestrator.telemetry.metrics import MAX_TENANTS, OTHER
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service, bearer
 from tests.support.fake_worker import FakeWorker, Plan
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
@@ -13,11 +13,8 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 async def chat(service: Service, flags: str, **more: object) -> int:
     headers = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-{flags}"}
-    async with service.http.post(
-        "/v1/chat/completions", json=CHAT | more, headers=headers
-    ) as answer:
-        await answer.read()
-        return answer.status
+    path = "/v1/chat/completions"
+    return (await service.answer("POST", path, json=CHAT | more, headers=headers))[0]
 
 
 async def exemplars(service: Service) -> set[tuple[str, str]]:
@@ -67,9 +64,8 @@ async def test_tenants_are_named_to_operators_only(
     headers = {"Authorization": "Bearer a-key"}
     await service.ask("POST", "/v1/completions", json=TASK | {"model": "fake"}, headers=headers)
     for token, shown in (("", False), ("wrong", False), ("a-key", False), ("the-admin", True)):
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
         for accept in ("text/plain", "application/openmetrics-text"):
-            headers["Accept"] = accept
+            headers = bearer(token) | {"Accept": accept}
             text = await service.ask("GET", "/metrics", headers=headers)
             assert ("tenant=" in text) is shown, token
             assert "tidegate_class_attainment" in text

@@ -30,9 +30,8 @@ async def test_or12_a_token_when_one_is_set(worker: FakeWorker, make_service: Ma
             assert response.status == 401
             assert response.headers["WWW-Authenticate"] == "Bearer"
             assert (await response.json())["error"]["code"] == "unauthenticated"
-        assert (await service.ask("GET", "/v1/models", 401, headers=headers))["error"][
-            "type"
-        ] == "authentication_error"
+        told = await service.ask("GET", "/v1/models", 401, headers=headers)
+        assert told["error"]["type"] == "authentication_error"
     for headers in ({"Authorization": "bearer right"}, {"x-api-key": "right"}):
         await service.ask("POST", "/v2/tasks", 202, json=TASK, headers=headers)
     for path in ("/health", "/health/live", "/health/ready", "/health/startup", "/metrics"):
@@ -173,11 +172,8 @@ async def test_or13_ready_tells_how_full_and_how_warm_the_instances_are(
     assert [r.getMessage() for r in caplog.records].count(READINESS["draining"].sentence) == 1
 
 
-async def test_every_answer_has_a_request_id(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
+async def test_every_answer_has_a_request_id(service: Service) -> None:
     """The client's, where it may be passed on, else the correlation id; in errors too."""
-    service = await make_service(await make_worker())
     for path in ("/health", "/v1/models", "/v1/none", "/v2/tasks/none"):
         async with service.http.get(path) as response:
             assert response.headers["x-request-id"] == response.headers["X-Correlation-Id"]
@@ -229,7 +225,5 @@ async def test_or26_a_model_that_a_silent_instance_may_serve_is_503(
 async def test_a_path_that_is_almost_right_is_told_the_right_one(
     service: Service, sent: str, meant: str | None
 ) -> None:
-    async with service.http.post(sent, json={}) as response:
-        said = (await response.json())["error"]["message"]
-        assert response.status == 404
+    said = (await service.refused(404, sent, json={}))["message"]
     assert said.endswith(f"; try {excerpt(meant)}" if meant else excerpt(sent)), said

@@ -55,9 +55,8 @@ def named(spans: Any, name: str) -> list[Any]:
 
 
 async def test_a_request_is_one_tree_below_its_caller(
-    spans: Any, make_service: MakeService, worker: FakeWorker
+    spans: Any, service: Service, worker: FakeWorker
 ) -> None:
-    service = await make_service(worker)
     assert await complete(service) == 200
     assert tree(spans) == {
         "POST /v1/completions": CALLER,
@@ -86,10 +85,7 @@ async def test_a_request_is_one_tree_below_its_caller(
         assert secret not in told
 
 
-async def test_a_trace_that_nobody_keeps_makes_no_spans(
-    spans: Any, make_service: MakeService, worker: FakeWorker
-) -> None:
-    service = await make_service(worker)
+async def test_a_trace_that_nobody_keeps_makes_no_spans(spans: Any, service: Service) -> None:
     assert await complete(service, flags="00") == 200
     async with service.http.get("/health"), service.http.get("/metrics"):
         pass

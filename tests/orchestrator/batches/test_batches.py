@@ -3,11 +3,23 @@
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.batches import run, service
-from orchestrator.batches.records import BatchLine, LineOutcome, LineResult, Status
+from orchestrator.batches.config import BatchConfig
+from orchestrator.batches.folder import Folder, Ledger
+from orchestrator.batches.records import (
+    BatchLine,
+    LineOutcome,
+    LineResult,
+    Status,
+    StoredBatch,
+    Time,
+)
+from orchestrator.batches.service import new_batch
+from orchestrator.clock import Boot
 from orchestrator.errors import (
     BodyTooLarge,
     InvalidRequest,
@@ -24,6 +36,7 @@ from tests.orchestrator.batches.conftest import (
     final,
     line_of,
 )
+from tests.support.clock import ManualClock
 
 
 def lines(count: int) -> bytes:
@@ -323,3 +336,45 @@ async def test_one_owner_has_so_many_at_most(life: Life, monkeypatch: pytest.Mon
     monkeypatch.setattr(service, "MAX_FILES_PER_KEY", 9)
     with pytest.raises(RateLimited, match="1 batches"):
         await life.create(lines(1))
+
+
+@pytest.fixture
+def batch() -> StoredBatch:
+    clock = ManualClock()
+    return new_batch(
+        Time(clock, Boot("a boot", clock.now)),
+        id="batch_1",
+        owner="a-key",
+        input_id="file-input",
+        endpoint="/v1/completions",
+        window="24h",
+        window_s=86_400.0,
+        keep_s=86_400.0,
+        metadata={},
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(BatchConfig(tmp_path / "batches"))
+
+
+def test_no_file_stays_open_when_the_other_cannot_be_opened(
+    folder: Folder, batch: StoredBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again and again while the disk is full, so it would run out of files."""
+    open_file = os.open
+
+    def full(path: Any, *args: Any) -> int:
+        if batch.errors_id in str(path):
+            raise OSError(28, "No space left on device")
+        return open_file(path, *args)
+
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", full)
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space"):
+                Ledger(folder, batch)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    Ledger(folder, batch).close()

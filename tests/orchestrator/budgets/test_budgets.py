@@ -1,6 +1,8 @@
 """DL-25: tokens and money are budgets like time, and the books have what was spent on what."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -81,8 +83,7 @@ async def test_what_runs_is_reserved_and_what_it_does_not_use_is_free_again(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     service = await started(make_service, worker, budgets={"each_key": {"tokens": 100}})
-    plan = Plan(tokens=2, stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(tokens=2, stall_at=1))
     first = asyncio.create_task(complete(service, max_tokens=60))
     await service.until_tokens(1)
     assert (await budget(service))["tokens_left"] == 100 - 60 - PROMPT
@@ -166,6 +167,37 @@ async def test_the_books_outlive_a_process_and_two_share_a_file(tmp_path: Path) 
     assert again.spent(at, "k") == Amount(2, 6, 1, 8, 0.75)
     assert (await asyncio.to_thread(path.stat)).st_mode & 0o77 == 0
     assert again.spent("2026-04", "k") == Amount(), "older than the month before"
+    await again.close()
+
+
+async def test_what_cannot_be_written_still_counts_and_is_written_later(tmp_path: Path) -> None:
+    at, path = month_of(NOON), tmp_path / "tasks.books"
+    books, entry = Books(path, NOON, Sharing()), BookEntry(month_of(NOON), "k", "", "m", "met")
+    await books.open()
+    write = books._write
+
+    def full(new: object) -> Any:
+        raise sqlite3.OperationalError("disk full")
+
+    books._write = full  # type: ignore[method-assign]
+    books.enter(entry, Amount(1, 5, 0, 7, 0.5))
+    with pytest.raises(sqlite3.OperationalError, match="disk full"):
+        await books.flush()
+    books._write = write  # type: ignore[method-assign]
+    books.enter(entry, Amount(1, 1, 0, 1, 0.5))
+    assert books.spent(at, "k") == Amount(2, 6, 0, 8, 1.0) and books.has_new
+    await books.flush()
+    assert books.spent(at, "k") == Amount(2, 6, 0, 8, 1.0) and not books.has_new
+    await books.close()
+
+    def drop() -> None:
+        with closing(sqlite3.connect(path)) as file:
+            file.execute("DROP TABLE by_key")
+
+    await asyncio.to_thread(drop)  # a file of an earlier version has none
+    again = Books(path, NOON, Sharing())
+    await again.open()
+    assert again.spent(at, "k") == Amount(2, 6, 0, 8, 1.0)
     await again.close()
 
 

@@ -10,12 +10,12 @@ from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.retry import RetryBudget
 from orchestrator.prediction.step_model import IDLE, StepModel
 from orchestrator.tasks.deadline import Deadline
-from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.task import Task
-from protocol import Code, Sampling
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service
-from tests.orchestrator.dispatch.test_retry import EXPECTED, kinds_of, run, speak, text_of, two
+from protocol import Code
+from tests.orchestrator.conftest import MakeTwo, Service
+from tests.orchestrator.dispatch.test_retry import EXPECTED, kinds_of, speak, text_of
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.jobs import make_job
 from tests.support.paces import pace_of
 
 TASK = {"prompt": "hello", "max_tokens": 20}
@@ -41,19 +41,7 @@ def make_hedger(service: Service) -> Hedger:
 
 def make_task(*, left_ms: float) -> Task:
     """At the moment 100 s."""
-    deadline = Deadline(100.0 + left_ms / 1000, 0)
-    task = Task(
-        "t",
-        Job(
-            api=Api.NATIVE,
-            model="",
-            sampling=Sampling(max_tokens=5),
-            max_tokens=5,
-            deadline=deadline,
-            correlation_id="",
-            arrived=100.0,
-        ),
-    )
+    task = Task("t", make_job(deadline=Deadline(100.0 + left_ms / 1000, 0)))
     task.prompt_tokens = 10
     return task
 
@@ -93,10 +81,10 @@ def test_or10_at_most_one_in_fifty_from_the_first_on() -> None:
 
 @pytest.fixture
 async def race(
-    make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+    make_two: MakeTwo, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Service, FakeWorker, FakeWorker]:
     """Whatever has no token at the next look gets a rival."""
-    service, first, second = await two(make_worker, make_service)
+    service, first, second = await make_two()
     hedger = service.parts.hedger
     monkeypatch.setattr(hedger, "is_due", lambda *args: True)
     while hedger.budget.is_empty:
@@ -120,7 +108,7 @@ async def test_or10_the_rival_wins_and_the_loser_is_verified_gone(
     service, first, second = race
     first.plan = lambda submit: Plan(stall_at=0)
     second.plan = lambda submit: Plan(speak=speak)
-    events = await run(service, TASK)
+    events = await service.run(TASK)
     assert kinds_of(events) == ["queued", "started", "token", "end"]
     assert text_of(events) == EXPECTED
     await settled(service, first, second)
@@ -135,10 +123,9 @@ async def test_or10_the_first_one_wins_after_all(
     race: tuple[Service, FakeWorker, FakeWorker],
 ) -> None:
     service, first, second = race
-    held = Plan(stall_at=0, speak=speak)
-    first.plan = lambda submit: held
+    held = first.does(Plan(stall_at=0, speak=speak))
     second.plan = lambda submit: Plan(stall_at=0)
-    running = asyncio.create_task(run(service, TASK))
+    running = asyncio.create_task(service.run(TASK))
     await second.until(lambda: second.running == 1)
     held.release.set()
     assert text_of(await running) == EXPECTED
@@ -153,10 +140,9 @@ async def test_or10_a_rival_that_fails_changes_nothing(
     race: tuple[Service, FakeWorker, FakeWorker], plan: dict[str, Any]
 ) -> None:
     service, first, second = race
-    held = Plan(stall_at=0, speak=speak)
-    first.plan = lambda submit: held
+    held = first.does(Plan(stall_at=0, speak=speak))
     second.plan = lambda submit: Plan(**plan)
-    running = asyncio.create_task(run(service, TASK))
+    running = asyncio.create_task(service.run(TASK))
     await second.until(lambda: len(second.submits) == 1 and second.running == 0)
     held.release.set()
     assert text_of(await running) == EXPECTED
@@ -172,7 +158,7 @@ async def test_or10_the_rival_is_left_when_the_first_one_dies_or_fails(
     failing, held = Plan(stall_at=0, **{way: 0}), Plan(stall_at=0, speak=speak)
     first.plan = lambda submit: failing
     second.plan = lambda submit: held
-    running = asyncio.create_task(run(service, TASK))
+    running = asyncio.create_task(service.run(TASK))
     await second.until(lambda: second.running == 1)
     failing.release.set()
     lost = service.orchestrator.registry.instances[first.address]
@@ -186,29 +172,24 @@ async def test_or10_the_rival_is_left_when_the_first_one_dies_or_fails(
 async def test_or10_a_cancel_stops_both(race: tuple[Service, FakeWorker, FakeWorker]) -> None:
     service, first, second = race
     first.plan = second.plan = lambda submit: Plan(stall_at=0)
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        task = (await response.json())["task_id"]
+    task = (await service.ask("POST", "/v2/tasks", 202, json=TASK))["task_id"]
     await second.until(lambda: second.running == 1)
-    async with service.http.delete(f"/v2/tasks/{task}") as response:
-        assert response.status == 202
+    await service.ask("DELETE", f"/v2/tasks/{task}", 202)
     await settled(service, first, second)
     assert service.outcomes() == ["aborted"]
 
 
 async def test_or10_none_while_others_wait(
-    make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+    make_two: MakeTwo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workers = [await make_worker(max_running=1) for _ in range(2)]
-    service = await make_service(*workers, MOST_BACKLOG=0)
-    hedger, plan = service.parts.hedger, Plan(stall_at=0)
+    service, first, second = await make_two(card={"max_running": 1}, MOST_BACKLOG=0)
+    hedger = service.parts.hedger
+    plan = second.does(first.does(Plan(stall_at=0)))
     monkeypatch.setattr(hedger, "is_due", lambda *args: True)
-    for worker in workers:
-        worker.plan = lambda submit: plan
     while hedger.budget.is_empty:
         hedger.budget.offered()
     for _ in range(3):
-        async with service.http.post("/v2/tasks", json=TASK) as response:
-            assert response.status == 202
+        await service.ask("POST", "/v2/tasks", 202, json=TASK)
     assert len(service.orchestrator.queue) == 1
     service.orchestrator.stages.dispatcher.upkeep()
     plan.release.set()

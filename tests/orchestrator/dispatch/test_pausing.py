@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +20,8 @@ from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
 from protocol import AbortCause, Outcome, Submit
-from tests.orchestrator.api.http.test_event_stream import read_to_end, send
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.api.http.raw import read_to_end, send
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_retry import EXPECTED, speak, text_of
 from tests.orchestrator.placement.test_placement import FakeRegistry, candidate, task
 from tests.support.clock import ManualClock
@@ -316,15 +316,12 @@ class Scene:
         return Plan(stall_at=self._at, release=self.go_on, speak=speak)
 
     async def submit(self, body: dict[str, object]) -> str:
-        async with self.service.http.post("/v2/tasks", json=body) as response:
-            assert response.status == 202
-            name: str = (await response.json())["task_id"]
-            return name
+        told: dict[str, str] = await self.service.ask("POST", "/v2/tasks", 202, json=body)
+        return told["task_id"]
 
     async def status(self, name: str) -> dict[str, Any]:
-        async with self.service.http.get(f"/v2/tasks/{name}") as response:
-            answer: dict[str, Any] = await response.json()
-            return answer
+        answer: dict[str, Any] = await self.service.ask("GET", f"/v2/tasks/{name}")
+        return answer
 
     async def begin(self, **changes: object) -> tuple[str, str]:
         """The long job is paused for the urgent one; their names."""
@@ -366,31 +363,28 @@ class Scene:
         assert not attempts and not self.service.orchestrator.live_tasks
 
 
-async def scene(
-    make_worker: MakeWorker, make_service: MakeService, *, count: int = 1, at: int = 3
-) -> Scene:
-    """``at``: the tokens that the long job has when it is paused."""
-    workers = [await make_worker(max_running=1, can_pause=True) for _ in range(count)]
-    service = await make_service(*workers, MOST_BACKLOG=0)
-    return Scene(service, workers, at)
+MakeScene = Callable[..., Awaitable[Scene]]
 
 
-async def events_of(service: Service, name: str) -> Iterable[Any]:
-    async with service.http.get(f"/v2/tasks/{name}/events") as response:
-        return [event async for event in read_events(response)]
+@pytest.fixture
+def scene(make_worker: MakeWorker, make_service: MakeService) -> MakeScene:
+    async def make(*, count: int = 1, at: int = 3) -> Scene:
+        """``at``: the tokens that the long job has when it is paused."""
+        workers = [await make_worker(max_running=1, can_pause=True) for _ in range(count)]
+        return Scene(await make_service(*workers, MOST_BACKLOG=0), workers, at)
+
+    return make
 
 
-async def test_a_paused_job_goes_on_where_it_stopped(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
+async def test_a_paused_job_goes_on_where_it_stopped(scene: MakeScene) -> None:
     """OR-1, DL-15: no token lost or repeated, and the client is told nothing of it."""
-    stage = await scene(make_worker, make_service)
+    stage = await scene()
     long, urgent = await stage.begin()
     assert stage.holds() == (1, 1, 1)
     stage.hurry.set()
     await stage.worker.until(lambda: len(stage.worker.resumes) == 1)
     stage.go_on.set()
-    events = list(await events_of(stage.service, long))
+    events = await stage.service.follow(f"/v2/tasks/{long}/events")
     assert text_of(events) == EXPECTED
     assert [e.event for e in events].count("started") == 1
     await stage.ends("met", "met")
@@ -399,10 +393,8 @@ async def test_a_paused_job_goes_on_where_it_stopped(
     assert len(stage.worker.pauses) == len(stage.worker.resumes) == 1
 
 
-async def test_or2_the_place_of_a_paused_task_is_told(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    stage = await scene(make_worker, make_service)
+async def test_or2_the_place_of_a_paused_task_is_told(scene: MakeScene) -> None:
+    stage = await scene()
     long, _ = await stage.begin()
     first = await stage.status(long)
     assert (first["status"], first["queue_position"]) == ("running", 0)
@@ -416,14 +408,14 @@ async def test_or2_the_place_of_a_paused_task_is_told(
 
 @pytest.mark.parametrize("at", [0, 3])
 async def test_or10_a_paused_task_of_a_lost_instance_goes_on_elsewhere(
-    make_worker: MakeWorker, make_service: MakeService, at: int
+    scene: MakeScene, at: int
 ) -> None:
-    stage = await scene(make_worker, make_service, count=2, at=at)
+    stage = await scene(count=2, at=at)
     long, _ = await stage.begin()
     stage.go_on.set()
     stage.hurry.set()
     await stage.worker.stop()
-    assert text_of(list(await events_of(stage.service, long))) == EXPECTED
+    assert text_of(await stage.service.follow(f"/v2/tasks/{long}/events")) == EXPECTED
     await stage.service.until(lambda: len(stage.service.outcomes()) == 2)
     # The other one was pinned to what is gone.
     assert stage.service.outcomes().count("met") >= 1
@@ -431,16 +423,16 @@ async def test_or10_a_paused_task_of_a_lost_instance_goes_on_elsewhere(
 
 
 async def test_or10_a_paused_task_of_a_silent_instance_goes_elsewhere_once(
-    make_worker: MakeWorker, make_service: MakeService
+    scene: MakeScene,
 ) -> None:
     """It waits already: it must not come into the queue a second time."""
-    stage = await scene(make_worker, make_service, count=2, at=0)
+    stage = await scene(count=2, at=0)
     long, _ = await stage.begin()
     stage.go_on.set()
     registry = stage.service.orchestrator.registry
     registry.instances[stage.worker.address].state = InstanceState.SUSPECT
     stage.service.orchestrator.stages.dispatcher.upkeep()
-    assert text_of(list(await events_of(stage.service, long))) == EXPECTED
+    assert text_of(await stage.service.follow(f"/v2/tasks/{long}/events")) == EXPECTED
     await stage.ends("met", "met")
 
 
@@ -505,10 +497,9 @@ class Reading:
         return client, task
 
     async def good(self, **changes: object) -> None:
-        async with self.service.http.post(
-            "/v1/chat/completions", json=CHAT | {"max_tokens": FEW} | changes
-        ) as response:
-            assert response.status == 200
+        await self.service.ask(
+            "POST", "/v1/chat/completions", json=CHAT | {"max_tokens": FEW} | changes
+        )
 
 
 @pytest.fixture
@@ -544,25 +535,15 @@ async def test_or11_who_does_not_read_makes_room_and_goes_on_when_it_reads(
     await reading.service.until(lambda: reading.service.outcomes() == ["met"] * 4)
 
 
-async def test_or11_who_reads_keeps_its_slot(reading: Reading) -> None:
-    client, task = await reading.begin()
-    loop = asyncio.get_running_loop()
-    await reading.service.until(lambda: task.is_unread)
-    data = bytearray()
-    while task.is_unread or data.count(b'"content":"0') < 60:
-        data += await loop.sock_recv(client, 1 << 16)
-    other = asyncio.create_task(reading.good())
-    await reading.service.until(lambda: len(reading.service.orchestrator.queue) == 1)
-    await asyncio.sleep(0.1)
-    assert not reading.worker.pauses
-    reading.long.release.set()
-    await read_to_end(client)
-    client.close()
-    await other
-
-
-async def test_or11_work_that_goes_on_without_a_client_needs_no_reader(reading: Reading) -> None:
-    client, task = await reading.begin(on_disconnect="continue")
+@pytest.mark.parametrize("on_disconnect", ["cancel", "continue"])
+async def test_or11_who_reads_keeps_its_slot(reading: Reading, on_disconnect: str) -> None:
+    """And work that goes on without a client needs no reader."""
+    client, task = await reading.begin(on_disconnect=on_disconnect)
+    if on_disconnect == "cancel":
+        await reading.service.until(lambda: task.is_unread)
+        loop, data = asyncio.get_running_loop(), bytearray()
+        while task.is_unread or data.count(b'"content":"0') < 60:
+            data += await loop.sock_recv(client, 1 << 16)
     other = asyncio.create_task(reading.good())
     await reading.service.until(lambda: len(reading.service.orchestrator.queue) == 1)
     await asyncio.sleep(0.1)

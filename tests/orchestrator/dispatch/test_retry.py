@@ -2,8 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from orchestrator.instances.instance import InstanceState
 from orchestrator.lifecycle import UPKEEP_EVERY_S
 from pool.process.ports import free_ports
 from protocol import Code, FinishReason, Sampling, Submit
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.conftest import MakeService, MakeTwo, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan, saying_goodbye
 
@@ -47,28 +46,6 @@ def id_of(letter: str) -> int:
 EXPECTED = "".join(speak(len("hello") + i)[1] for i in range(20))
 
 
-async def two(
-    make_worker: MakeWorker,
-    make_service: MakeService,
-    card: Mapping[str, object] = MappingProxyType({}),
-    **changes: object,
-) -> tuple[Service, FakeWorker, FakeWorker]:
-    """A service and its workers, the one that takes the first task before the other."""
-    made = [await make_worker(**card), await make_worker(**card)]
-    workers = sorted(made, key=lambda w: w.address)
-    service = await make_service(*workers, **changes)
-    return service, workers[0], workers[1]
-
-
-async def run(service: Service, body: dict[str, Any]) -> list[Any]:
-    """All events of a task."""
-    async with service.http.post("/v2/tasks", json=body) as response:
-        assert response.status == 202, await response.text()
-        url = (await response.json())["events_url"]
-    async with service.http.get(url) as response:
-        return [event async for event in read_events(response)]
-
-
 def text_of(events: list[Any]) -> str:
     return "".join(e.json()["text"] for e in events if e.event == "token")
 
@@ -82,13 +59,11 @@ def kinds_of(events: list[Any]) -> list[str]:
 # ── before the first token ───────────────────────────────────────────────────────────────────────
 
 
-async def test_or10_a_job_lost_before_its_first_token_runs_elsewhere(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    service, first, second = await two(make_worker, make_service)
+async def test_or10_a_job_lost_before_its_first_token_runs_elsewhere(make_two: MakeTwo) -> None:
+    service, first, second = await make_two()
     first.plan = lambda submit: Plan(die_at=0)
     second.plan = lambda submit: Plan(speak=speak)
-    events = await run(service, SAMPLED)
+    events = await service.run(SAMPLED)
     assert kinds_of(events) == ["queued", "started", "token", "end"]
     assert text_of(events) == EXPECTED
     assert (len(first.submits), len(second.submits)) == (1, 1)
@@ -96,26 +71,14 @@ async def test_or10_a_job_lost_before_its_first_token_runs_elsewhere(
     assert service.metric("tidegate_retries_total", kind="retry") == 1
 
 
-async def test_or10_a_pinned_job_is_not_sent_elsewhere(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    """OR-7 as well: it would wait in vain for an instance that is gone."""
-    service, first, second = await two(make_worker, make_service)
-    first.plan = lambda submit: Plan(die_at=0)
-    pinned = {"placement": {"mode": "pin", "instances": [first.address]}}
-    events = await run(service, TASK | pinned)
-    assert (events[-1].event, events[-1].json()["code"]) == ("error", "instance_lost")
-    assert second.submits == []
-
-
 @pytest.mark.parametrize("code", [Code.QUEUE_FULL, Code.NO_CAPACITY, Code.DRAINING])
 async def test_or10_a_job_that_an_instance_will_not_take_goes_to_another(
-    make_worker: MakeWorker, make_service: MakeService, code: Code
+    make_two: MakeTwo, code: Code
 ) -> None:
-    service, first, second = await two(make_worker, make_service)
+    service, first, second = await make_two()
     first.plan = lambda submit: Plan(refuse=(code, "not now"))
     for _ in range(3):
-        assert kinds_of(await run(service, TASK))[-1] == "end"
+        assert kinds_of(await service.run(TASK))[-1] == "end"
     assert len(second.submits) == 3
     assert service.outcomes() == ["met"] * 3
 
@@ -125,38 +88,38 @@ async def test_or10_the_only_instance_is_asked_again_after_a_pause(
 ) -> None:
     refusal = Plan(refuse=(Code.QUEUE_FULL, "full"))
     worker.plan = lambda submit: refusal if len(worker.submits) < 3 else Plan()
-    assert kinds_of(await run(service, TASK))[-1] == "end"
+    assert kinds_of(await service.run(TASK))[-1] == "end"
     assert len(worker.submits) == 3
 
 
 async def test_or10_there_is_an_end_to_tries(service: Service, worker: FakeWorker) -> None:
     worker.plan = lambda submit: Plan(refuse=(Code.NO_CAPACITY, "no room"))
-    events = await run(service, TASK)
+    events = await service.run(TASK)
     assert (events[-1].event, events[-1].json()["code"]) == ("error", "no_capacity")
     assert len(worker.submits) == ATTEMPTS
     assert service.outcomes() == ["refused"]
     assert service.metric("tidegate_retries_denied_total", why="attempts") == 1
 
 
-async def test_or10_what_is_wrong_with_a_request_is_not_tried_again(
-    make_worker: MakeWorker, make_service: MakeService
+@pytest.mark.parametrize(
+    ("why", "plan", "settings", "code"),
+    [
+        ("budget", Plan(die_at=0), {"RETRY_SHARE": 0.0}, "instance_lost"),
+        ("pinned", Plan(die_at=0), {}, "instance_lost"),  # it would wait for one that is gone
+        ("wrong", Plan(refuse=(Code.INVALID_REQUEST, "bad")), {}, "invalid_request"),
+    ],
+)
+async def test_or10_what_is_not_tried_again(
+    make_two: MakeTwo, why: str, plan: Plan, settings: dict[str, float], code: str
 ) -> None:
-    service, first, second = await two(make_worker, make_service)
-    first.plan = lambda submit: Plan(refuse=(Code.INVALID_REQUEST, "bad"))
-    events = await run(service, TASK)
-    assert events[-1].json()["code"] == "invalid_request"
+    """OR-7 as well: a pinned job."""
+    service, first, second = await make_two(**settings)
+    first.does(plan)
+    pinned = {"placement": {"mode": "pin", "instances": [first.address]}}
+    end = (await service.run(TASK | pinned if why == "pinned" else TASK))[-1]
+    assert (end.event, end.json()["code"]) == ("error", code)
     assert second.submits == []
-
-
-async def test_or10_tries_draw_on_a_budget(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    service, first, second = await two(make_worker, make_service, RETRY_SHARE=0.0)
-    first.plan = lambda submit: Plan(die_at=0)
-    events = await run(service, TASK)
-    assert (events[-1].event, events[-1].json()["code"]) == ("error", "instance_lost")
-    assert second.submits == []
-    assert service.metric("tidegate_retries_denied_total", why="budget") == 1
+    assert service.metric("tidegate_retries_denied_total", why="budget") == (why == "budget")
 
 
 @given(
@@ -181,13 +144,11 @@ def test_or10_second_tries_never_exceed_their_share(
         assert spent <= burst * is_full + share * offered + 1e-6
 
 
-async def test_dl12_none_where_the_deadline_could_not_be_kept(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    service, first, _ = await two(make_worker, make_service)
+async def test_dl12_none_where_the_deadline_could_not_be_kept(make_two: MakeTwo) -> None:
+    service, first, _ = await make_two()
     first.plan = lambda submit: Plan(stall_at=0)
-    async with service.http.post("/v2/tasks", json=TASK | {"deadline_ms": 60_000}) as response:
-        task = service.orchestrator.store.get((await response.json())["task_id"])
+    told = await service.ask("POST", "/v2/tasks", 202, json=TASK | {"deadline_ms": 60_000})
+    task = service.orchestrator.store.get(told["task_id"])
     retrier, end = service.parts.retrier, task.deadline.at
     assert retrier.decide(task, first.address, end - 0.005) is None
     assert retrier.denied == {RetryDenied.DEADLINE: 1}
@@ -198,11 +159,9 @@ async def test_or10_a_task_cancelled_in_its_pause_is_not_sent_again(
     service: Service, worker: FakeWorker
 ) -> None:
     worker.plan = lambda submit: Plan(refuse=(Code.QUEUE_FULL, "full"))
-    async with service.http.post("/v2/tasks", json=TASK) as response:
-        task = (await response.json())["task_id"]
+    task = (await service.ask("POST", "/v2/tasks", 202, json=TASK))["task_id"]
     await service.until(lambda: service.parts.retrier.granted["retry"] == 1)
-    async with service.http.delete(f"/v2/tasks/{task}") as response:
-        assert response.status == 202
+    await service.ask("DELETE", f"/v2/tasks/{task}", 202)
     sent = len(worker.submits)
     await asyncio.sleep(0.1)  # longer than the pause
     assert len(worker.submits) == sent
@@ -212,17 +171,12 @@ async def test_or10_a_task_cancelled_in_its_pause_is_not_sent_again(
 # ── an instance that falls silent ────────────────────────────────────────────────────────────────
 
 
-async def test_or10_what_waits_on_a_silent_instance_moves_at_once(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
+async def test_or10_what_waits_on_a_silent_instance_moves_at_once(make_two: MakeTwo) -> None:
     """A grey failure (SIGSTOP): nothing is closed, nothing comes."""
-    service, first, second = await two(
-        make_worker, make_service, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=30
-    )
-    held = Plan(stall_at=0, speak=speak)
-    first.plan = lambda submit: held
+    service, first, second = await make_two(SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=30)
+    first.does(Plan(stall_at=0, speak=speak))
     second.plan = lambda submit: Plan(speak=speak)
-    running = asyncio.create_task(run(service, SAMPLED))
+    running = asyncio.create_task(service.run(SAMPLED))
     await first.until(lambda: first.running == 1)
     first.silent = True
     events = await running
@@ -243,26 +197,24 @@ async def test_or25_a_text_that_outlasts_its_servers_goodbye_goes_on(
     first = await make_worker(port=ports[0], options=options)
     second = await make_worker(port=ports[1])
     service = await make_service(first, second)
-    held = Plan(stall_at=5, speak=speak)
-    first.plan = lambda submit: held
+    first.does(Plan(stall_at=5, speak=speak))
     second.plan = lambda submit: Plan(speak=speak)
-    events = await run(service, SAMPLED)
+    events = await service.run(SAMPLED)
     assert text_of(events) == EXPECTED
     assert [len(worker.submits) for worker in (first, second)] == [1, 1]
     assert service.outcomes() == ["met"]
 
 
 async def test_or10_a_fault_while_one_is_judged_costs_no_other_its_retry(
-    make_worker: MakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+    make_two: MakeTwo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service, first, second = await two(
-        make_worker, make_service, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=30, dispatch__hedge_share=0
+    service, first, second = await make_two(
+        SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=30, dispatch__hedge_share=0
     )
-    held = Plan(stall_at=0, speak=speak)
-    first.plan = lambda submit: held
+    first.does(Plan(stall_at=0, speak=speak))
     second.plan = lambda submit: Plan(speak=speak)
     pinned = {"placement": {"mode": "prefer", "instances": [first.address]}}
-    running = [asyncio.create_task(run(service, SAMPLED | pinned)) for _ in range(2)]
+    running = [asyncio.create_task(service.run(SAMPLED | pinned)) for _ in range(2)]
     await first.until(lambda: first.running == 2)
     decide, calls = Retrier.decide, []
 
@@ -281,17 +233,13 @@ async def test_or10_a_fault_while_one_is_judged_costs_no_other_its_retry(
     await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
 
 
-async def test_or10_late_tokens_of_the_first_instance_are_not_the_tasks(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    service, first, second = await two(
-        make_worker, make_service, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=30
-    )
+async def test_or10_late_tokens_of_the_first_instance_are_not_the_tasks(make_two: MakeTwo) -> None:
+    service, first, second = await make_two(SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=30)
     held = Plan(stall_at=0, ignores_cancel=True, text=lambda index: "WRONG")
     slow = Plan(stall_at=10, speak=speak)
     first.plan = lambda submit: held
     second.plan = lambda submit: slow
-    running = asyncio.create_task(run(service, SAMPLED))
+    running = asyncio.create_task(service.run(SAMPLED))
     await first.until(lambda: first.running == 1)
     first.silent = True
     await second.until(lambda: second.running == 1)
@@ -308,9 +256,8 @@ async def test_or10_with_nowhere_to_go_work_stays_with_a_silent_instance(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     service = await make_service(worker, SUSPECT_AFTER_S=0.3, DOWN_AFTER_S=30)
-    plan = Plan(stall_at=0)
-    worker.plan = lambda submit: plan
-    running = asyncio.create_task(run(service, TASK))
+    plan = worker.does(Plan(stall_at=0))
+    running = asyncio.create_task(service.run(TASK))
     await worker.until(lambda: worker.running == 1)
     worker.silent = True
     instance = next(iter(service.orchestrator.registry))
@@ -328,13 +275,13 @@ async def test_or10_with_nowhere_to_go_work_stays_with_a_silent_instance(
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.0, "seed": 7}])
 async def test_or10_a_text_whose_instance_dies_goes_on_elsewhere(
-    make_worker: MakeWorker, make_service: MakeService, sampling: dict[str, Any]
+    make_two: MakeTwo, sampling: dict[str, Any]
 ) -> None:
     """OR-10: no token is lost or repeated."""
-    service, first, second = await two(make_worker, make_service)
+    service, first, second = await make_two()
     first.plan = lambda submit: Plan(speak=speak, die_at=7)
     second.plan = lambda submit: Plan(speak=speak)
-    events = await run(service, TASK | sampling | {"min_tokens": 10})
+    events = await service.run(TASK | sampling | {"min_tokens": 10})
     assert kinds_of(events) == ["queued", "started", "token", "end"]
     assert text_of(events) == EXPECTED
     tokens = [e.json() for e in events if e.event == "token"]
@@ -348,15 +295,13 @@ async def test_or10_a_text_whose_instance_dies_goes_on_elsewhere(
     assert service.metric("tidegate_retries_total", kind="continue") == 1
 
 
-async def test_dl14_a_text_that_goes_on_elsewhere_keeps_its_schedule(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
+async def test_dl14_a_text_that_goes_on_elsewhere_keeps_its_schedule(make_two: MakeTwo) -> None:
     """What is due next is the next token of the text, not the first of the job."""
-    service, first, second = await two(make_worker, make_service)
+    service, first, second = await make_two()
     first.plan = lambda submit: Plan(speak=speak, die_at=7)
     second.plan = lambda submit: Plan(speak=speak)
     body = TASK | {"first_token_ms": 20_000, "token_gap_ms": 10_000}
-    assert text_of(await run(service, body)) == EXPECTED
+    assert text_of(await service.run(body)) == EXPECTED
     before, after = first.submits[0], second.submits[0]
     assert before.first_token_budget_ms is not None and after.first_token_budget_ms is not None
     assert before.first_token_budget_ms <= 20_000
@@ -402,13 +347,13 @@ async def test_a_request_that_two_workers_died_with_is_not_sent_to_a_third(
     service, workers = await three(make_worker, make_service)
     fail_all(workers, way)
     with caplog.at_level("INFO"):
-        events = await run(service, TASK)
+        events = await service.run(TASK)
     end = events[-1].json()
     assert (events[-1].event, end["code"], end["retryable"]) == ("error", "poison_request", False)
     assert sum(len(worker.submits) for worker in workers) == 2
     assert service.metric("tidegate_retries_denied_total", why="poison") == 1
     assert "two workers died while they had it" in caplog.text
-    assert kinds_of(await run(service, TASK))[-1] == "end", "the third is well"
+    assert kinds_of(await service.run(TASK))[-1] == "end", "the third is well"
     assert service.outcomes() == ["failed", "met"]
 
 
@@ -417,7 +362,7 @@ async def test_a_request_whose_workers_were_only_cut_off_is_sent_to_a_third(
 ) -> None:
     service, workers = await three(make_worker, make_service, ATTEMPTS=4)
     fail_all(workers, "the network")
-    assert text_of(await run(service, TASK)) == EXPECTED
+    assert text_of(await service.run(TASK)) == EXPECTED
     assert service.metric("tidegate_retries_denied_total", why="poison") == 0
 
 
@@ -428,7 +373,7 @@ async def test_workers_that_do_not_come_back_died(
     service, workers = await three(make_worker, make_service)
     for worker in workers:
         worker.plan = lambda submit: Plan(stall_at=0)
-    running = asyncio.create_task(run(service, TASK | {"deadline_ms": 600_000}))
+    running = asyncio.create_task(service.run(TASK | {"deadline_ms": 600_000}))
     for lost in range(2):
         await service.until(lambda lost=lost: sum(len(w.submits) for w in workers) == lost + 1)  # type: ignore[misc]
         (holder,) = [worker for worker in workers if worker.running]
@@ -440,13 +385,11 @@ async def test_workers_that_do_not_come_back_died(
     assert sum(len(worker.submits) for worker in workers) == 2
 
 
-async def test_or10_only_the_last_word_was_lost(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
+async def test_or10_only_the_last_word_was_lost(make_two: MakeTwo) -> None:
     """All tokens had come: nothing is left to generate anywhere."""
-    service, first, second = await two(make_worker, make_service)
+    service, first, second = await make_two()
     first.plan = lambda submit: Plan(speak=speak, tokens=21, die_at=20)
-    events = await run(service, TASK)
+    events = await service.run(TASK)
     assert text_of(events) == EXPECTED
     assert events[-1].json()["finish_reason"] == FinishReason.LENGTH
     assert second.submits == []
@@ -469,18 +412,15 @@ def half_a_character(position: int) -> tuple[int, str]:
 )
 @pytest.mark.parametrize("can_continue", [True, False])
 async def test_or10_only_workers_that_know_how_go_on_with_texts_that_look_back(
-    make_worker: MakeWorker,
-    make_service: MakeService,
+    make_two: MakeTwo,
     plan: dict[str, Any],
     changes: dict[str, Any],
     can_continue: bool,
 ) -> None:
     """Else they end with a retriable error."""
-    service, first, second = await two(
-        make_worker, make_service, card={"can_continue": can_continue}
-    )
+    service, first, second = await make_two(card={"can_continue": can_continue})
     first.plan = lambda submit: Plan(die_at=7, **plan)
-    events = await run(service, TASK | changes | {"min_tokens": 9, "logprobs": 1})
+    events = await service.run(TASK | changes | {"min_tokens": 9, "logprobs": 1})
     if can_continue:
         assert service.outcomes() == ["met"]
         after = second.submits[0]
@@ -498,14 +438,14 @@ async def test_or10_only_workers_that_know_how_go_on_with_texts_that_look_back(
 
 
 async def test_or10_a_sampled_text_without_a_seed_goes_on_with_one_of_ours(
-    make_worker: MakeWorker, make_service: MakeService
+    make_two: MakeTwo,
 ) -> None:
     """So its draws are the same, and those of others are not."""
-    service, first, second = await two(make_worker, make_service, card={"can_continue": True})
+    service, first, second = await make_two(card={"can_continue": True})
     first.plan = lambda submit: Plan(speak=speak, die_at=7)
     second.plan = lambda submit: Plan(speak=speak)
     for _ in range(2):
-        assert text_of(await run(service, SAMPLED)) == EXPECTED
+        assert text_of(await service.run(SAMPLED)) == EXPECTED
         await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     seeds = [submit.sampling.seed for submit in first.submits]
     assert None not in seeds and len(set(seeds)) == len(seeds)
@@ -513,13 +453,13 @@ async def test_or10_a_sampled_text_without_a_seed_goes_on_with_one_of_ours(
 
 
 async def test_or10_a_text_that_may_lack_only_its_end_is_asked_for_elsewhere(
-    make_worker: MakeWorker, make_service: MakeService
+    make_two: MakeTwo,
 ) -> None:
     """All tokens had come, and a worker may still hold something of the text back."""
-    service, first, second = await two(make_worker, make_service, card={"can_continue": True})
+    service, first, second = await make_two(card={"can_continue": True})
     first.plan = lambda submit: Plan(text=lambda index: "", tokens=21, die_at=20)
     second.plan = lambda submit: Plan(tail="ST")
-    events = await run(service, TASK | {"stop": "STOP"})
+    events = await service.run(TASK | {"stop": "STOP"})
     assert (text_of(events), service.outcomes()) == ("ST", ["met"])
     assert second.submits[0].sampling.max_tokens == 0
 
@@ -531,7 +471,7 @@ async def test_or10_other_weights_do_not_go_on_with_a_text(
     for worker in workers:
         worker.plan = lambda submit: Plan(speak=speak, die_at=7)
     service = await make_service(*workers)
-    events = await run(service, TASK)
+    events = await service.run(TASK)
     assert events[-1].json()["code"] == "instance_lost"
     assert sum(len(worker.submits) for worker in workers) == 1
 

@@ -56,10 +56,8 @@ async def test_dl10_a_task_that_cannot_be_placed_fails_alone(
         return choose(task)
 
     monkeypatch.setattr(placer, "choose", faulty)
-    async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
-        assert response.status == 500
-    async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
-        assert response.status == 200
+    await service.ask("POST", "/v1/completions", 500, json=TASK | {"model": "fake"})
+    await service.ask("POST", "/v1/completions", json=TASK | {"model": "fake"})
     assert sorted(service.outcomes()) == ["failed", "met"]
     assert service.orchestrator.live_tasks == len(service.orchestrator.queue) == 0
     assert len(worker.opens) == service.parts.settings.lanes.per_instance
@@ -74,15 +72,13 @@ async def test_or11_a_queue_that_can_go_nowhere_is_not_gone_through(
     service = await make_service(busy, idle, MOST_BACKLOG=0)
     queue = service.orchestrator.queue
     for _ in range(20):
-        async with service.http.post("/v2/tasks", json=TASK | {"model": "a"}) as response:
-            assert response.status == 202
+        await service.ask("POST", "/v2/tasks", 202, json=TASK | {"model": "a"})
     turns = []
     choose = queue._choose
     monkeypatch.setattr(queue, "_choose", lambda *how: turns.append(1) or choose(*how))
     service.orchestrator.stages.dispatcher.pump()
     assert len(turns) <= 2, "the first to start, the first to pause for"
-    async with service.http.post("/v1/completions", json=TASK | {"model": "b"}) as response:
-        assert response.status == 200  # though it came behind all of them
+    await service.ask("POST", "/v1/completions", json=TASK | {"model": "b"})
 
 
 async def test_a_pump_that_fails_costs_no_lane(
@@ -90,8 +86,7 @@ async def test_a_pump_that_fails_costs_no_lane(
 ) -> None:
     """The lane's reader calls it: its other jobs must not pay for a fault in placement."""
     worker = await make_worker(max_running=1)
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1))
     service = await make_service(worker, MOST_BACKLOG=0)
     first = asyncio.create_task(_complete(service))
     await worker.until(lambda: worker.running == 1)

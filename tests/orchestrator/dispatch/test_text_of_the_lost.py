@@ -7,23 +7,17 @@ from typing import Any
 import pytest
 
 from protocol import Code
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.conftest import MakeService, MakeTwo, Service
+from tests.orchestrator.dispatch.test_retry import speak
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.sse import read_events
 
 BODY = {"model": "", "prompt": "ab", "max_tokens": 50, "ignore_eos": True, "deadline_ms": 60_000}
-FIRST_ID = 6
-"""Of the fake vocabulary, after its special tokens."""
-
-
-def speak(position: int) -> tuple[int, str]:
-    """A text that any instance continues with alike."""
-    return FIRST_ID + ord("a") - ord("!") + position % 26, chr(ord("a") + position % 26)
 
 
 async def complete(service: Service, **changes: object) -> tuple[int, Any]:
     """Status and body of a completion that is not streamed."""
-    async with service.http.post("/v1/completions", json=BODY | changes) as response:
-        return response.status, await response.json()
+    return await service.answer("POST", "/v1/completions", json=BODY | changes)
 
 
 async def lose(worker: FakeWorker, service: Service, how: str) -> None:
@@ -96,12 +90,10 @@ async def test_dl6_a_text_whose_last_instance_is_gone_is_partial(
     ],
 )
 async def test_dl6_a_text_that_its_second_instance_will_not_take_is_partial(
-    make_worker: MakeWorker, make_service: MakeService, code: Code, on_deadline: str
+    make_two: MakeTwo, code: Code, on_deadline: str
 ) -> None:
     """Too little time is left to begin there, or there is no room."""
-    made = [await make_worker(), await make_worker()]
-    first, second = sorted(made, key=lambda worker: worker.address)
-    service = await make_service(first, second)
+    service, first, second = await make_two()
     first.plan = lambda submit: Plan(die_at=3, speak=speak)
     second.plan = lambda submit: Plan(refuse=(code, "not here"))
     status, answer = await complete(service, on_deadline=on_deadline, temperature=0)

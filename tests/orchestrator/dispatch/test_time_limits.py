@@ -13,6 +13,26 @@ from tests.support.clock import ManualClock
 from tests.support.fake_worker import FakeWorker, Plan
 
 BODY = {"model": "", "prompt": "ab", "max_tokens": 50, "ignore_eos": True}
+FREED = "tidegate_abort_to_freed_ms_count"
+
+
+@pytest.mark.parametrize("worker_keeps_it", [True, False])
+@pytest.mark.parametrize(("on_deadline", "status"), [("error", 504), ("partial", 200)])
+async def test_wp5_a_deadline_is_a_cause(
+    make_service: MakeService,
+    worker: FakeWorker,
+    on_deadline: str,
+    status: int,
+    worker_keeps_it: bool,
+) -> None:
+    """Whether the worker stops at the deadline by itself, or has to be told: how long an abort
+    takes is published by its cause."""
+    worker.does(Plan(stall_at=1, ignores_deadline=not worker_keeps_it))
+    service = await make_service(worker, RETURN_MARGIN_S=0)
+    body = BODY | {"on_deadline": on_deadline, "deadline_ms": 150}
+    await service.ask("POST", "/v1/completions", status, json=body)
+    await service.until(lambda: service.metric(FREED, cause="deadline") == 1)
+    assert service.metric("cancellation_detection_latency_ms_count") == 0, "nobody cancelled"
 
 
 async def test_dl6_text_leaves_before_the_deadline_though_its_worker_says_nothing(
@@ -37,8 +57,7 @@ async def test_dl6_of_a_clean_end_the_way_back_is_taken_off(
 ) -> None:
     service = await make_service(worker, RETURN_MARGIN_S=5)
     body = BODY | {"on_deadline": on_deadline, "deadline_ms": 60_000}
-    async with service.http.post("/v1/completions", json=body) as response:
-        assert response.status == 200
+    await service.ask("POST", "/v1/completions", json=body)
     budget_ms = worker.submits[0].budget_ms
     assert (budget_ms < 55_000) is (on_deadline != "error")
     assert budget_ms > 30_000
@@ -51,9 +70,8 @@ async def test_dl6_without_a_token_there_is_nothing_to_give(
     service = await make_service(worker, RETURN_MARGIN_S=0.1)
     body = BODY | {"on_deadline": "partial", "deadline_ms": 300}
     async with service.http.post("/v1/completions", json=body) as response:
-        await response.read()
-    assert response.status == 504
-    assert float(response.headers["X-Deadline-Exceeded-By-Ms"]) >= 0
+        assert response.status == 504
+        assert float(response.headers["X-Deadline-Exceeded-By-Ms"]) >= 0
 
 
 def test_dl19_the_way_back_of_a_crowded_start_is_soon_forgotten() -> None:

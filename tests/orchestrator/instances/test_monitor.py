@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.telemetry.narration import INSTANCE_AWAY, INSTANCE_READY
 from protocol import Delta
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan, make_card
 
 TASK = {"prompt": "x", "max_tokens": 10}
@@ -16,11 +16,6 @@ CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_to
 
 def state_of(service: Service, index: int = 0) -> str:
     return list(service.orchestrator.registry)[index].state.value
-
-
-async def ready_status(service: Service) -> int:
-    async with service.http.get("/health/ready") as response:
-        return response.status
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -52,7 +47,7 @@ async def test_all_streams_of_a_lost_lane_are_told(service: Service, worker: Fak
     await worker.stop()
     assert await asyncio.gather(*streams) == ["instance_lost"] * 16
     await service.until(lambda: state_of(service) == "connecting")
-    assert await ready_status(service) == 503
+    await service.ask("GET", "/health/ready", 503)
     told = await service.ask("POST", "/v1/chat/completions", 503, json=CHAT)
     assert told["error"]["code"] == "not_ready"
     assert service.outcomes() == ["failed"] * 16 + ["refused"]
@@ -69,15 +64,14 @@ async def test_or6_silence_makes_suspect_then_down_then_a_new_lane(
     await worker.until(lambda: worker.running == 1)
     worker.silent = True
     await service.until(lambda: state_of(service) == "suspect")
-    assert await ready_status(service) == 503
+    await service.ask("GET", "/health/ready", 503)
     waiting = asyncio.create_task(service.http.post("/v1/chat/completions", json=CHAT))
     await service.until(lambda: len(service.orchestrator.queue) == 1)
     assert worker.running == 1
     service.leap(60)
     await service.until(lambda: state_of(service) == "down")
     await service.ask("POST", "/v1/chat/completions", 503, json=CHAT)
-    async with service.http.get(task["events_url"]) as response:
-        last = [event async for event in read_events(response)][-1]
+    last = (await service.follow(task["events_url"]))[-1]
     assert (last.event, last.json()["code"]) == ("error", "instance_lost")
     worker.plan = lambda submit: Plan()
     worker.silent = False
@@ -96,8 +90,7 @@ async def test_or6_a_lane_that_falls_silent_alone_is_broken_off(
     )
     instance = next(iter(service.orchestrator.registry))
     await service.until(lambda: all(lane.is_open for lane in instance.lanes))
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1))
     for _ in range(2):
         await service.ask("POST", "/v2/tasks", 202, json=TASK)
     await worker.until(lambda: worker.running == 2)
@@ -155,7 +148,7 @@ async def test_another_protocol_version_is_said_and_not_served(
     worker.version = 99
     service = await make_service(worker, wait=False)
     await service.until(lambda: "version" in next(iter(service.orchestrator.registry)).reason)
-    assert await ready_status(service) == 503
+    await service.ask("GET", "/health/ready", 503)
 
 
 async def test_a_card_that_cannot_be_used_is_said(
@@ -208,8 +201,7 @@ async def test_an_error_in_band_costs_one_job_only(
 async def test_a_missing_frame_breaks_the_lane_rather_than_losing_tokens(
     service: Service, worker: FakeWorker
 ) -> None:
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    worker.does(Plan(stall_at=1))
     await service.ask("POST", "/v2/tasks", 202, json=TASK)
     await worker.until(lambda: worker.running == 1)
     worker.lanes[0].skip_a_frame()
@@ -221,8 +213,7 @@ async def test_a_missing_frame_breaks_the_lane_rather_than_losing_tokens(
 async def test_a_fault_of_a_listener_costs_its_task_only(
     service: Service, worker: FakeWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1))
     tasks = []
     for _ in range(2):
         told = await service.ask("POST", "/v2/tasks", 202, json=TASK)

@@ -209,8 +209,7 @@ async def test_or25_a_lane_whose_server_says_goodbye_is_replaced_before_it_is_cu
     service = await make_service(worker)
     instance = service.orchestrator.registry.instances[worker.address]
     (lane,) = instance.lanes
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1))
     await submit(service)
     await worker.until(lambda: worker.running == 1)
     await service.until(lambda: lane.is_relieved)
@@ -223,15 +222,12 @@ async def test_or25_a_lane_whose_server_says_goodbye_is_replaced_before_it_is_cu
 
 
 async def test_a_lane_that_has_carried_much_is_replaced_and_its_jobs_end_on_it(
-    make_worker: MakeWorker, make_service: MakeService, caplog: pytest.LogCaptureFixture
+    worker: FakeWorker, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Triton keeps what a stream has carried for as long as the stream lives."""
-    worker = await make_worker()
-    service = await make_service(worker)
     instance = service.orchestrator.registry.instances[worker.address]
     await service.until(lambda: instance.ready)
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1))
     await submit(service)
     await worker.until(lambda: worker.running == 1)
     (first,) = instance.lanes

@@ -2,24 +2,15 @@
 and what is sent does not reach it any more."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from orchestrator.lanes import lane as lane_module
 from orchestrator.lanes import reconnector
-from tests.orchestrator.conftest import MakeService, Service, read_events
+from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan
 
 TASK = {"prompt": "hello", "max_tokens": 4}
-
-
-async def run(service: Service) -> list[Any]:
-    """All events of a task."""
-    told = await service.ask("POST", "/v2/tasks", 202, json=TASK)
-    url = told["events_url"]
-    async with service.http.get(url) as response:
-        return [event async for event in read_events(response)]
 
 
 async def test_no_number_of_refused_jobs_runs_out_of_second_tries(
@@ -27,7 +18,7 @@ async def test_no_number_of_refused_jobs_runs_out_of_second_tries(
 ) -> None:
     """They never began, so the budget for what is done twice has nothing to say."""
     worker.generation += 1
-    ends = await asyncio.gather(*(run(service) for _ in range(24)))
+    ends = await asyncio.gather(*(service.run(TASK) for _ in range(24)))
     assert [events[-1].event for events in ends] == ["end"] * 24
     assert len(worker.opens) == 2
 
@@ -40,7 +31,7 @@ async def test_one_stale_lane_is_enough_for_all_of_an_instance(
     service = await make_service(worker, lanes__per_instance=6)
     await service.until(lambda: len(worker.lanes) == 6)
     worker.generation += 1
-    assert (await run(service))[-1].event == "end"
+    assert (await service.run(TASK))[-1].event == "end"
     await worker.until(lambda: len(worker.opens) == 12)
 
 
@@ -49,11 +40,11 @@ async def test_what_had_begun_on_the_old_instance_ends_once(
 ) -> None:
     """Its cancel could not reach it any more, so it is not left running there."""
     worker.plan = lambda submit: Plan(stall_at=2)
-    begun = asyncio.create_task(run(service))
+    begun = asyncio.create_task(service.run(TASK))
     await service.until(lambda: any(t.completion_tokens for t in service.orchestrator._live))
     worker.plan = lambda submit: Plan()
     worker.generation += 1
-    assert (await run(service))[-1].event == "end"
+    assert (await service.run(TASK))[-1].event == "end"
     events = await begun
     assert [e.event for e in events].count("error") == 1
     assert events[-1].json()["code"] == "instance_lost"
@@ -76,9 +67,8 @@ async def test_an_unloaded_model_is_not_ready_and_its_streams_go_on(
     worker: FakeWorker, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lane_module, "PROBE_S", 0.05)
-    plan = Plan(stall_at=2)
-    worker.plan = lambda submit: plan
-    begun = asyncio.create_task(run(service))
+    plan = worker.does(Plan(stall_at=2))
+    begun = asyncio.create_task(service.run(TASK))
     await service.until(lambda: any(t.completion_tokens for t in service.orchestrator._live))
     worker.is_unloaded = True
     await service.ask("POST", "/v1/completions", 503, json=TASK | {"model": "fake"})
@@ -91,7 +81,7 @@ async def test_an_unloaded_model_is_not_ready_and_its_streams_go_on(
     worker.plan = lambda submit: Plan()
     worker.is_unloaded = False
     await service.until_ready()
-    assert (await run(service))[-1].event == "end"
+    assert (await service.run(TASK))[-1].event == "end"
 
 
 async def test_lanes_are_opened_with_the_token(

@@ -2,9 +2,8 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 
-import grpc
 import pytest
 from hpack import Encoder
 from hypothesis import given
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 from orchestrator.lanes import grpc_call
 from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
 from tests.support.cases import for_each
+from tests.support.echo import METHOD, Echo
 
-METHOD = "/test.Echo/Talk"
 HEAD = struct.Struct(">IBI")
 """A frame's head: length (24 bits) and type (8), flags, stream."""
 DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
@@ -320,42 +319,15 @@ async def test_what_the_taker_raises_ends_the_call() -> None:
 # ── beside gRPC's own server ─────────────────────────────────────────────────────────────────
 
 
-class Server:
-    """Echoes; ``fail`` ends the call with a status, ``over`` says that one did."""
-
-    def __init__(self) -> None:
-        self.over = asyncio.Event()
-        self.address = ""
-
-    async def talk(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
-        try:
-            async for request in requests:
-                if request == b"fail":
-                    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room: 3 % left é")
-                await context.write(request)
-        finally:
-            self.over.set()
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    echo = Server()
-    handlers = {"Talk": grpc.stream_stream_rpc_method_handler(echo.talk)}
-    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-    served = grpc.aio.server(options=options)
-    served.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test.Echo", handlers)])
-    echo.address = f"127.0.0.1:{served.add_insecure_port('127.0.0.1:0')}"
-    await served.start()
-    yield echo
-    await served.stop(None)
-
-
-async def test_a_status_comes_with_its_words(server: Server) -> None:
-    call = await open_call(server.address, METHOD, lambda messages: None, 60.0)
+async def test_a_status_comes_with_its_words() -> None:
+    echo = Echo()
+    await echo.start()
+    call = await open_call(echo.address, METHOD, lambda messages: None, 60.0)
     call.send(b"fail")
     with pytest.raises(CallEnded, match=r"^resource_exhausted: no room: 3 % left é$"):
         await call.ended
     await call.close()
+    await echo.stop()
 
 
 @for_each("address", ["127.0.0.1:1", "nowhere", "host:port"])

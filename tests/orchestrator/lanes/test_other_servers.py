@@ -48,8 +48,7 @@ async def two() -> AsyncIterator[list[VllmServer]]:
 
 
 async def post(service: Service, path: str, **body: object) -> tuple[int, dict[str, Any]]:
-    async with service.http.post(path, json=BODY | body) as response:
-        return response.status, await response.json()
+    return await service.answer("POST", path, json=BODY | body)
 
 
 async def until_all_ready(service: Service) -> None:

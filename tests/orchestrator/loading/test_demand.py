@@ -23,18 +23,15 @@ async def ask(
     service: Service, model: str, timeout_ms: int = 30_000, **changes: object
 ) -> tuple[int, object]:
     headers = {"X-Timeout-Ms": str(timeout_ms)}
-    async with service.http.post(
-        "/v1/chat/completions", json=chat(model) | changes, headers=headers
-    ) as response:
-        return response.status, await response.json()
+    return await service.answer(
+        "POST", "/v1/chat/completions", json=chat(model) | changes, headers=headers
+    )
 
 
 async def test_a_model_is_loaded_when_it_is_asked_for_once_for_all_who_wait(
-    worker: FakeWorker, make_service: MakeService
+    worker: FakeWorker, service: Service
 ) -> None:
-    worker.can_load("other")
     worker.swap_s = 0.1
-    service = await make_service(worker)
     assert await models(service) == {"fake": "loaded", "other": "loadable"}
     asked = [asyncio.create_task(ask(service, "other")) for _ in range(5)]
     await worker.until(lambda: len(worker.swaps) == 1)
@@ -45,23 +42,6 @@ async def test_a_model_is_loaded_when_it_is_asked_for_once_for_all_who_wait(
     assert service.metric("tidegate_model_loads_total", result="done") == 1
     assert service.metric("tidegate_model_evictions_total") == 1
     assert service.outcomes() == ["met"] * 5
-
-
-async def test_dl7_who_cannot_wait_for_the_load_is_refused_at_once_and_nothing_is_loaded(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    worker.can_load("other", load_ms=20_000.0)
-    service = await make_service(worker)
-    before = time.time()
-    status, body = await ask(service, "other", timeout_ms=3000)
-    assert status == 504 and isinstance(body, dict)
-    error = body["error"]
-    assert (error["code"], error["binding_constraint"]) == ("deadline_infeasible", "model_load")
-    assert error["predicted_finish_ms"] > 20_000.0, "the load, and the request itself"
-    assert error["earliest_feasible_deadline"] > 1000 * (before + 20)
-    assert worker.swaps == []
-    assert service.metric("tidegate_model_load_refused_total") == 1
-    assert service.outcomes() == ["refused"]
 
 
 async def test_dl7_the_earliest_deadline_has_the_load_and_then_the_request_itself(
@@ -84,7 +64,7 @@ async def test_dl7_the_earliest_deadline_has_the_load_and_then_the_request_itsel
         headers = {"X-Timeout-Ms": "5000"}
         at = 1000 * service.orchestrator.clock.unix()
         path = "/v1/chat/completions"
-        error = (await service.ask("POST", path, 504, json=body, headers=headers))["error"]
+        error = await service.refused(504, path, json=body, headers=headers)
         assert error["binding_constraint"] == "model_load"
         return error["predicted_finish_ms"], error["earliest_feasible_deadline"] - at
 
@@ -105,15 +85,20 @@ async def test_dl7_the_earliest_deadline_has_the_load_and_then_the_request_itsel
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL]}),
     ],
 )
-async def test_dl10_who_is_refused_while_its_model_would_load_is_offered_and_refused_once(
+async def test_dl7_who_cannot_wait_for_the_load_is_refused_at_once_and_nothing_is_loaded(
     worker: FakeWorker, make_service: MakeService, path: str, body: dict[str, object]
 ) -> None:
-    """DL-10: on the routes that need the model before they can make a task, too."""
+    """DL-10: offered and refused once on the routes that need the model before they can make a
+    task, too."""
     worker.can_load("other", load_ms=20_000.0)
     service = await make_service(worker)
-    headers = {"X-Timeout-Ms": "3000"}
+    before = time.time()
     asked = {"model": "other"} | body
-    await service.ask("POST", path, 504, json=asked, headers=headers)
+    error = await service.refused(504, path, json=asked, headers={"X-Timeout-Ms": "3000"})
+    assert (error["code"], error["binding_constraint"]) == ("deadline_infeasible", "model_load")
+    assert error["predicted_finish_ms"] > 20_000.0, "the load, and the request itself"
+    assert error["earliest_feasible_deadline"] > 1000 * (before + 20)
+    assert worker.swaps == []
     assert service.outcomes() == ["refused"]
     assert service.metric("tidegate_model_load_refused_total") == 1
     await service.ask("POST", path, 404, json=asked | {"model": "unheard"})
@@ -123,12 +108,10 @@ async def test_dl10_who_is_refused_while_its_model_would_load_is_offered_and_ref
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/completions"])
 async def test_or21_one_that_waits_for_its_model_is_listed_and_stopped_at_once(
-    worker: FakeWorker, make_service: MakeService, path: str
+    worker: FakeWorker, service: Service, path: str
 ) -> None:
     """Also where there can be no task before the model is there."""
-    worker.can_load("other")
     worker.swap_s = 60.0
-    service = await make_service(worker)
     body = {"model": "other", "input" if "responses" in path else "prompt": "x"}
     asked = asyncio.create_task(service.http.post(path, json=body))
     await service.until(lambda: service.orchestrator.stages.demand.waiting == 1)
@@ -141,11 +124,9 @@ async def test_or21_one_that_waits_for_its_model_is_listed_and_stopped_at_once(
 
 
 async def test_a_load_that_fails_is_told_and_not_tried_for_each_request(
-    worker: FakeWorker, make_service: MakeService
+    worker: FakeWorker, service: Service
 ) -> None:
-    worker.can_load("other")
     worker.swap_error = "its weights are corrupt"
-    service = await make_service(worker)
     for _ in range(2):
         status, body = await ask(service, "other")
         assert status == 503 and "corrupt" in str(body)
@@ -157,7 +138,6 @@ async def test_a_load_that_fails_is_told_and_not_tried_for_each_request(
 async def test_a_model_that_nobody_knows_is_no_model(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    worker.can_load("other")
     service = await make_service(worker)
     status, body = await ask(service, "unheard")
     assert status == 404 and "unheard" in str(body)
@@ -174,8 +154,7 @@ async def test_what_waits_for_a_model_that_was_taken_brings_it_back(
     worker = await make_worker(max_running=1)
     worker.can_load("other")
     service = await make_service(worker, MOST_BACKLOG=0, MIN_RESIDENCY_S=0.0)
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1))
     first = asyncio.create_task(ask(service, "fake"))
     await worker.until(lambda: worker.running == 1)
     second = asyncio.create_task(ask(service, "fake"))
@@ -192,9 +171,7 @@ async def test_a_durable_task_of_an_earlier_process_has_its_model_loaded(
 ) -> None:
     """It was let in while the model was served; the next process finds another one there."""
     journal = {"journal__path": str(tmp_path / "journal.db")}
-    worker.can_load("other")
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1))
     first = await make_service(worker, **journal)
     body = {"model": "fake", "prompt": "x", "max_tokens": 4, "durable": True, "deadline_ms": 30_000}
     await first.ask("POST", "/v2/tasks", 202, json=body)
@@ -210,12 +187,10 @@ async def test_a_durable_task_of_an_earlier_process_has_its_model_loaded(
 
 
 async def test_or24_a_tenant_leaves_places_to_wait_for_loads_to_others(
-    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+    worker: FakeWorker, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demand, "MAX_WAITING", 4)
-    worker.can_load("other")
     worker.swap_s = 0.2
-    service = await make_service(worker)
     loud = [asyncio.create_task(ask(service, "other", tenant="loud")) for _ in range(3)]
     await service.until(lambda: service.orchestrator.stages.demand.waiting == 3)
     status, body = await ask(service, "other", tenant="loud")
@@ -276,11 +251,9 @@ async def test_dl7_a_load_that_is_nearly_over_refuses_nobody(
 
 
 async def test_a_drain_tells_those_who_wait_for_a_load(
-    worker: FakeWorker, make_service: MakeService
+    worker: FakeWorker, service: Service
 ) -> None:
-    worker.can_load("other")
     worker.swap_s = 60.0
-    service = await make_service(worker)
     asked = asyncio.create_task(ask(service, "other"))
     await worker.until(lambda: len(worker.swaps) == 1)
     await service.parts.lifecycle.drain(0.0)
@@ -292,10 +265,8 @@ async def test_a_drain_tells_those_who_wait_for_a_load(
 
 
 async def test_a_request_whose_prompt_is_being_read_keeps_the_model_that_it_waited_for(
-    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+    worker: FakeWorker, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker.can_load("other")
-    service = await make_service(worker)
     reading, go_on = asyncio.Event(), asyncio.Event()
     real = PromptReader._encode
 
@@ -319,10 +290,8 @@ async def test_a_request_whose_prompt_is_being_read_keeps_the_model_that_it_wait
 async def test_who_is_at_its_limit_has_no_model_loaded(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    worker.can_load("other")
     service = await make_service(worker, limits__each_key__concurrent=1)
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1))
     running = asyncio.create_task(ask(service, "fake"))
     await worker.until(lambda: worker.running == 1)
     await service.ask(

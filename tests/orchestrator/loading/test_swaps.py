@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,13 +20,9 @@ def chat(model: str, **more: object) -> dict[str, object]:
     return CHAT | {"model": model} | more
 
 
-async def swap(
-    service: Service, worker: FakeWorker, **body: object
-) -> tuple[int, dict[str, object]]:
+async def swap(service: Service, worker: FakeWorker, **body: object) -> tuple[int, Any]:
     path = f"/v2/instances/{worker.address}/swap"
-    headers = OPERATOR
-    async with service.http.post(path, json=body, headers=headers) as response:
-        return response.status, await response.json()
+    return await service.answer("POST", path, json=body, headers=OPERATOR)
 
 
 async def described(service: Service) -> dict[str, object]:
@@ -40,7 +37,6 @@ async def models(service: Service) -> dict[str, str]:
 async def test_wk7_an_instance_serves_another_model_on_the_lanes_that_it_has(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    worker.can_load("other")
     service = await make_service(worker, lanes__per_instance=2)
     status, told = await swap(service, worker, model="other", wait=True)
     assert (status, told["phase"], told["model"], told["error"]) == (200, "done", "other", None)
@@ -92,13 +88,11 @@ async def test_wk7_what_another_instance_goes_on_with_need_not_end(
 
 
 async def test_wk7_what_comes_while_the_only_instance_swaps_waits_for_it(
-    worker: FakeWorker, make_service: MakeService
+    worker: FakeWorker, service: Service
 ) -> None:
     """A new version under the old name."""
-    worker.can_load("other")
     worker.models["v2"] = msgspec.structs.replace(worker.card, model_digest="v2")
     worker.swap_s = 0.3
-    service = await make_service(worker)
     settings = {"model_path": "/models/v2", "model_name": "fake"}
     running = service.orchestrator.stages.swaps.start(worker.address, settings)
     await service.until(lambda: next(iter(service.orchestrator.registry)).draining)
@@ -114,8 +108,7 @@ async def test_wk7_what_waits_for_the_models_last_instance_is_served_first(
     worker = await make_worker(max_running=1)
     worker.can_load("other")
     service = await make_service(worker, MOST_BACKLOG=0)
-    plan = Plan(stall_at=3)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=3))
     first = asyncio.create_task(_streamed(service, "fake"))
     await worker.until(lambda: worker.running == 1)
     second = asyncio.create_task(_streamed(service, "fake"))
@@ -128,14 +121,12 @@ async def test_wk7_what_waits_for_the_models_last_instance_is_served_first(
 
 
 async def test_wk7_a_model_that_cannot_be_loaded_leaves_the_old_one_and_says_why(
-    worker: FakeWorker, make_service: MakeService
+    worker: FakeWorker, service: Service
 ) -> None:
-    worker.can_load("other")
     worker.swap_error = "its weights are corrupt"
-    service = await make_service(worker)
     status, told = await swap(service, worker, model="other", wait=True)
     assert status == 409
-    assert told["error"]["code"] == "swap_failed"  # type: ignore[index]
+    assert told["error"]["code"] == "swap_failed"
     assert "corrupt" in str(told)
     await service.until_ready()
     await service.ask("POST", "/v1/chat/completions", json=chat("fake"))
@@ -143,20 +134,14 @@ async def test_wk7_a_model_that_cannot_be_loaded_leaves_the_old_one_and_says_why
     assert isinstance(latest, dict) and latest["phase"] == "failed"
 
 
-async def reload(service: Service, worker: FakeWorker, **body: object) -> tuple[int, str]:
+async def reload(service: Service, worker: FakeWorker, **body: object) -> tuple[int, Any]:
     path = f"/v2/instances/{worker.address}/reload"
-    async with service.http.post(path, json=body or None, headers=OPERATOR) as response:
-        return response.status, await response.text()
+    return await service.answer("POST", path, json=body or None, headers=OPERATOR)
 
 
-async def test_or2_an_instance_loads_its_model_anew(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
+async def test_or2_an_instance_loads_its_model_anew(worker: FakeWorker, service: Service) -> None:
     """What runs there ends first, and what comes meanwhile waits."""
-    worker.can_load("other")
-    service = await make_service(worker)
-    plan = Plan(stall_at=1)
-    worker.plan = lambda job: plan
+    plan = worker.does(Plan(stall_at=1))
     running = asyncio.create_task(_streamed(service, "fake"))
     await worker.until(lambda: worker.running == 1)
     assert (await reload(service, worker))[0] == 202
@@ -169,24 +154,22 @@ async def test_or2_an_instance_loads_its_model_anew(
     plan.release.set()
     assert await running == await waiting == 8
     status, told = await joined
-    assert (status, json.loads(told)["model"]) == (200, "fake")
+    assert (status, told["model"]) == (200, "fake")
     assert [submit.serving for submit in worker.submits] == [0, 1]
     assert len(worker.swaps) == 1
     worker.swap_error = "its weights are corrupt"
     status, told = await reload(service, worker, wait=True, grace_ms=1000)
-    assert status == 409 and "corrupt" in told
+    assert status == 409 and "corrupt" in str(told)
     assert (await reload(service, worker, model="other"))[0] == 400
 
 
 async def test_or2_a_worker_that_knows_no_reload_is_not_taken_to_have_done_it(
-    worker: FakeWorker, make_service: MakeService
+    worker: FakeWorker, service: Service
 ) -> None:
     """It finds that it serves that model already."""
-    worker.can_load("other")
-    service = await make_service(worker)
     worker.knows_reload = False
     status, told = await reload(service, worker, wait=True)
-    assert status == 409 and "restart it" in told
+    assert status == 409 and "restart it" in str(told)
 
 
 @for_each(
@@ -202,17 +185,14 @@ async def test_or2_a_worker_that_knows_no_reload_is_not_taken_to_have_done_it(
 async def test_wk7_what_makes_no_sense_is_refused(
     worker: FakeWorker, service: Service, body: dict[str, object], word: str
 ) -> None:
-    worker.can_load("other")
     status, told = await swap(service, worker, **body)
     assert status == 400 and word in str(told)
 
 
 async def test_wk7_an_instance_that_dies_in_the_middle_fails_the_swap_only(
-    worker: FakeWorker, make_worker: MakeWorker, make_service: MakeService
+    worker: FakeWorker, make_worker: MakeWorker, service: Service
 ) -> None:
-    worker.can_load("other")
     worker.swap_s = 60.0
-    service = await make_service(worker)
     running = service.orchestrator.stages.swaps.start(worker.address, {"model_name": "other"})
     await worker.until(lambda: len(worker.swaps) == 1)
     await worker.stop()
@@ -229,7 +209,6 @@ async def test_wk7_an_orchestrator_that_is_killed_in_the_middle_leaves_the_worke
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     """The next one finds the worker draining, and then its new model."""
-    worker.can_load("other")
     worker.swap_s = 0.2
     service = await make_service(worker)
     running = service.orchestrator.stages.swaps.start(worker.address, {"model_name": "other"})

@@ -11,6 +11,7 @@ from orchestrator.parsing.formats import TAGS
 from orchestrator.parsing.rules import Rules
 from orchestrator.tasks.job import Tool
 from protocol import Grammar, GrammarKind, InvalidGrammar
+from protocol.grammar_source import source_of
 from tests.support.cases import for_each
 from tests.support.fake_worker import tokenizer_json
 
@@ -140,8 +141,7 @@ def takes(text: str, use: ToolUse, format: OutputFormat, **options: bool) -> boo
 def matches(text: str, rules: Grammar) -> bool:
     llguidance = pytest.importorskip("llguidance", reason="the engine of grammars")
     tokenizer = llguidance.LLTokenizer(tokenizer_json().decode())
-    grammar = llguidance.LLMatcher.grammar_from_lark(rules.text)
-    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+    matcher = llguidance.LLMatcher(tokenizer, source_of(rules), log_level=0)
     assert not matcher.get_error()
     return bool(matcher.consume_tokens(tokenizer.tokenize_str(text)) and matcher.is_accepting())
 

@@ -10,6 +10,7 @@ from orchestrator.parsing.formats import TAGS
 from orchestrator.parsing.rules import Rules, behind_thinking
 from protocol import Grammar, GrammarKind
 from protocol.grammar_source import check_source, source_of
+from tests.orchestrator.parsing.test_call_grammar import matches
 from tests.support.cases import for_each
 from tests.support.fake_worker import tokenizer_json
 
@@ -35,12 +36,8 @@ FINAL = "<|channel|>final<|message|>"
 
 
 def takes(grammar: Grammar | None, text: str) -> bool:
-    llguidance = pytest.importorskip("llguidance", reason="the engine of grammars")
     assert grammar is not None
-    tokenizer = llguidance.LLTokenizer(tokenizer_json().decode())
-    matcher = llguidance.LLMatcher(tokenizer, source_of(grammar), log_level=0)
-    assert not matcher.get_error()
-    return bool(matcher.consume_tokens(tokenizer.tokenize_str(text)) and matcher.is_accepting())
+    return matches(text, grammar)
 
 
 def read(text: str, format: OutputFormat, prompt_end: str = "") -> Any:

@@ -1,39 +1,25 @@
 """Engines say what they lack; tasks that need it go elsewhere, wait, or are told so (OR-7)."""
 
-import math
 from typing import Any
 
 import pytest
 
 from orchestrator.instances.candidate import Candidate, read_capability
 from orchestrator.placement.requirements import Requirements, features_of
-from orchestrator.tasks.deadline import Deadline
-from orchestrator.tasks.job import Api, Job, PlacementConstraint
+from orchestrator.tasks.job import PlacementConstraint
 from protocol import Feature, Grammar, GrammarKind, Sampling
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import Plan
+from tests.support.jobs import make_job
 
 ALL = tuple(sorted(Feature))
 TASK = {"prompt": "hello", "max_tokens": 2}
 
 
-def job(sampling: Sampling, **changes: Any) -> Job:
-    values: dict[str, Any] = {
-        "api": Api.NATIVE,
-        "model": "m",
-        "sampling": sampling,
-        "max_tokens": 4,
-        "deadline": Deadline(math.inf, 0),
-        "correlation_id": "",
-        "arrived": 0.0,
-    }
-    return Job(**(values | changes))
-
-
 def needs(job_changes: dict[str, Any] | None = None, **sampling: Any) -> set[Feature]:
     asked = Sampling(max_tokens=4, **sampling)
-    return set(features_of(job(asked, **(job_changes or {})), asked))
+    return set(features_of(make_job(sampling=asked, **(job_changes or {})), asked))
 
 
 @pytest.mark.parametrize(
@@ -100,8 +86,7 @@ def test_a_version_is_compared_by_its_numbers() -> None:
 
 
 async def offer(service: Service, **more: object) -> tuple[int, dict[str, Any]]:
-    async with service.http.post("/v2/tasks", json=TASK | more) as response:
-        return response.status, await response.json()
+    return await service.answer("POST", "/v2/tasks", json=TASK | more)
 
 
 async def test_what_no_engine_of_the_model_can_do_is_refused_by_name(

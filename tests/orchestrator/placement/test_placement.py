@@ -15,10 +15,11 @@ from orchestrator.placement.policy import Policy
 from orchestrator.placement.requirements import Demand, Requirements
 from orchestrator.prediction.step_model import IDLE, Load, StepModel
 from orchestrator.tasks.deadline import Deadline
-from orchestrator.tasks.job import Api, Job, PlacementConstraint, PlacementMode
+from orchestrator.tasks.job import PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task
 from protocol import KvReport, Sampling
 from tests.support.clock import ManualClock
+from tests.support.jobs import make_job
 from tests.support.paces import pace_of
 
 FAST = pace_of(8, 512, 5.0, 0.5, 0.1)
@@ -209,16 +210,7 @@ class FakeRegistry:
 
 
 def task(**changes: object) -> Task:
-    values: dict[str, object] = {
-        "api": Api.NATIVE,
-        "model": "m",
-        "sampling": Sampling(max_tokens=10),
-        "max_tokens": 10,
-        "deadline": Deadline(200.0, 0),
-        "correlation_id": "c",
-        "arrived": 100.0,
-    }
-    made = Task("t", Job(**(values | changes)))  # type: ignore[arg-type]
+    made = Task("t", make_job(**{"deadline": Deadline(200.0, 0), **changes}))
     made.model, made.vocabulary, made.prompt_tokens, made.block_tokens = "m", b"v", 64, 16
     return made
 

@@ -1,10 +1,12 @@
-"""Placement over real sockets: wishes, cached prefixes, the operator's policy."""
+"""Placement over real sockets: wishes, cached prefixes, the operator's policy. What no instance can
+ever take is refused at once, and what one will take is kept (DL-16)."""
 
 import pytest
 
 from orchestrator.settings import InvalidSettings, load_settings
 from protocol import KvReport, block_hashes, prefix_salt
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.fake_worker import FakeWorker
 
 IDS = list(range(10, 110))
 TASK = {"prompt_token_ids": IDS, "max_tokens": 2}
@@ -80,3 +82,43 @@ async def test_or8_the_operators_policy_places_and_a_bad_one_fails_at_start(
 def test_or8_a_bad_policy_is_refused_by_name() -> None:
     with pytest.raises(InvalidSettings, match=r"PLACEMENT__POLICY.*Syntax error"):
         load_settings(placement__policy="instance.nonsense >")
+
+
+BODY = {"prompt": "ab", "max_tokens": 2}
+
+
+async def test_dl16_a_pin_to_nothing_there_is_names_what_there_is(
+    service: Service, worker: FakeWorker
+) -> None:
+    placement = {"mode": "pin", "instances": ["10.9.9.9:1"]}
+    error = await service.refused(400, "/v2/tasks", json=BODY | {"placement": placement})
+    assert error["field"] == "placement.instances"
+    assert worker.address in error["message"] and "10.9.9.9:1" in error["message"]
+    placement["instances"].append(worker.address)
+    await service.ask("POST", "/v2/tasks", 202, json=BODY | {"placement": placement})
+
+
+@pytest.mark.parametrize(
+    ("policy", "status"),
+    [
+        ('task.tenant == "nobody"', 503),
+        ('instance.device == "tpu" ? 1.0 : never', 503),
+        ("instance.name == 'elsewhere'", 503),
+        ("instance.load < 1", 202),
+        ("instance.cached_tokens > 0", 202),
+        ("instance.has_session", 202),
+        ("instance.kv_free > 1000000", 202),
+    ],
+)
+async def test_dl16_a_policy_that_excludes_all_refuses_at_once(
+    make_service: MakeService, worker: FakeWorker, policy: str, status: int
+) -> None:
+    """Held only by what may come true while it waits."""
+    service = await make_service(worker, placement__policy=policy)
+    async with service.http.post("/v2/tasks", json=BODY) as response:
+        answer = await response.json()
+    assert response.status == status
+    if status == 503:
+        assert answer["error"]["code"] == "no_capacity"
+        assert response.headers["x-should-retry"] == "false"
+        assert service.outcomes() == ["refused"]

@@ -51,7 +51,7 @@ async def test_a_context_that_the_kv_pool_cuts_short_says_what_to_set(
 ) -> None:
     service = await make_service(await make_worker(full_context_tokens=full))
     for body in ({"prompt": "x" * 60_000}, {"prompt": "x", "max_tokens": 600}):
-        error = (await service.ask("POST", "/v2/tasks", 400, json=body))["error"]
+        error = await service.refused(400, "/v2/tasks", json=body)
         assert error["code"] == "context_overflow"
         cut = "own context is 8192, but the worker's KV pool holds 512 tokens" in error["message"]
         assert cut == ("TIDEGATE_WORKER__KV__BLOCKS" in error["message"]) == (full == 8192)

@@ -110,8 +110,7 @@ def test_the_proxy_takes_its_recipe(kind: Kind, tmp_path: Path) -> None:
 async def test_an_event_arrives_before_the_next_is_made(
     service: Service, worker: FakeWorker, front: Front
 ) -> None:
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1))
     async with front(service.url) as proxy, proxy.client() as client:
         answer = texts(chat(client))
         assert await anext(answer) == "w0 "
@@ -125,8 +124,7 @@ async def test_a_hang_up_frees_the_slot(
     service: Service, worker: FakeWorker, front: Front, is_streamed: bool
 ) -> None:
     """One request of a connection is reset; the connection stays, and so do its other streams."""
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1))
     async with front(service.url) as proxy, proxy.client() as client:
         other = texts(chat(client))
         assert await anext(other) == "w0 "
@@ -145,8 +143,7 @@ async def test_comments_keep_a_silent_stream_open(
     make_service: MakeService, worker: FakeWorker, front: Front, kind: Kind
 ) -> None:
     """For longer than the proxy waits for anything."""
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1))
     service = await make_service(worker, token="the-clients-key", streams__keepalive_s=0.2)
     changes = {} if kind is CADDY else {"330s": "1s"}  # Caddy has no such time
     async with front(service.url, changes=changes) as proxy, proxy.client() as client:

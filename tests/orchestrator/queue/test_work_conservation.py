@@ -22,8 +22,7 @@ CHAT = {
 
 
 async def ask(service: Service, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    async with service.http.post(path, json=body) as response:
-        return response.status, await response.json()
+    return await service.answer("POST", path, json=body)
 
 
 def speaks(worker: FakeWorker, step_s: float = 0.005) -> None:
@@ -103,12 +102,10 @@ async def test_dl10_pauses_cancels_deadlines_and_losses_in_any_order_leak_nothin
             "on_deadline": rng.choice(["error", "partial", "fit"]),
             "priority": rng.choice(["interactive", "batch"]),
         }
-        async with service.http.post("/v2/tasks", json=body) as response:
-            answer = await response.json()
-        if response.status == 202 and rng.random() < 0.25:
+        status, answer = await service.answer("POST", "/v2/tasks", json=body)
+        if status == 202 and rng.random() < 0.25:
             await asyncio.sleep(rng.uniform(0, 0.2))
-            async with service.http.delete(f"/v2/tasks/{answer['task_id']}") as response:
-                assert response.status == 202
+            await service.ask("DELETE", f"/v2/tasks/{answer['task_id']}", 202)
 
     await asyncio.gather(*(one() for _ in range(60)))
     await leaves_nothing(service, *workers)

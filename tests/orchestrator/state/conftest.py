@@ -56,6 +56,14 @@ class Sharing:
         await service.until(lambda: bool(state_of(service).members.has_renewed))
         return service
 
+    async def members(
+        self, *workers: FakeWorker, count: int = 2, **changes: object
+    ) -> list[Service]:
+        """So many, each of which has seen the others."""
+        made = [await self.member(*workers, **changes) for _ in range(count)]
+        await see_each_other(*made)
+        return made
+
     async def loner(self, *workers: FakeWorker, joins_with: str = "", **changes: object) -> Service:
         """One that may never reach the store; ``joins_with`` is the digest of its keys."""
         values = {"state__url": self.store.url, "LEASE_S": LEASE_S}

@@ -87,8 +87,7 @@ class InFile(Stored):
         for suffix in ("-wal", "-shm", ""):  # once the last is gone, there may be new ones
             await asyncio.to_thread(Path(f"{self._restarts.path}{suffix}").unlink)
         await task_of(service)  # the next write finds it out
-        durable = service.orchestrator.stages.durable
-        assert durable is not None
+        durable = service.journal
         durable.flush()
         await task_of(service)
 
@@ -189,8 +188,7 @@ class EveryStore:
         held = Plan(stall_at=2)
         worker.plan = lambda job: held if len(worker.submits) == 1 else Plan()
         service = await stored.start(worker)
-        durable = service.orchestrator.stages.durable
-        assert durable is not None
+        durable = service.journal
         task_id = await task_of(service)
         await service.until_tokens(2)
         await stored.fail()

@@ -13,23 +13,15 @@ HI: dict[str, Any] = {"model": "fake", "input": "hi", "max_output_tokens": 4}
 WELL = Plan(tokens=2, reason=FinishReason.STOP)
 
 
-async def ask(service: Service, method: str, path: str, **body: object) -> tuple[int, Any]:
-    json = body or None if method != "GET" else None
-    async with service.http.request(method, path, json=json) as response:
-        return response.status, await response.json()
-
-
 async def copied(service: Service) -> None:
     """All that changed is in the store, and not only on its way there."""
     items = state_of(service).items
     await service.until(lambda: items._writing is None or items._writing.done())
 
 
-async def two_of(sharing: Sharing, worker: FakeWorker) -> tuple[Service, Service]:
+async def two_of(sharing: Sharing, worker: FakeWorker) -> list[Service]:
     worker.plan = lambda job: WELL
-    one, two = await sharing.member(worker), await sharing.member(worker)
-    await see_each_other(one, two)
-    return one, two
+    return await sharing.members(worker)
 
 
 async def kill(victim: Service, seer: Service) -> None:
@@ -52,23 +44,21 @@ async def test_what_is_kept_is_there_when_its_holder_has_died(
     sharing: Sharing, worker: FakeWorker
 ) -> None:
     one, two = await two_of(sharing, worker)
-    _, response = await ask(one, "POST", "/v1/responses", **HI)
-    _, gone = await ask(one, "POST", "/v1/responses", **HI)
-    _, session = await ask(one, "POST", "/v2/sessions", model="fake")
+    response = await one.ask("POST", "/v1/responses", json=HI)
+    gone = await one.ask("POST", "/v1/responses", json=HI)
+    session = await one.ask("POST", "/v2/sessions", 201, json={"model": "fake"})
     await submit(one, session_id=session["session_id"], durable=False)
     await one.until(lambda: not one.orchestrator.live_tasks)
-    assert (await ask(one, "DELETE", f"/v1/responses/{gone['id']}"))[0] == 200
+    await one.ask("DELETE", f"/v1/responses/{gone['id']}")
     await copied(one)
     await kill(one, two)
 
-    assert await ask(two, "GET", f"/v1/responses/{response['id']}") == (200, response)
-    assert (await ask(two, "GET", f"/v1/responses/{gone['id']}"))[0] == 404
-    status, again = await ask(
-        two, "POST", "/v1/responses", **HI, previous_response_id=response["id"]
-    )
-    assert status == 200 and again["usage"]["input_tokens"] > response["usage"]["input_tokens"]
-    status, found = await ask(two, "GET", f"/v2/sessions/{session['session_id']}")
-    assert (status, found["turns"]) == (200, 1)
+    assert await two.ask("GET", f"/v1/responses/{response['id']}") == response
+    await two.ask("GET", f"/v1/responses/{gone['id']}", 404)
+    more = HI | {"previous_response_id": response["id"]}
+    again = await two.ask("POST", "/v1/responses", json=more)
+    assert again["usage"]["input_tokens"] > response["usage"]["input_tokens"]
+    assert (await two.ask("GET", f"/v2/sessions/{session['session_id']}"))["turns"] == 1
     status, _ = await submit(two, session_id=session["session_id"], durable=False)
     assert status == 202
     await two.until(lambda: not two.orchestrator.live_tasks)
@@ -78,17 +68,16 @@ async def test_what_is_kept_is_there_when_its_holder_has_died(
     await copied(two)
     three = await sharing.member(worker)
     await kill(two, three)
-    status, found = await ask(three, "GET", f"/v2/sessions/{session['session_id']}")
-    assert (status, found["turns"]) == (200, 2)
-    assert (await ask(three, "GET", f"/v1/responses/{response['id']}"))[0] == 200
+    assert (await three.ask("GET", f"/v2/sessions/{session['session_id']}"))["turns"] == 2
+    await three.ask("GET", f"/v1/responses/{response['id']}")
 
 
 async def test_who_stood_still_lets_go_of_what_another_has_now(
     sharing: Sharing, worker: FakeWorker
 ) -> None:
     one, two = await two_of(sharing, worker)
-    _, held = await ask(one, "POST", "/v2/sessions", model="fake")
-    _, kept = await ask(one, "POST", "/v2/sessions", model="fake")
+    held = await one.ask("POST", "/v2/sessions", 201, json={"model": "fake"})
+    kept = await one.ask("POST", "/v2/sessions", 201, json={"model": "fake"})
     await copied(one)
     await kill(one, two)
     status, _ = await submit(two, session_id=held["session_id"], durable=False)
@@ -97,17 +86,15 @@ async def test_who_stood_still_lets_go_of_what_another_has_now(
     await thaw(one)
     await copied(one)
     await see_each_other(one, two)
-    status, found = await ask(one, "GET", f"/v2/sessions/{held['session_id']}")
-    assert (status, found["turns"]) == (200, 1)
+    assert (await one.ask("GET", f"/v2/sessions/{held['session_id']}"))["turns"] == 1
     assert state_of(one).forwarded == 1
-    status, found = await ask(two, "GET", f"/v2/sessions/{kept['session_id']}")
-    assert (status, found["turns"]) == (200, 0)
+    assert (await two.ask("GET", f"/v2/sessions/{kept['session_id']}"))["turns"] == 0
     assert state_of(two).items.adopted == 1
 
 
 async def test_an_emptied_store_gets_what_is_kept(sharing: Sharing, worker: FakeWorker) -> None:
     one, two = await two_of(sharing, worker)
-    _, response = await ask(one, "POST", "/v1/responses", **HI)
+    response = await one.ask("POST", "/v1/responses", json=HI)
     await copied(one)
     async with sharing.store.client() as client:
         await client.flushall()
@@ -115,4 +102,4 @@ async def test_an_emptied_store_gets_what_is_kept(sharing: Sharing, worker: Fake
             await asyncio.sleep(0.01)
     await see_each_other(one, two)
     await kill(one, two)
-    assert (await ask(two, "GET", f"/v1/responses/{response['id']}"))[0] == 200
+    await two.ask("GET", f"/v1/responses/{response['id']}")

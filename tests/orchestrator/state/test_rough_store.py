@@ -57,15 +57,12 @@ async def test_a_full_store_takes_no_more_tasks_and_all_else_goes_on(
     sharing: Sharing, worker: FakeWorker
 ) -> None:
     """Ends are written, for they make room; leases, limits and takeovers go on."""
-    limits = {"limits__each_key__requests_per_min": 5}
-    one, two = await sharing.member(worker, **limits), await sharing.member(worker, **limits)
-    await see_each_other(one, two)
+    one, two = await sharing.members(worker, limits__each_key__requests_per_min=5)
     task_id = await running(one, worker)
     worker.plan = lambda job: speaking(two)
     async with sharing.store.client() as client:
         await client.config_set("maxmemory", 1)
-        durable = two.orchestrator.stages.durable
-        assert durable is not None
+        durable = two.journal
         await two.until(lambda: bool(durable.fault))
         status, answer = await submit(two)
         assert status == 503 and "the store's memory is full" in answer["error"]["message"]
@@ -95,8 +92,7 @@ async def test_who_is_cut_off_goes_on_alone_and_comes_back(
     network.partition()
     await two.until(lambda: state_of(two).taken == 1)
     assert await fault_of(one) == "the store has not answered within 1 s"
-    durable = one.orchestrator.stages.durable
-    assert durable is not None
+    durable = one.journal
     await one.until(lambda: bool(durable.fault))
     assert (await submit(one))[0] == 503 and (await submit(one, durable=False))[0] == 202
     network.heal()
@@ -144,8 +140,7 @@ async def test_a_deadline_moves_by_the_stores_clock(sharing: Sharing, worker: Fa
     one, two = await sharing.member(worker), await sharing.member(worker)
     ahead = one.clock.unix
     one.clock.unix = state_of(one).members._unix = lambda: ahead() + 5.0
-    durable = one.orchestrator.stages.durable
-    assert durable is not None
+    durable = one.journal
     durable.boot = Boot("another machine's", lambda: 1.0)
     await one.until(lambda: state_of(one).tasks.skew_s < -4.5)
     await see_each_other(one, two)
@@ -165,11 +160,8 @@ async def test_who_had_died_no_longer_counts_as_running(
     sharing: Sharing, worker: FakeWorker
 ) -> None:
     """The limit of requests in progress holds for those that live."""
-    limits = {"limits__each_key__concurrent": 2}
-    one, two = await sharing.member(worker, **limits), await sharing.member(worker, **limits)
-    await see_each_other(one, two)
-    held = Plan(stall_at=1)
-    worker.plan = lambda job: held
+    one, two = await sharing.members(worker, limits__each_key__concurrent=2)
+    held = worker.does(Plan(stall_at=1))
     assert [(await submit(one, durable=False))[0] for _ in range(2)] == [202, 202]
     assert (await submit(two, durable=False))[0] == 429
     freeze(one)
@@ -187,8 +179,7 @@ async def test_tokens_of_a_request_that_was_not_queued_are_given_back(
     one = await sharing.member(
         worker, limits__each_key__tokens_per_min=600, queue__max_waiting=0, MOST_BACKLOG=0
     )
-    held = Plan(stall_at=1)
-    worker.plan = lambda job: held
+    held = worker.does(Plan(stall_at=1))
     assert (await submit(one, durable=False, max_tokens=2))[0] == 202
     await one.until_tokens(1)
     status, answer = await submit(one, durable=False, max_tokens=320)

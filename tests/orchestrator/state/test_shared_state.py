@@ -9,12 +9,11 @@ import pytest
 
 from orchestrator.state.members import Holder
 from orchestrator.state.takeover import Takeover
-from tests.orchestrator.conftest import OPERATORS_KEY, Service, read_events
+from tests.orchestrator.conftest import OPERATOR, Service
 from tests.orchestrator.state.conftest import (
     Sharing,
     freeze,
     is_dead,
-    see_each_other,
     state_of,
     until_in_store,
 )
@@ -27,13 +26,13 @@ from tests.orchestrator.tasks.journal.conftest import (
     task_of,
 )
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.sse import read_events
 
 
 async def test_a_task_is_asked_for_and_cancelled_at_any_member(
     sharing: Sharing, worker: FakeWorker
 ) -> None:
-    one, two = await sharing.member(worker), await sharing.member(worker)
-    await see_each_other(one, two)
+    one, two = await sharing.members(worker)
     worker.plan = lambda job: Plan(stall_at=1)
     for durable in (True, False):
         task_id = await task_of(one, durable=durable)
@@ -43,8 +42,7 @@ async def test_a_task_is_asked_for_and_cancelled_at_any_member(
         async with two.http.get(f"/v2/tasks/{task_id}/events") as stream:
             first = await anext(aiter(read_events(stream)))
             assert first.event == "queued"
-            async with two.http.post(f"/v2/tasks/{task_id}/cancel") as response:
-                assert response.status == 202
+            await two.ask("POST", f"/v2/tasks/{task_id}/cancel", 202)
             rest = [event async for event in read_events(stream)]
         assert rest[-1].event == "error" and "cancelled" in rest[-1].data
         await one.until(lambda: not one.orchestrator.live_tasks)
@@ -53,8 +51,7 @@ async def test_a_task_is_asked_for_and_cancelled_at_any_member(
 async def test_what_a_member_has_that_has_just_joined_is_found(
     sharing: Sharing, worker: FakeWorker
 ) -> None:
-    one, two = await sharing.member(worker), await sharing.member(worker)
-    await see_each_other(one, two)
+    one, two = await sharing.members(worker)
     worker.plan = lambda job: Plan(stall_at=1)
     task_id = await task_of(one, durable=False)
     state_of(two).members.others.clear()  # as before the next renewal of the lease
@@ -65,8 +62,7 @@ async def test_a_task_that_is_being_taken_on_is_not_said_to_be_gone(
     sharing: Sharing, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store says whose it is before that one has read what it is."""
-    one, two, three = [await sharing.member(worker) for _ in range(3)]
-    await see_each_other(one, two, three)
+    one, two, three = await sharing.members(worker, count=3)
     task_id = await running(one, worker)
     take, claimed, go_on = Takeover._take, list[str](), asyncio.Event()
 
@@ -93,10 +89,8 @@ async def test_a_task_that_ends_while_it_is_looked_for_is_found(
     sharing: Sharing, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
     """Its end is in the store even where the orchestrator that wrote it is dead by then."""
-    one, two = await sharing.member(worker), await sharing.member(worker)
-    await see_each_other(one, two)
-    plan = Plan(stall_at=1)
-    worker.plan = lambda job: plan
+    one, two = await sharing.members(worker)
+    plan = worker.does(Plan(stall_at=1))
     task_id = await task_of(one)
     await one.until_tokens(1)
     if dies:
@@ -118,8 +112,7 @@ async def test_a_member_that_stood_still_lets_go_of_what_others_took_on(
     sharing: Sharing, worker: FakeWorker
 ) -> None:
     """No task has two ends: what the first one still writes is refused by the store."""
-    one, two = await sharing.member(worker), await sharing.member(worker)
-    await see_each_other(one, two)
+    one, two = await sharing.members(worker)
     plans = [Plan(stall_at=4), Plan(stall_at=6)]
     worker.plan = lambda job: plans[min(len(worker.submits), 2) - 1]
     task_id = await task_of(one, max_tokens=10)
@@ -128,8 +121,7 @@ async def test_a_member_that_stood_still_lets_go_of_what_others_took_on(
         freeze(one)
         await two.until(lambda: state_of(two).taken == 1)
         plans[0].release.set()
-        durable = one.orchestrator.stages.durable
-        assert durable is not None
+        durable = one.journal
         await one.until(lambda: durable.lost + durable.outdone == 1)
         with pytest.raises(aiohttp.ClientPayloadError):
             async for event in read_events(stream):
@@ -141,10 +133,8 @@ async def test_a_member_that_stood_still_lets_go_of_what_others_took_on(
 async def test_a_submission_has_one_task_whichever_member_it_comes_to(
     sharing: Sharing, worker: FakeWorker
 ) -> None:
-    one, two = await sharing.member(worker), await sharing.member(worker)
-    await see_each_other(one, two)
-    held = Plan(stall_at=1)
-    worker.plan = lambda job: held
+    one, two = await sharing.members(worker)
+    held = worker.does(Plan(stall_at=1))
     first = await submit(one, "order-17")
     again: Any = await submit(two, "order-17")
     assert (first[0], again[0]) == (202, 202)
@@ -161,14 +151,12 @@ async def test_a_submission_has_one_task_whichever_member_it_comes_to(
 async def test_an_instance_that_is_drained_at_one_member_is_drained_at_all(
     sharing: Sharing, worker: FakeWorker
 ) -> None:
-    one, two = await sharing.member(worker), await sharing.member(worker)
-    await see_each_other(one, two)
-    headers = {"Authorization": f"Bearer {OPERATORS_KEY}"}
+    one, two = await sharing.members(worker)
     at = f"/v2/instances/{worker.address}"
-    await one.ask("POST", f"{at}/drain", 202, headers=headers)
+    await one.ask("POST", f"{at}/drain", 202, headers=OPERATOR)
     (there,) = two.orchestrator.registry
     await two.until(lambda: there.cordoned)
-    await two.ask("POST", f"{at}/undrain", 202, headers=headers)
+    await two.ask("POST", f"{at}/undrain", 202, headers=OPERATOR)
     (here,) = one.orchestrator.registry
     await one.until(lambda: not here.cordoned)
 
@@ -176,8 +164,7 @@ async def test_an_instance_that_is_drained_at_one_member_is_drained_at_all(
 async def test_slots_of_a_member_that_died_go_to_those_that_live(
     sharing: Sharing, worker: FakeWorker
 ) -> None:
-    one, two, three = [await sharing.member(worker) for _ in range(3)]
-    await see_each_other(one, two, three)
+    one, two, three = await sharing.members(worker, count=3)
     slots = next(iter(one.orchestrator.registry)).concurrency.slots
 
     def shares(*services: Service) -> list[int | None]:
@@ -195,3 +182,23 @@ async def test_slots_of_a_member_that_died_go_to_those_that_live(
     async with sharing.store.client() as client:
         told = await client.hgetall("{tidegate}:demands:" + worker.address)
     assert {tag.decode() for tag in told} == {state_of(each).tasks.tag for each in (two, three)}
+
+
+def calls_of(service: Service) -> list[int]:
+    """Calls to come of each run that an orchestrator knows."""
+    by_key = service.orchestrator.runs._by_key
+    return [run.calls for own in by_key.values() for run in own.values()]
+
+
+async def test_a_run_has_one_deadline_at_all_members(sharing: Sharing, worker: FakeWorker) -> None:
+    """DL-22."""
+    one, two = await sharing.members(worker)
+    call = {"prompt": "hi", "max_tokens": 2, "session_id": "a-trip"}
+    first = call | {"calls_left": 2, "deadline_ms": 60_000}
+    await one.ask("POST", "/v2/tasks", 202, json=first)
+    await two.until(lambda: calls_of(two) == [2])
+    async with two.http.post("/v2/tasks", json=call) as response:
+        assert (response.status, response.headers["X-Deadline-Source"]) == (202, "run")
+        left_ms = float(response.headers["X-Deadline-Budget"].rpartition("left=")[2])
+        assert 30_000 < left_ms <= 60_000
+    await one.until(lambda: calls_of(one) == calls_of(two) == [1])

@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -34,11 +33,6 @@ async def two_of(
     return one, two
 
 
-async def asked(service: Service, method: str, path: str, **options: Any) -> tuple[int, Any]:
-    async with service.http.request(method, path, **options) as response:
-        return response.status, await response.json()
-
-
 async def test_what_an_operator_says_to_one_process_all_have_heard(
     sharing: Sharing, worker: FakeWorker
 ) -> None:
@@ -46,27 +40,24 @@ async def test_what_an_operator_says_to_one_process_all_have_heard(
     worker.plan = lambda job: Plan(stall_at=1)
     await task_of(one, durable=False)
     await task_of(two, durable=False)
-    _, instances = await asked(one, "GET", "/v2/instances")
+    instances = await one.ask("GET", "/v2/instances")
     assert [each["jobs"] for each in instances["instances"]] == [2]
     for service in (one, two):
         settings = service.parts.reloader.settings
         queue = settings.queue.model_copy(update={"max_waiting": 7})
         changed = settings.model_copy(update={"queue": queue})
         service.parts.reloader.load = lambda changed=changed: changed  # type: ignore[misc]
-    _, reloaded = await asked(one, "POST", "/admin/reload", headers=OPERATOR)
+    reloaded = await one.ask("POST", "/admin/reload", headers=OPERATOR)
     assert reloaded == {"changed": ["queue.max_waiting"], "needs_restart": []}
     assert [each.orchestrator.queue.bound for each in (one, two)] == [7, 7]
     there = {"address": "127.0.0.1:9", "ttl_s": 60}
-    status, _ = await asked(two, "POST", "/v2/instances", json=there, headers=OPERATOR)
-    assert status == 201
+    await two.ask("POST", "/v2/instances", 201, json=there, headers=OPERATOR)
     assert all("127.0.0.1:9" in each.orchestrator.registry.instances for each in (one, two))
-    status, state = await asked(
-        two, "POST", "/admin/drain", json={"grace_ms": 60_000}, headers=OPERATOR
-    )
-    assert (status, state["status"], state["live_tasks"]) == (202, "draining", 2)
+    grace = {"grace_ms": 60_000}
+    state = await two.ask("POST", "/admin/drain", 202, json=grace, headers=OPERATOR)
+    assert (state["status"], state["live_tasks"]) == ("draining", 2)
     assert [each.parts.health.status for each in (one, two)] == ["draining", "draining"]
-    status, state = await asked(one, "POST", "/admin/undrain", headers=OPERATOR)
-    assert (status, state["status"]) == (200, "serving")
+    assert (await one.ask("POST", "/admin/undrain", headers=OPERATOR))["status"] == "serving"
     assert two.parts.health.status == "ready"
 
 
@@ -75,21 +66,20 @@ async def test_work_of_all_processes_is_listed_and_cancelled_by_its_correlation_
 ) -> None:
     one, two = await two_of(sharing, worker)
     worker.plan = lambda job: Plan(stall_at=1)
-    ids = [
-        (await asked(each, "POST", "/v2/tasks", json=body, headers={"X-Correlation-Id": "plan-9"}))[
-            1
-        ]["task_id"]
-        for each, body in ((one, {"prompt": "a"}), (two, {"prompt": "b"}))
+    plan = {"X-Correlation-Id": "plan-9"}
+    tasks = [
+        await each.ask("POST", "/v2/tasks", 202, json={"prompt": "a"}, headers=plan)
+        for each in (one, two)
     ]
-    _, listed = await asked(one, "GET", "/v2/tasks")
+    ids = [task["task_id"] for task in tasks]
+    listed = await one.ask("GET", "/v2/tasks")
     assert [each["task_id"] for each in listed["tasks"]] == ids[::-1]  # the newest first
-    _, listed = await asked(two, "GET", "/v2/tasks?limit=1")
+    listed = await two.ask("GET", "/v2/tasks?limit=1")
     assert [each["task_id"] for each in listed["tasks"]] == ids[1:] and listed["has_more"]
-    status, answer = await asked(two, "POST", "/v2/tasks/plan-9/cancel")
-    assert status == 202 and sorted(answer["task_ids"]) == sorted(ids)
+    answer = await two.ask("POST", "/v2/tasks/plan-9/cancel", 202)
+    assert sorted(answer["task_ids"]) == sorted(ids)
     await one.until(lambda: not one.orchestrator.live_tasks and not two.orchestrator.live_tasks)
-    status, _ = await asked(two, "POST", "/v2/tasks/nothing-of-the-kind/cancel")
-    assert status == 404
+    await two.ask("POST", "/v2/tasks/nothing-of-the-kind/cancel", 404)
 
 
 async def test_one_page_has_the_metrics_of_all_processes(
@@ -97,8 +87,8 @@ async def test_one_page_has_the_metrics_of_all_processes(
 ) -> None:
     one, two = await two_of(sharing, worker)
     accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
-    async with one.http.get("/metrics", headers=accept) as response:
-        families = list(text_string_to_metric_families(await response.text()))
+    page = await one.ask("GET", "/metrics", headers=accept)
+    families = list(text_string_to_metric_families(page))
     names = [family.name for family in families]
     assert len(set(names)) == len(names)
     members = {
@@ -108,8 +98,8 @@ async def test_one_page_has_the_metrics_of_all_processes(
         if sample.name == "tidegate_state_members"
     }
     assert members == {"127.0.0.1:1": 2, "127.0.0.1:2": 2}
-    async with two.http.get("/metrics", headers={FORWARDED_HEADER: "1"}) as response:
-        assert 'process="127.0.0.1:1"' not in await response.text()
+    own = await two.ask("GET", "/metrics", headers={FORWARDED_HEADER: "1"})
+    assert 'process="127.0.0.1:1"' not in own
 
 
 async def test_files_and_batches_are_in_one_process_and_then_in_another(
@@ -123,19 +113,18 @@ async def test_files_and_batches_are_in_one_process_and_then_in_another(
     line += b'"fake", "prompt": "hi", "max_tokens": 2}}\n'
     form = aiohttp.FormData({"purpose": "batch"})
     form.add_field("file", line, filename="requests.jsonl")
-    status, file = await asked(two, "POST", "/v1/files", data=form)
-    assert status == 200, file
+    file = await two.ask("POST", "/v1/files", data=form)
     body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "1h"}
-    _, batch = await asked(two, "POST", "/v1/batches", json=body)
+    batch = await two.ask("POST", "/v1/batches", json=body)
     at = f"/v1/batches/{batch['id']}"
-    while (await asked(two, "GET", at))[1]["status"] != "completed":  # noqa: ASYNC110
+    while (await two.ask("GET", at))["status"] != "completed":  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     batches = room(one.orchestrator, BatchRoom).batches
     assert batches is not None and room(two.orchestrator, BatchRoom).batches is not None
     await batches.close()  # as the kernel does it for a process that is killed
     own = two.orchestrator.sharing.siblings  # type: ignore[union-attr]
     await two.until(lambda: own.lead() == "")  # type: ignore[union-attr]
-    assert (await asked(two, "GET", at))[1]["request_counts"]["completed"] == 1
+    assert (await two.ask("GET", at))["request_counts"]["completed"] == 1
 
 
 async def test_what_is_asked_of_a_process_in_whose_place_another_is_may_be_taken_on(
@@ -146,5 +135,4 @@ async def test_what_is_asked_of_a_process_in_whose_place_another_is_may_be_taken
     assert state is not None
     path = f"/v2/tasks/{state.tasks.tag}{24 * '0'}"
     for tag, expected in (("0badcafe", 503), (state.tasks.tag, 404)):
-        status, answer = await asked(one, "GET", path, headers={FORWARDED_HEADER: tag})
-        assert status == expected, answer
+        await one.ask("GET", path, expected, headers={FORWARDED_HEADER: tag})

@@ -14,11 +14,12 @@ from orchestrator.api.http.event_stream import KEEP_ALIVE
 from orchestrator.errors import NotReady
 from orchestrator.ids import TAG_DIGITS
 from orchestrator.state import forwarding
-from tests.orchestrator.conftest import Service, read_events
+from tests.orchestrator.conftest import Service
 from tests.orchestrator.state.conftest import Sharing, freeze, is_dead, see_each_other, state_of
 from tests.orchestrator.tasks.journal.conftest import events_of, running, speaking, task_of
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.rough_network import RoughNetwork, rough_network
+from tests.support.sse import read_events
 
 HOLDS_ON = {"LEASE_S": 30.0}
 """A lease that does not end within a test."""
@@ -52,13 +53,8 @@ async def asked(
     service: Service, method: str, path: str, **options: Any
 ) -> AsyncIterator["asyncio.Task[tuple[int, Any]]"]:
     """A request that another has been handed by now."""
-
-    async def ask() -> tuple[int, Any]:
-        async with service.http.request(method, path, **options) as response:
-            return response.status, await response.json()
-
     before = state_of(service).forwarded
-    asking = asyncio.create_task(ask())
+    asking = asyncio.create_task(service.answer(method, path, **options))
     try:
         await service.until(lambda: state_of(service).forwarded > before or asking.done())
         yield asking
@@ -66,12 +62,16 @@ async def asked(
         asking.cancel()
 
 
+async def session_of(service: Service) -> str:
+    session: dict[str, str] = await service.ask("POST", "/v2/sessions", 201, json={})
+    return session["session_id"]
+
+
 async def test_or27_a_turn_whose_session_stands_still_ends_by_its_own_deadline(
     sharing: Sharing, worker: FakeWorker, way: RoughNetwork
 ) -> None:
     one, two = await pair(sharing, worker, way, **HOLDS_ON)
-    async with one.http.post("/v2/sessions", json={}) as response:
-        session_id = (await response.json())["session_id"]
+    session_id = await session_of(one)
     way.partition()
     turn = {"prompt": "hi", "session_id": session_id, "deadline_ms": 300}
     async with asked(two, "POST", "/v2/tasks", json=turn) as asking:
@@ -93,7 +93,7 @@ async def test_or27_a_submission_whose_keeper_stands_still_ends_by_its_own_deadl
     keeper = state_of(two).siblings
     assert keeper is not None
     name = next(name for name in map(str, range(100)) if keeper.keeper_of(name))
-    session_id = (await _session_of(two))["session_id"]
+    session_id = await session_of(two)
     task = {"prompt": "hi", "deadline_ms": 300}
     in_session = task | {"session_id": session_id, "deadline_ms": 10_000}
     headers = {"Idempotency-Key": name}
@@ -106,16 +106,11 @@ async def test_or27_a_submission_whose_keeper_stands_still_ends_by_its_own_deadl
     assert status == 504, answer
 
 
-async def _session_of(service: Service) -> Any:
-    async with service.http.post("/v2/sessions", json={}) as response:
-        return await response.json()
-
-
 async def test_or27_what_a_stopped_orchestrator_was_asked_is_answered_once_its_lease_ends(
     sharing: Sharing, worker: FakeWorker, way: RoughNetwork
 ) -> None:
     one, two = await pair(sharing, worker, way)
-    session_id = (await _session_of(one))["session_id"]
+    session_id = await session_of(one)
     task_id = await running(one, worker)
     plan = speaking(two, shift=0, stall_at=4)
     worker.plan = lambda job: plan
@@ -209,8 +204,7 @@ async def test_or27_a_streamed_answer_of_one_that_stands_still_ends_with_its_dea
 ) -> None:
     one, two = await pair(sharing, worker, way, **HOLDS_ON)
     said = {"model": "fake", "input": "hi", "max_output_tokens": 2}
-    async with one.http.post("/v1/responses", json=said) as response:
-        earlier = (await response.json())["id"]
+    earlier = (await one.ask("POST", "/v1/responses", json=said))["id"]
     worker.plan = lambda job: Plan(stall_at=1)
     more = {"previous_response_id": earlier, "stream": True, "deadline_ms": 600}
     async with two.http.post("/v1/responses", json=said | more) as response:

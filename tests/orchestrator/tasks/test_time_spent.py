@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from orchestrator.tasks.time_spent import TimeSpent
 from protocol import End, FinishReason
+from tests.support.cases import for_each
 
 
 def end_with(wait_ms: float, prefill_ms: float, decode_ms: float = 0.0) -> End:
@@ -50,19 +51,19 @@ def test_dl18_a_pause_is_a_wait_and_goes_on_where_it_was() -> None:
     assert str(budget) == "queue=1000.0;route=100.0;prefill=100.0;decode=200.0;left=0.0"
 
 
-def test_dl18_an_earlier_process_had_its_parts() -> None:
+@for_each(
+    ("now", "parts"),
+    [
+        (103.0, "queue=2600.0;route=50.0;prefill=150.0;decode=700.0;left=0.0"),
+        # A clock that was set back makes no part negative: a task whose request cannot be read any
+        # more came by the wall's clock, maybe after now.
+        (97.0, "queue=0.0;route=0.0;prefill=0.0;decode=0.0;left=0.0"),
+    ],
+)
+def test_dl18_an_earlier_process_had_its_parts(now: float, parts: str) -> None:
     spent = TimeSpent(100.0)
-    spent.restore((0.1, 0.05, 0.15, 0.7), 103.0)
-    assert str(spent.budget(103.5, 0.0)) == (
-        "queue=2600.0;route=50.0;prefill=150.0;decode=700.0;left=0.0"
-    )
-
-
-def test_dl18_a_clock_that_was_set_back_makes_no_part_negative() -> None:
-    """A task whose request cannot be read any more came by the wall's clock, maybe after now."""
-    spent = TimeSpent(100.0)
-    spent.restore((0.1, 0.05, 0.15, 0.7), 97.0)
-    assert str(spent.budget(97.5, 0.0)) == "queue=0.0;route=0.0;prefill=0.0;decode=0.0;left=0.0"
+    spent.restore((0.1, 0.05, 0.15, 0.7), now)
+    assert str(spent.budget(now + 0.5, 0.0)) == parts
 
 
 MOVES = st.lists(

@@ -5,10 +5,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from catalog.models import ModelCatalog
 from tests.support.hub import Hub
+from tests.support.sites import running_app
 
 StartHub = Callable[[Hub], Awaitable[str]]
 
@@ -27,12 +27,9 @@ async def start_hub(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StartHub]:
     async with AsyncExitStack() as stack:
 
         async def start(hub: Hub) -> str:
-            runner = web.AppRunner(hub.app(), shutdown_timeout=0)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
+            port = await stack.enter_async_context(running_app(hub.app()))
             stack.callback(hub.closing.set)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            url = f"http://127.0.0.1:{port}"
             monkeypatch.setenv("HF_ENDPOINT", url)
             return url
 

@@ -19,6 +19,7 @@ from tests.pool.artifacts.test_staging_hub import nothing_is_active, whole
 from tests.pool.artifacts.test_staging_local import add, make_folder
 from tests.support.hub import Faults, Hub
 from tests.support.model_files import checkpoint
+from tests.support.processes import python
 
 EVERY = "4"
 """Changes of the disk that are tried; by hand all of them were."""
@@ -40,14 +41,7 @@ asyncio.run(add_model(ModelCatalog(Path(sys.argv[1])), request))
 def test_a_mishap_at_any_change_of_the_disk_leaves_nothing_half_registered(
     tmp_path: Path, mishap: str
 ) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.pool.artifacts.killed", mishap, tmp_path, EVERY],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert run.returncode == 0, run.stderr
+    run = python("-m", "tests.pool.artifacts.killed", mishap, tmp_path, EVERY, cwd=ROOT)
     assert int(run.stdout) > 10
 
 

@@ -13,6 +13,7 @@ from orchestrator.instances.discovery import SourceError, WatchedFile
 from pool.fleet import registrar as registrars
 from pool.fleet.registrar import AddressList, CannotTell, HttpTarget, Registrar, Target
 from tests.orchestrator.conftest import MakeService, MakeWorker
+from tests.support.sites import running_app
 
 PATIENCE_S = 10.0
 
@@ -26,21 +27,13 @@ class FakeOrchestrator:
         self.keys: set[str | None] = set()
         self.status = 201
         self.said: bytes | None = None
-        self.runner: web.AppRunner | None = None
         self.url = ""
 
-    async def start(self) -> None:
+    def app(self) -> web.Application:
         app = web.Application()
-        app.add_routes(
-            [
-                web.post("/v2/instances", self._register),
-                web.delete("/v2/instances/{address}", self._deregister),
-            ]
-        )
-        self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self.runner.setup()
-        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
-        self.url = "http://{}:{}".format(*self.runner.addresses[0][:2])
+        app.router.add_post("/v2/instances", self._register)
+        app.router.add_delete("/v2/instances/{address}", self._deregister)
+        return app
 
     async def _register(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -62,10 +55,9 @@ class FakeOrchestrator:
 @pytest.fixture
 async def fake() -> AsyncIterator[FakeOrchestrator]:
     fake = FakeOrchestrator()
-    await fake.start()
-    yield fake
-    assert fake.runner is not None
-    await fake.runner.cleanup()
+    async with running_app(fake.app()) as port:
+        fake.url = f"http://127.0.0.1:{port}"
+        yield fake
 
 
 class Rig:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.attention_cases import random_case
+from tests.support.attention_cases import pool_of, random_case
 from worker.attention import AttentionStep, KVPool, PackedBatch, choice
 from worker.attention.choice import AttentionName, choose_attention
 from worker.attention.reference import ReferenceAttention
@@ -96,15 +96,7 @@ def test_none_that_is_sound(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_auto_on_the_cpu_measures_what_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     # A shape that test_numba.py compiles as well.
-    pool = KVPool(
-        layers=1,
-        blocks=40,
-        block_tokens=16,
-        kv_heads=1,
-        head_dim=8,
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
-    )
+    pool = pool_of(40, 1, 8, dtype=torch.bfloat16)
 
     def chosen() -> choice.AttentionChoice:
         return choose_attention("auto", pool, 10, timer=lambda call, device: 5.0)
@@ -165,15 +157,8 @@ def test_a_pool_on_the_cpu_takes_memory_only_as_it_fills() -> None:
     dtype, heads, kv_heads, dim = torch.bfloat16, 10, 1, 8
     meter = ProcessMemory()
     before = meter.used_bytes()
-    pool = KVPool(
-        layers=4,
-        blocks=2**29 // (4 * 16 * 2 * kv_heads * dim * dtype.itemsize),
-        block_tokens=16,
-        kv_heads=kv_heads,
-        head_dim=dim,
-        dtype=dtype,
-        device=torch.device("cpu"),
-    )
+    blocks = 2**29 // (4 * 16 * 2 * kv_heads * dim * dtype.itemsize)
+    pool = pool_of(blocks, kv_heads, dim, layers=4, dtype=dtype)
     assert pool.data.nbytes == 512 * MIB
     assert pool.data.data_ptr() % 64 == 0
     choose_attention("reference", pool, heads)

@@ -3,12 +3,12 @@
 import numpy as np
 import torch
 
+from tests.support.attention_cases import DTYPES, assert_exact, pool_of
 from tests.support.cases import for_each
 from worker.attention import KVPool, PackedBatch
-from worker.attention.choice import TOLERANCE, Trial, error_of, exact, make_trial
+from worker.attention.choice import Trial, make_trial
 from worker.attention.fixed import FixedAttention
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WINDOWS = (0, 37, 300)
 
 
@@ -18,16 +18,8 @@ def random_case(seed: int, dtype: torch.dtype) -> tuple[KVPool, int, Trial]:
     kv_heads, shared = int(rng.integers(1, 4)), int(rng.choice([1, 2, 7]))
     page, dim = int(rng.choice([1, 4, 16, 32])), int(rng.choice([16, 64, 80, 128]))
     rows = int(rng.integers(1, 8))
-    pool = KVPool(
-        layers=len(WINDOWS),
-        blocks=rows * -(-500 // page) + 3,
-        block_tokens=page,
-        kv_heads=kv_heads,
-        head_dim=dim,
-        dtype=dtype,
-        device=torch.device("cpu"),
-    )
-    pool.data.copy_(torch.from_numpy(rng.standard_normal(pool.data.shape, np.float32)))
+    blocks = rows * -(-500 // page) + 3
+    pool = pool_of(blocks, kv_heads, dim, layers=len(WINDOWS), page=page, dtype=dtype, rng=rng)
     contexts = rng.integers(1, 500, rows).tolist()
     return pool, kv_heads * shared, make_trial(pool, kv_heads * shared, contexts, [], rng)
 
@@ -36,10 +28,7 @@ def random_case(seed: int, dtype: torch.dtype) -> tuple[KVPool, int, Trial]:
 @for_each("dtype", DTYPES)
 def test_random_shapes(dtype: torch.dtype, seed: int) -> None:
     pool, heads, trial = random_case(seed, dtype)
-    backend = FixedAttention(pool, heads, windows=WINDOWS)
-    for layer, window in enumerate(WINDOWS):
-        expected = exact(pool, layer, trial, window)
-        assert error_of(backend, layer, trial, expected) < TOLERANCE[dtype]
+    assert_exact(FixedAttention(pool, heads, windows=WINDOWS), pool, trial, WINDOWS)
 
 
 @for_each("dtype", DTYPES)

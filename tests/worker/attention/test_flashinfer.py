@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.attention_cases import DTYPES, Case, random_case
+from tests.support.attention_cases import DTYPES, Case, assert_exact, pool_of, random_case
 from worker.attention import KVPool, flashinfer_backend
 from worker.attention.choice import TOLERANCE, error_of, exact, make_trial
 from worker.attention.flashinfer_backend import FlashInferAttention, flashinfer_problem
@@ -110,23 +110,13 @@ def test_random_shapes_by_the_documented_contract(dtype: torch.dtype) -> None:
     for seed in range(12):
         case = cpu_case(seed, dtype)
         backend = FlashInferAttention(case.pool, case.heads, windows=case.windows)
-        for layer, window in enumerate(case.windows):
-            expected = exact(case.pool, layer, case.trial, window)
-            assert error_of(backend, layer, case.trial, expected) < TOLERANCE[dtype], str(case)
+        assert_exact(backend, case.pool, case.trial, case.windows)
 
 
 @pytest.mark.usefixtures("stand_in")
 def test_a_chunk_reads_what_a_decode_of_the_same_step_writes() -> None:
     """As any backend does: all is stored before anything attends."""
-    pool = KVPool(
-        layers=1,
-        blocks=4,
-        block_tokens=4,
-        kv_heads=1,
-        head_dim=16,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
+    pool = pool_of(4, 1, 16, page=4)
     trial = make_trial(pool, 2, [4], [(3, 7)], np.random.default_rng(0))
     # The chunk's first block is the decode's, whose last slot is only now filled.
     trial.batch.block_table[1, 0] = trial.batch.block_table[0, 0]
@@ -178,15 +168,7 @@ def test_a_flashinfer_with_other_parameters_is_named(stand_in: types.ModuleType)
 
 
 def small_pool(dtype: torch.dtype, dim: int) -> KVPool:
-    return KVPool(
-        layers=1,
-        blocks=4,
-        block_tokens=16,
-        kv_heads=1,
-        head_dim=dim,
-        dtype=dtype,
-        device=torch.device("cpu"),
-    )
+    return pool_of(4, 1, dim, dtype=dtype)
 
 
 @pytest.mark.parametrize(("dtype", "dim"), [(torch.float32, 128), (torch.bfloat16, 80)])
@@ -206,19 +188,9 @@ def test_chunks_on_cuda(seed: int) -> None:
         pytest.skip(problem)
     rng = np.random.default_rng(seed)
     kv_heads, shared = ((8, 4), (1, 7), (2, 1), (4, 8))[seed]
-    pool = KVPool(
-        layers=1,
-        blocks=600,
-        block_tokens=16,
-        kv_heads=kv_heads,
-        head_dim=128,
-        dtype=torch.bfloat16,
-        device=torch.device("cuda"),
-    )
-    pool.data.normal_()
+    device = torch.device("cuda")
+    pool = pool_of(600, kv_heads, 128, dtype=torch.bfloat16, device=device, rng=rng)
     contexts = rng.integers(1, 900, 4).tolist()
     chunks = [(int(rng.integers(1, keys + 1)), int(keys)) for keys in rng.integers(20, 900, 3)]
     trial = make_trial(pool, kv_heads * shared, contexts, chunks, rng)
-    backend = FlashInferAttention(pool, kv_heads * shared)
-    error = error_of(backend, 0, trial, exact(pool, 0, trial))
-    assert error < TOLERANCE[torch.bfloat16]
+    assert_exact(FlashInferAttention(pool, kv_heads * shared), pool, trial, [0])

@@ -3,21 +3,16 @@
 import pytest
 import torch
 
-from tests.support.attention_cases import DTYPES, random_case
+from tests.support.attention_cases import CPU, DTYPES, assert_exact, random_case
 from tests.support.cases import for_each
-from worker.attention.choice import TOLERANCE, error_of, exact
 from worker.attention.reference import ReferenceAttention
-
-CPU = torch.device("cpu")
 
 
 def holds_for_random_shapes(dtype: torch.dtype, device: torch.device) -> None:
     for seed in range(12):
         case = random_case(seed, dtype, device)
         backend = ReferenceAttention(case.pool, case.heads, windows=case.windows)
-        for layer, window in enumerate(case.windows):
-            expected = exact(case.pool, layer, case.trial, window)
-            assert error_of(backend, layer, case.trial, expected) < TOLERANCE[dtype], str(case)
+        assert_exact(backend, case.pool, case.trial, case.windows)
 
 
 @for_each("dtype", DTYPES)

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.attention_cases import DTYPES, random_case
+from tests.support.attention_cases import DTYPES, assert_exact, pool_of, random_case
 from tests.support.triton_tests import DEVICE, INTERPRETED, NEEDS_TRITON, sound_interpreter
-from worker.attention import KVPool
-from worker.attention.choice import TOLERANCE, error_of, exact
+from worker.attention.choice import TOLERANCE, exact
 
 # float16 differs from bfloat16 in no tile and no order; the interpreter takes seconds for it.
 TYPES = DTYPES[:2] if INTERPRETED else DTYPES
@@ -31,9 +30,7 @@ if INTERPRETED or torch.cuda.is_available():
 def test_random_shapes(dtype: torch.dtype, seed: int, invariant: bool) -> None:
     case = random_case(seed, dtype, DEVICE)
     backend = TritonAttention(case.pool, case.heads, windows=case.windows, invariant=invariant)
-    for layer, window in enumerate(case.windows):
-        expected = exact(case.pool, layer, case.trial, window)
-        assert error_of(backend, layer, case.trial, expected) < TOLERANCE[dtype], str(case)
+    assert_exact(backend, case.pool, case.trial, case.windows)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -41,9 +38,7 @@ def test_keys_split_over_programs(seed: int) -> None:
     """Long contexts in a small batch: several shares, some of them empty."""
     case = random_case(seed, torch.float32, DEVICE, longest=300)
     backend = TritonAttention(case.pool, case.heads, windows=case.windows)
-    for layer, window in enumerate(case.windows):
-        expected = exact(case.pool, layer, case.trial, window)
-        assert error_of(backend, layer, case.trial, expected) < TOLERANCE[torch.float32], str(case)
+    assert_exact(backend, case.pool, case.trial, case.windows)
 
 
 @pytest.mark.parametrize("seed", [4, 7])
@@ -78,16 +73,7 @@ def test_recorded_steps_of_any_rows(seed: int) -> None:
 
 @pytest.mark.parametrize("contexts", [[1], [5, 3000, 1, 40], [64] * 33, [900, 900, 900]])
 def test_the_device_shares_keys_out_as_the_host_does(contexts: list[int]) -> None:
-    pool = KVPool(
-        layers=1,
-        blocks=1,
-        block_tokens=16,
-        kv_heads=2,
-        head_dim=16,
-        dtype=torch.bfloat16,
-        device=DEVICE,
-    )
-    backend = TritonAttention(pool, 4)
+    backend = TritonAttention(pool_of(1, 2, 16, dtype=torch.bfloat16, device=DEVICE), 4)
     table = torch.zeros((len(contexts), 200), dtype=torch.int32, device=DEVICE)
     slots = torch.zeros(len(contexts), dtype=torch.int64, device=DEVICE)
     keys = torch.tensor(contexts, dtype=torch.int32, device=DEVICE)

@@ -372,6 +372,8 @@ def submitted(bench: Bench, count: int) -> list[Job]:
     threads = [threading.Thread(target=bench.engine.submit, args=[job]) for job in jobs]
     for thread in threads:
         thread.start()
+    for thread in threads:
+        thread.join()
     return jobs
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling
+from tests.support import engine
 from tests.support.engine import EOS, FakeClock, config, end_of, ids_of
 from tests.support.fake_device import FakeDevice, LaunchedFake, continuation
 from worker.core import Event, Job, JobFinished, JobPaused, JobResumed, JobStarted, JobTokens
@@ -26,7 +27,7 @@ ENDS_OF_NAN = Code.NOT_FINITE, Code.ENGINE_ERROR, Code.NO_CAPACITY, Code.DRAININ
 
 
 @dataclass
-class Bench:
+class Bench(engine.Bench):
     overlap: bool = True
     blocks: int = 64
     step_s: float = 0.0
@@ -66,13 +67,6 @@ class Bench:
         job = Job(prompt, sampling, self.clock.now + left_s, on_deadline, session=session)
         self.engine.submit(job)
         return job
-
-    def step(self, steps: int = 1) -> list[Event]:
-        events: list[Event] = []
-        for _ in range(steps):
-            events += self.engine.step()
-            self.check()
-        return events
 
     def finish(self) -> list[Event]:
         events = self.step()

@@ -14,14 +14,14 @@ from protocol import Sampling
 from tests.support.checkpoints import DEMO
 from tests.support.engine import end_of, ids_of
 from tests.support.real_weights import smollm2
-from worker.core import Event, Job, JobFinished
+from tests.worker.engine.test_engine_thread import PATIENCE_S, Collector
+from worker.core import Job
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.environment import nested
 from worker.kv_disk.transfers import BackgroundThread
 from worker.settings import WorkerSettings
 
-PATIENCE_S = 60.0
 LONG = np.random.default_rng(3).integers(10, 2000, 300).tolist()
 ANSWER = 20
 """Tokens."""
@@ -43,26 +43,19 @@ class Server:
         bundle = build_engine(WorkerSettings(model_path=model, **nested(values)))
         assert isinstance(bundle.engine, Engine)
         self.engine = bundle.engine
-        self._ended = threading.Condition()
-        self._events: list[Event] = []
-        self.engine.start(self._take)
-
-    def _take(self, events: list[Event]) -> None:
-        with self._ended:
-            self._events += events
-            self._ended.notify_all()
+        self._told = Collector()
+        self._asked = 0
+        self.engine.start(self._told)
 
     def say(self, ids: list[int], session: str = "", **sampling: object) -> tuple[list[int], int]:
         """The answer's tokens, and how many of the prompt's were not computed."""
         parameters = {"max_tokens": ANSWER, "ignore_eos": True, "temperature": 0.9, "seed": 5}
         job = Job(ids, Sampling(**(parameters | sampling)), 1e12, session=session)  # type: ignore[arg-type]
         self.engine.submit(job)
-        with self._ended:
-            assert self._ended.wait_for(lambda: self._has_ended(job), PATIENCE_S)
-            return ids_of(job, self._events), end_of(job, self._events).cached_tokens
-
-    def _has_ended(self, job: Job) -> bool:
-        return any(isinstance(e, JobFinished) and e.job is job for e in self._events)
+        self._asked += 1
+        self._told.wait_ended(self._asked)
+        events = self._told.events
+        return ids_of(job, events), end_of(job, events).cached_tokens
 
     def stop(self) -> None:
         self.engine.stop()

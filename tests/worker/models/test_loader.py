@@ -1,8 +1,6 @@
 """Where weights end up, what they cost on the way, and that it makes no difference."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 from tests.support.checkpoints import edit_config, make_checkpoint
 from tests.support.lazy import transformers
 from tests.support.model import CPU, Rig
+from tests.support.processes import python
 from worker.errors import BrokenCheckpoint, UnsupportedModel
 from worker.models import loader
 from worker.models.checkpoint import Checkpoint
@@ -125,13 +124,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_loading_peaks_at_the_weights_and_one_layer(tiny: Path, large: Path) -> None:
     """Issue: measured by the kernel, in processes of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", PEAKS, str(large), str(tiny)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    peaks = [list(map(int, line.split())) for line in done.stdout.splitlines()]
+    told = python("-c", PEAKS, large, tiny).stdout
+    peaks = [list(map(int, line.split())) for line in told.splitlines()]
     assert len(peaks) == 2
     for peak, weights, itemsize in peaks:
         layer = (2 * 1024**2 + 2 * 1024 * 512 + 3 * 1024 * 6144) * itemsize

@@ -1,6 +1,6 @@
 """Steps done by the team of threads, next to the model's own way, operation by operation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from tests.worker.models.test_blocked import dtype_of, form, needs_kernel
 from worker.attention import PackedBatch
 from worker.attention.numba_backend import NumbaAttention
 from worker.cpu_kernels.block_job import Form
+from worker.cpu_kernels.block_products import PASS_ROWS
 from worker.cpu_kernels.team import TAKEN
 from worker.models import loader
 from worker.models.loader import Layout
@@ -27,6 +28,7 @@ ALONE = (1,) * len(CONTEXTS)
 KINDS: dict[str, dict[str, object]] = {
     "llama": {},
     "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
     "mistral": {"model_type": "mistral", "sliding_window": 290},
     "qwen2-upper-window": {
         "model_type": "qwen2",
@@ -36,14 +38,6 @@ KINDS: dict[str, dict[str, object]] = {
     },
 }
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-
-
-@pytest.fixture(params=[1, 8], ids=["alone", "more threads than cores"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 class Rivals:
@@ -71,11 +65,8 @@ class Rivals:
             expected = self.model.forward(ids, positions, self.attention.prepare(batch))
             stored = pool.clone()
             pool.copy_(self._filled)
-            if isinstance(steps, LayerSteps):
-                found = steps.hidden(self.attention.prepare(batch), ids, positions)
-            else:
-                assert isinstance(steps, WholeStep) and steps.takes(batch)
-                found = steps.hidden(batch, ids, positions)
+            assert steps.takes(batch)
+            found = steps.hidden(batch, ids, positions)
         assert distance(found, expected) < TOLERANCE[pool.dtype]
         assert distance(pool, stored) < TOLERANCE[pool.dtype]
         assert not torch.equal(pool, self._filled)
@@ -111,14 +102,15 @@ def test_it_computes_what_the_model_does(
     one that never ends it."""
     rivals = Rivals(tmp_path, form, kind)
     whole = WholeStep.of(rivals.model, rivals.attention, 16)
-    layers = LayerSteps.of(rivals.model, rivals.attention, 32)
+    layers = LayerSteps.of(rivals.model, rivals.attention, 96)
     assert whole is not None and layers is not None
-    assert layers.most_rows == 32
+    most = layers.most_rows
+    assert most == (PASS_ROWS if form == Form.TILES else 96)
     rivals.compare(whole, CONTEXTS[:1], ALONE[:1])
     for _ in range(5):
         rivals.compare(whole, CONTEXTS, ALONE)
-        rivals.compare(layers, CONTEXTS, (1, 1, 5, 19, 3))
-    rivals.compare(layers, (700, 300), (7, 25))
+        rivals.compare(layers, CONTEXTS, (1, 1, 5, most - 10, 3))
+    rivals.compare(layers, (700, 300), (most - 25, 25))
     for steps in (whole, layers):
         steps._template[:, TAKEN] = 1
     rivals.compare(whole, CONTEXTS[:3], ALONE[:3])

@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from protocol import Code, FinishReason, Sampling
+from tests.support.attention_cases import pool_of
 from tests.support.engine import end_of, ids_of
 from tests.worker.engine.test_engine_thread import Collector
 from tests.worker.engine.test_torch_engine import FAR, prompt, run
-from worker.attention import AttentionStep, KVPool, PackedBatch
+from worker.attention import AttentionStep, PackedBatch
 from worker.attention.reference import ReferenceAttention
 from worker.core import Event, Job, JobPaused, JobPrompt, JobTokens
 from worker.engine.engine import Engine, EngineConfig
@@ -131,15 +132,8 @@ def build(
 ) -> Engine:
     config = read_config(path)
     model = load_model(path, config, torch.float32, CPU)
-    pool = KVPool(
-        layers=config.num_layers,
-        blocks=BLOCKS + 1,
-        block_tokens=BLOCK_TOKENS,
-        kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=torch.float32,
-        device=CPU,
-    )
+    heads, layers = config.num_kv_heads, config.num_layers
+    pool = pool_of(BLOCKS + 1, heads, config.head_dim, layers=layers, page=BLOCK_TOKENS)
     attention = (RefilledReference if graphs else ReferenceAttention)(pool, config.num_heads)
     max_blocks = config.context_tokens // BLOCK_TOKENS
     sampler = Sampler(

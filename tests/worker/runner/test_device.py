@@ -1,10 +1,9 @@
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from tests.support.processes import python
 from worker.errors import DeviceUnavailable
 from worker.runner.device import open_device
 
@@ -13,13 +12,7 @@ from worker.runner.device import open_device
 def test_threads_that_wait_for_each_other_sleep() -> None:
     """WK-14: those that spin take the cores from the ones that have to get there."""
     env = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
-    told = subprocess.run(
-        [sys.executable, "-c", "import worker.encoding, torch"],
-        env=env | {"OMP_DISPLAY_ENV": "TRUE"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    told = python("-c", "import worker.encoding, torch", env=env | {"OMP_DISPLAY_ENV": "TRUE"})
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in told.stderr
 
 

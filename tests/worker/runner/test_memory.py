@@ -11,6 +11,7 @@ import torch
 
 from protocol import AbortCause, Code, FinishReason, Sampling
 from tests.support.cases import for_each
+from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import Bench, end_of, ids_of
 from tests.support.worker_constants import constants_among
 from tests.worker.engine.test_torch_engine import run
@@ -19,6 +20,9 @@ from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.errors import DeviceLost, MemoryLimitExceeded
 from worker.memory import GIB, MemoryLimits
+from worker.models.config import read_config
+from worker.models.model import load_model
+from worker.runner import build
 from worker.runner.memory import ProcessMemory, is_out_of_memory, text_guard
 from worker.runner.out_of_memory import StepMemory
 from worker.scheduler.plan import Plan
@@ -28,6 +32,7 @@ from worker.settings import KvSettings, MemorySettings, WorkerSettings
 @dataclass
 class FakeMeter:
     used: int = 0
+    free: int = 2**63
     cached: int = 0
     drops: int = 0
 
@@ -35,7 +40,7 @@ class FakeMeter:
         return self.used + self.cached
 
     def free_bytes(self) -> int:
-        return 2**63
+        return self.free
 
     def drop_caches(self) -> None:
         self.cached = 0
@@ -341,3 +346,23 @@ def test_a_full_gpu_leaves_the_worker_alive(tiny: Path) -> None:
     while engine.scheduler.has_work:
         events += engine.step()
     assert end_of(after, events).reason is FinishReason.LENGTH
+
+
+CPU = torch.device("cpu")
+
+
+def test_a_step_longer_than_the_context_is_several_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a position beyond the model's context ends the whole process."""
+    path = make_checkpoint(tmp_path)
+    config = read_config(path)
+    model = load_model(path, config, torch.float32, CPU)
+    allocated = iter([1000, 5000])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: next(allocated))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: next(allocated))
+    for name in ("reset_peak_memory_stats", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: None)
+    tokens = 2 * config.context_tokens + 3
+    found = build.largest_step_bytes(model, config, CPU, tokens=tokens, rows=5)
+    assert found == 4000 + 3 * 5 * config.vocab_size * 4

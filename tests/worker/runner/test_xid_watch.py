@@ -1,16 +1,16 @@
-"""What the driver says of a GPU; NVIDIA's library is played by a module of the same surface."""
+"""What the driver says of a GPU."""
 
 import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from queue import SimpleQueue
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.support.fake_nvml import FakeNvml, NvmlError, fake_nvml
 from worker.runner import xid_watch
 from worker.runner.device_probe import DeviceProbe
 from worker.runner.xid_watch import XidWatch, gpu_fault_of, watch_gpu
@@ -20,48 +20,9 @@ DOUBLE_BIT_ERROR = 48
 OF_A_PROGRAM = 31
 
 
-class NvmlError(Exception):
-    def __init__(self, value: int) -> None:
-        super().__init__(f"NVML error {value}")
-        self.value = value
-
-
-class FakeNvml(ModuleType):
-    NVMLError = NvmlError
-    NVML_ERROR_TIMEOUT = 10
-    nvmlEventTypeXidCriticalError = 8
-
-    def __init__(self) -> None:
-        super().__init__("pynvml")
-        self.events: SimpleQueue[int | NvmlError] = SimpleQueue()
-        self.registered: list[tuple[str, int]] = []
-
-    def nvmlInit(self) -> None:
-        pass
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid != "GPU-a":
-            raise NvmlError(6)
-        return uuid
-
-    def nvmlEventSetCreate(self) -> str:
-        return "set"
-
-    def nvmlDeviceRegisterEvents(self, handle: str, kind: int, events: str) -> None:
-        self.registered.append((handle, kind))
-
-    def nvmlEventSetWait_v2(self, events: str, timeout_ms: int) -> SimpleNamespace:
-        found = self.events.get(timeout=60)
-        if isinstance(found, NvmlError):
-            raise found
-        return SimpleNamespace(eventData=found)
-
-
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    fake = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    return fake
+    return fake_nvml(monkeypatch)
 
 
 def watched(
@@ -82,9 +43,8 @@ def test_an_ecc_error_is_noticed_without_a_job(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = watched(monkeypatch, lost)
-    assert watch is not None and nvml.registered == [("GPU-a", 8)]
-    nvml.events.put(NvmlError(nvml.NVML_ERROR_TIMEOUT))
-    nvml.events.put(DOUBLE_BIT_ERROR)
+    assert watch is not None and nvml.registered == ["GPU-a"]
+    nvml.events.append(("GPU-a", DOUBLE_BIT_ERROR))
     watch._thread.join(60)
     assert "Xid 48" in watch.fault and "uncorrectable ECC error" in watch.fault
 
@@ -94,8 +54,7 @@ def test_another_programs_fault_is_only_told(
 ) -> None:
     watch = watched(monkeypatch, lambda: None)
     assert watch is not None
-    nvml.events.put(OF_A_PROGRAM)
-    nvml.events.put(NvmlError(999))  # the driver tells no more
+    nvml.events.extend([("GPU-a", OF_A_PROGRAM), NvmlError(999)])  # the driver tells no more
     watch._thread.join(60)
     assert not watch.fault and "Xid 31; the GPU computes as before" in caplog.text
 

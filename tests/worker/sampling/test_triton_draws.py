@@ -3,15 +3,15 @@
 As in ``attention/test_triton.py``, which says why.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
 from protocol import Sampling
+from tests.support import draws
 from tests.support.cases import for_each
+from tests.support.draws import KINDS, Way, kept_of
 from tests.support.triton_tests import DEVICE, INTERPRETED, NEEDS_TRITON, sound_interpreter
 from worker.core import Job
 from worker.sampling.sampler import Sampler, draw_plain, likeliest
@@ -30,16 +30,6 @@ if INTERPRETED or torch.cuda.is_available():
     from worker.sampling.triton_draws import draw_rows
 
 
-class Way(NamedTuple):
-    """How a row is drawn."""
-
-    heat: float = 0.8
-    min_p: float = 0.0
-    number: float = 0.5
-    top_k: int = 0
-    top_p: float = 1.0
-
-
 def drawn(logits: NDArray[np.float32], ways: list[Way], chosen: int = SPOILT) -> list[int]:
     """Tokens of ``logits`` [rows, vocabulary], or of the one row that they all have."""
     rows = np.broadcast_to(logits, (len(ways), logits.shape[-1])).copy()
@@ -49,24 +39,6 @@ def drawn(logits: NDArray[np.float32], ways: list[Way], chosen: int = SPOILT) ->
         torch.from_numpy(rows).to(DEVICE), given, chances, block=BLOCK
     ).tolist()
     return found
-
-
-def kept_of(logits: NDArray[np.float32], way: Way) -> NDArray[np.float64]:
-    """Weights in float64, 0 for what is left out."""
-    exact = logits.astype(np.float64)
-    weights = np.exp((exact - exact.max()) / float(np.float32(way.heat)))
-    order = np.lexsort((np.arange(len(weights)), -exact))
-    ordered = weights[order]
-    most = way.top_k if 0 < way.top_k < len(weights) else len(weights)
-    stays = np.arange(len(weights)) < most
-    if way.top_p < 1:
-        share = float(np.float32(way.top_p)) * ordered[:most].sum()
-        stays &= ordered.cumsum() - ordered < share - 1e-9
-    stays[0] = True
-    kept: NDArray[np.float64] = np.zeros_like(weights)
-    kept[order[stays]] = ordered[stays]
-    kept[weights < float(np.float32(way.min_p))] = 0
-    return kept
 
 
 def check(logits: NDArray[np.float32], ways: list[Way]) -> None:
@@ -82,30 +54,9 @@ def check(logits: NDArray[np.float32], ways: list[Way]) -> None:
 
 
 def logits_of(kind: str) -> NDArray[np.float32]:
-    rng = np.random.default_rng(2)
-    normal: NDArray[np.float32] = rng.standard_normal(VOCABULARY).astype(np.float32)
-    found: NDArray[np.float32]
-    match kind:
-        case "flat":
-            found = normal / 8
-        case "peaked":
-            found = normal * 6
-        case "few values":
-            found = np.round(normal)
-        case "all equal":
-            found = np.full(VOCABULARY, -3.0, np.float32)
-        case "small and negative":
-            found = -np.exp(normal * 9)
-        case "crowded":  # as many of the largest in one lane as can be
-            lanes = np.arange(VOCABULARY) % BLOCK
-            found = np.sort(normal)[lanes.argsort(kind="stable").argsort()]
-        case _:  # a grammar barred most, and some are zeros of either sign
-            found = np.full(VOCABULARY, -np.inf, np.float32)
-            found[[5, 17, 200, 201, 500]] = 1.0, 2.0, 0.0, -0.0, 1.0
-    return found
+    return draws.logits_of(kind, VOCABULARY, BLOCK)
 
 
-KINDS = ["flat", "peaked", "few values", "all equal", "small and negative", "crowded", "barred"]
 FILTERS = [
     Way(),
     Way(min_p=0.3),

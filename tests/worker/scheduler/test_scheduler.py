@@ -267,18 +267,22 @@ def run_steps(scheduler: Scheduler, steps: int = 1) -> list[list[tuple[Request, 
     return done
 
 
+def queued(scheduler: Scheduler, *requests: Request) -> None:
+    for one in requests:
+        assert scheduler.enqueue(one, 0.0) is None
+
+
 def labelled(scheduler: Scheduler, *requests: Request) -> None:
     for one in requests:
         scheduler.prefix_cache.hash_prompt(one, b"")
-        assert scheduler.enqueue(one, 0.0) is None
+    queued(scheduler, *requests)
 
 
 def test_a_large_request_is_not_delayed_by_small_ones() -> None:
     """What would still hold blocks when the large one could have them waits its turn."""
     scheduler = Scheduler(config(max_step_tokens=64), BlockPool(16))
     first, large, long = request(40, 8, 1.0), request(44, 12, 2.0), request(1, 12, 3.0)
-    for one in (first, large, long):
-        assert scheduler.enqueue(one, 0.0) is None
+    queued(scheduler, first, large, long)
     assert scheduler.schedule().started == [first]
     assert scheduler.schedule().started == []
     scheduler.release(first)
@@ -289,8 +293,7 @@ def test_what_does_not_delay_the_head_need_not_wait() -> None:
     """The pool is not left idle: 4 blocks are free, and the short one is gone in time."""
     scheduler = Scheduler(config(max_step_tokens=64), BlockPool(16))
     first, large, short = request(40, 8, 1.0), request(40, 8, 2.0), request(1, 5, 3.0)
-    for one in (first, large, short):
-        assert scheduler.enqueue(one, 0.0) is None
+    queued(scheduler, first, large, short)
     assert scheduler.schedule().started == [first, short]
     steps = 0
     while large.slot < 0:
@@ -303,12 +306,11 @@ def test_a_large_request_does_not_starve() -> None:
     """However many small ones come, only so many go first."""
     scheduler = Scheduler(config(max_step_tokens=64, max_waiting=10**6), BlockPool(16))
     holder, large = request(20, 40, 1.0), request(40, 20, 2.0)
-    for one in (holder, large):
-        assert scheduler.enqueue(one, 0.0) is None
+    queued(scheduler, holder, large)
     scheduler.schedule()
     overtook = 0
     for _ in range(100):
-        assert scheduler.enqueue(request(1, 1, 3.0), 0.0) is None
+        queued(scheduler, request(1, 1, 3.0))
         started = scheduler.schedule().started
         overtook += len(started)
         for one in started:
@@ -323,8 +325,7 @@ def test_least_slack_counts_the_work_that_is_left() -> None:
     scheduler = Scheduler(config(max_running=1), BlockPool(64))
     scheduler.step_time.prefilled(1.0, 10)
     short, long = request(10, 1, deadline=20.0), request(60, 1, deadline=22.0)
-    for one in (short, long):
-        assert scheduler.enqueue(one, 0.0) is None
+    queued(scheduler, short, long)
     assert scheduler.schedule().started == [long]
 
 
@@ -363,11 +364,10 @@ def test_prompts_do_not_stall_decodes(
         step_time.prefilled(plain_s + 0.005 * 20, 20)
     assert step_time.prompt_token_s == pytest.approx(0.005)
     relaxed, strict = request(1, 9, token_gap_s=2.0), request(1, 9, token_gap_s=gap_s)
-    for one in (relaxed, strict):
-        assert scheduler.enqueue(one, 0.0) is None
+    queued(scheduler, relaxed, strict)
     run_steps(scheduler)
     prompt = request(60, 4, token_gap_s=1e-6)  # its own gap does not count before its first token
-    assert scheduler.enqueue(prompt, 0.0) is None
+    queued(scheduler, prompt)
     assert run_steps(scheduler) == [[(relaxed, 1, 1), (strict, 1, 1), (prompt, 0, chunk)]]
     for one in (relaxed, strict):
         scheduler.release(one)
@@ -392,11 +392,11 @@ def test_dl14_prompts_take_the_time_by_which_a_row_is_early(
     for _ in range(200):
         scheduler.step_time.prefilled(0.01 + 0.005 * 20, 20)
     early = request(1, 9, first_token_by=0.06, token_gap_s=0.041)
-    assert scheduler.enqueue(early, 0.0) is None
+    queued(scheduler, early)
     run_steps(scheduler)
     if is_ahead:
         early.tokens[-1] = PENDING
-    assert scheduler.enqueue(request(60, 4), 0.0) is None
+    queued(scheduler, request(60, 4))
     plan = scheduler.schedule(now).plan
     assert plan is not None
     assert [row.count for row in plan.rows] == [1, chunk]
@@ -408,8 +408,7 @@ def test_dl14_the_most_urgent_first_token_is_computed_first() -> None:
     soon = request(8, 1, deadline=50.0, first_token_by=60.0)
     first = request(8, 1, deadline=99.0, first_token_by=20.0)
     late = request(8, 1, deadline=90.0)
-    for one in (late, soon, first):
-        assert scheduler.enqueue(one, 0.0) is None
+    queued(scheduler, late, soon, first)
     assert run_steps(scheduler, 3) == [[(one, 0, 8)] for one in (first, soon, late)]
 
 
@@ -417,9 +416,9 @@ def test_an_urgent_prompt_does_not_wait_for_a_long_one_under_way() -> None:
     """While a slot is free it is admitted, and its prompt goes first."""
     scheduler = Scheduler(config(max_step_tokens=8), BlockPool(64))
     long, urgent = request(40, 1, deadline=90.0), request(8, 1, deadline=9.0)
-    assert scheduler.enqueue(long, 0.0) is None
+    queued(scheduler, long)
     assert run_steps(scheduler) == [[(long, 0, 8)]]
-    assert scheduler.enqueue(urgent, 0.0) is None
+    queued(scheduler, urgent)
     assert run_steps(scheduler, 2) == [[(urgent, 0, 8)], [(long, 8, 8)]]
 
 
@@ -427,9 +426,7 @@ def test_blocks_that_adoption_gives_back_are_given_out_again() -> None:
     """Each reserves a copy of the common beginning; when the first has computed it, all go on."""
     scheduler = Scheduler(config(max_step_tokens=8, max_running=8, max_waiting=8), BlockPool(62))
     requests = [request([9, 10] * 16 + [11 + i], 7) for i in range(8)]  # 8 + 2 blocks each
-    for one in requests:
-        scheduler.prefix_cache.hash_prompt(one, b"")
-        assert scheduler.enqueue(one, 0.0) is None
+    labelled(scheduler, *requests)
     run_steps(scheduler, 6)
     scheduler.check_integrity()
     assert len(scheduler.running) == 8
@@ -491,7 +488,7 @@ def test_tenants_with_a_salt_of_their_own_share_nothing() -> None:
     for salt, expected in (("a", 0), ("b", 0), ("", 0), ("a", 8), ("b", 8), ("", 8)):
         one = request([5] * 10, max_tokens=1, salt=salt)
         scheduler.prefix_cache.hash_prompt(one, prefix_salt(b"model", salt))
-        assert scheduler.enqueue(one, 0.0) is None
+        queued(scheduler, one)
         run_steps(scheduler)
         assert one.cached_tokens == expected
 

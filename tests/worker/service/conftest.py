@@ -13,12 +13,12 @@ from protocol import (
     End,
     FinishReason,
     LaneMessage,
-    ModelCard,
     Open,
     Sampling,
     Submit,
 )
 from tests.support.clock import MovedClock
+from tests.support.fake_worker import make_card
 from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call
 from worker.core import EngineService, Job, JobFinished, JobStarted, JobTokens
 from worker.engines import load_engine
@@ -86,6 +86,11 @@ class Harness:
         job.has_started = True
         self.engine.emit(JobStarted(job, 1.5))
 
+    def start(self, job: Job) -> None:
+        """``begin``, and the lane has told of it."""
+        self.begin(job)
+        self.lane.wait(lambda: any(f.started for f in self.lane.frames()), "the start")
+
     def deltas(self, handle: int) -> list[Delta]:
         return [d for f in self.lane.frames() for d in f.deltas if d.handle == handle]
 
@@ -103,7 +108,7 @@ class Harness:
 
 def loaded_by(tokenizer: Tokenizer, engine: EngineService, model: str = "fake") -> LoadedEngine:
     """What a loader would have made."""
-    card = ModelCard(
+    card = make_card(
         model=model,
         context_tokens=128,
         vocab_size=256,
@@ -112,16 +117,8 @@ def loaded_by(tokenizer: Tokenizer, engine: EngineService, model: str = "fake") 
         special_tokens={},
         bos_token_id=None,
         eos_token_ids=(),
-        block_tokens=16,
-        hash_salt=b"",
-        engine="fake",
-        engine_version="0",
-        engine_digest="",
-        model_digest="",
-        device="cpu",
         max_running=4,
         max_waiting=4,
-        min_start_budget_ms=0.0,
     )
     return LoadedEngine(engine, tokenizer, card, {"total": 1234.5})
 

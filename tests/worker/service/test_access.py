@@ -2,7 +2,9 @@
 
 import logging
 import math
+import mmap
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -25,6 +27,7 @@ from worker.service import drain
 from worker.service.call import Call, strings
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
+from worker.service.triton_request import restrict_shared_memory
 from worker.text import Tokenizer
 
 TOKEN = "a-lane-token-of-the-test"
@@ -53,8 +56,7 @@ def test_a_stranger_gets_no_lane_and_learns_nothing(
 def test_a_stranger_cannot_drain_the_worker(tokenizer: Tokenizer, token: str) -> None:
     with serving(tokenizer, token=TOKEN, lane_token=TOKEN) as harness:
         request = harness.send(Drain(0.0, token))
-        request.wait_final()
-        assert request.error is not None and request.error[0] == Code.UNAUTHENTICATED
+        assert request.refusal()[0] == Code.UNAUTHENTICATED
         job, _ = harness.submit(1)
         harness.finish(job)
         assert harness.wait_end(1).code is None, "it still serves"
@@ -84,9 +86,8 @@ def test_a_plain_request_shows_the_token_that_is_asked(tokenizer: Tokenizer, sho
         stranger, friend = FakeResponder(), FakeResponder()
         parameters = {} if shown is None else {"token": shown}
         harness.service.accept(plain_call("ab", stranger, parameters=parameters))
-        stranger.wait_final()
-        assert stranger.error is not None and stranger.error[0] == Code.UNAUTHENTICATED
-        assert "request parameter token" in stranger.error[1]
+        code, message = stranger.refusal()
+        assert code == Code.UNAUTHENTICATED and "request parameter token" in message
         harness.service.accept(plain_call("ab", friend, parameters={"token": "right"}))
         (job,) = harness.engine.wait_submitted(1)
         harness.finish(job)
@@ -123,9 +124,8 @@ def test_a_worker_that_stops_stays_drained() -> None:
 @pytest.mark.parametrize("grace_ms", [-1.0, math.nan, math.inf, 1e300])
 def test_a_grace_beyond_reason_is_refused(harness: Harness, grace_ms: float) -> None:
     request = harness.send(Drain(grace_ms))
-    request.wait_final()
-    assert request.error is not None and request.error[0] == Code.INVALID_REQUEST
-    assert "grace_ms" in request.error[1]
+    code, message = request.refusal()
+    assert code == Code.INVALID_REQUEST and "grace_ms" in message
 
 
 def _lane_again(harness: Harness) -> FakeResponder:
@@ -165,8 +165,7 @@ def test_a_job_that_cannot_be_is_refused_before_the_engine(
 def test_a_message_for_a_lane_of_another_instance_says_so(harness: Harness) -> None:
     """The orchestrator takes this code for a lane that it has to open anew."""
     request = harness.send(Cancel("somewhere else", [1]))
-    request.wait_final()
-    assert request.error is not None and request.error[0] == Code.LANE_CLOSED
+    assert request.refusal()[0] == Code.LANE_CLOSED
 
 
 @pytest.mark.parametrize(
@@ -190,6 +189,29 @@ def test_bytes_that_are_no_message_are_refused_without_a_traceback(
     harness.service.accept(
         Call({TEXT_INPUT: strings(b""), LANE_MESSAGE: strings(data)}, {}, "", responder)
     )
-    responder.wait_final()
-    assert responder.error is not None and responder.error[0] == Code.INVALID_REQUEST
+    assert responder.refusal()[0] == Code.INVALID_REQUEST
     assert not [r for r in caplog.records if r.exc_info]
+
+
+def test_mapped_regions_are_for_their_owner_only(tmp_path: Path) -> None:
+    for name in ("mapped", "with a space", "not_mapped"):
+        (tmp_path / name).write_bytes(bytes(4096))
+        (tmp_path / name).chmod(0o644)
+    with (
+        (tmp_path / "mapped").open("r+b") as one,
+        (tmp_path / "with a space").open("r+b") as two,
+        mmap.mmap(one.fileno(), 4096),
+        mmap.mmap(two.fileno(), 4096),
+    ):
+        restrict_shared_memory(directory=f"{tmp_path}/")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"mapped": 0o600, "with a space": 0o600, "not_mapped": 0o644}
+
+
+def test_what_cannot_be_restricted_is_no_error(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    restrict_shared_memory(maps)
+    maps.write_text(
+        f"7f00-7f01 rw-s 0 00:01 5     {tmp_path}/gone (deleted)\n7f00-7f01 rw-p 0 0 0\n"
+    )
+    restrict_shared_memory(maps, f"{tmp_path}/")

@@ -15,18 +15,8 @@ def go_on(
     """Send what is left of a job of 100 tokens; whether the engine was asked to go on."""
     known = len(harness.engine.submitted)
     sampling = Sampling(**{"max_tokens": 100 - len(begun)} | of)  # type: ignore[arg-type]
-    ids = [1, 2, *begun]
-    harness.send(
-        Submit(
-            "lane",
-            handle,
-            ids,
-            sampling,
-            10_000.0,
-            begun_tokens=len(begun),
-            stop_after_tokens=stop_after,
-        )
-    )
+    told = {"begun_tokens": len(begun), "stop_after_tokens": stop_after}
+    harness.send(Submit("lane", handle, [1, 2, *begun], sampling, 10_000.0, **told))  # type: ignore[arg-type]
     return len(harness.engine.submitted) > known
 
 

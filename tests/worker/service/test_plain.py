@@ -40,9 +40,9 @@ def refused(harness: Harness, text: str = "ab", **inputs: object) -> tuple[Code,
     """Why a request is refused, which never reaches the engine."""
     responder, known = FakeResponder(), len(harness.engine.submitted)
     harness.service.accept(plain_call(text, responder, **inputs))
-    responder.wait_final()
-    assert responder.error is not None and len(harness.engine.submitted) == known
-    return responder.error
+    refusal = responder.refusal()
+    assert len(harness.engine.submitted) == known
+    return refusal
 
 
 def texts(responder: FakeResponder) -> list[str]:
@@ -175,8 +175,7 @@ def test_several_texts_are_elements_of_the_outputs(harness: Harness, stream: boo
 def test_an_error_of_one_text_ends_the_request_and_stops_the_others(harness: Harness) -> None:
     (one, other), responder = ask_for_two(harness)
     harness.finish(one, FinishReason.ERROR, Code.ENGINE_ERROR)
-    responder.wait_final()
-    assert responder.error is not None and responder.error[0] is Code.ENGINE_ERROR
+    assert responder.refusal()[0] is Code.ENGINE_ERROR
     assert harness.engine.wait_cancelled(1) == [(other, AbortCause.CANCEL)]
 
 
@@ -185,8 +184,7 @@ def test_a_client_that_is_gone_stops_all_of_its_texts(harness: Harness) -> None:
     responder.cancelled = True
     cancelled = harness.engine.wait_cancelled(2)
     assert cancelled[:2] == [(job, AbortCause.DISCONNECT) for job in jobs]
-    responder.wait_final()
-    assert responder.error is not None and responder.error[0] == Code.CANCELLED
+    assert responder.refusal()[0] == Code.CANCELLED
     assert not responder.asked_after_final
 
 
@@ -206,8 +204,7 @@ def test_bad_requests_never_reach_the_engine(harness: Harness) -> None:
         assert code == Code.INVALID_REQUEST and word in message, inputs
     broken = FakeResponder()
     harness.service.accept(Call({names.TEXT_INPUT: strings(b"\xff")}, {}, "", broken))
-    broken.wait_final()
-    assert broken.error is not None and "UTF-8" in broken.error[1]
+    assert "UTF-8" in broken.refusal()[1]
     assert harness.engine.submitted == []
 
 

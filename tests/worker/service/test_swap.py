@@ -24,6 +24,7 @@ from protocol import (
     SwapReport,
 )
 from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call
+from tests.worker.runner.test_memory import FakeMeter
 from tests.worker.service.conftest import Harness, loaded_by, serving
 from worker.core import Clock, Job, JobFinished
 from worker.environment import nested
@@ -64,25 +65,12 @@ class Models:
         return self.beside
 
 
-class Meter:
-    def __init__(self, used: int, free: int) -> None:
-        self.used, self.free = used, free
-
-    def used_bytes(self) -> int:
-        return self.used
-
-    def free_bytes(self) -> int:
-        return self.free
-
-    def drop_caches(self) -> None: ...
-
-
 @pytest.fixture
 def models(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Models:
     models = Models(tokenizer)
     monkeypatch.setattr(swapping, "check", models.check)
     # A real one walks through all that the suite has loaded: three seconds for each swap.
-    monkeypatch.setattr(swapping, "meter_of", lambda settings: Meter(0, 0))
+    monkeypatch.setattr(swapping, "meter_of", lambda settings: FakeMeter(0, 0))
     return models
 
 
@@ -141,8 +129,7 @@ def test_wk7_what_runs_finishes_and_what_waits_is_handed_back(
 ) -> None:
     running, _ = harness.submit(1)
     waiting, _ = harness.submit(2)
-    harness.begin(running)
-    harness.lane.wait(lambda: any(f.started for f in harness.lane.frames()), "the start")
+    harness.start(running)
     done = swap(harness, "second")
     assert harness.engine.wait_cancelled(1) == [(waiting, AbortCause.DRAIN)]
     harness.lane.wait(lambda: any(f.draining for f in harness.lane.frames()), "the drain")
@@ -233,8 +220,7 @@ def test_wk7_one_at_a_time_and_the_same_one_again_is_joined(
     first = swap(harness, "second")
     first.wait(lambda: "load" in phases(first), "the load")
     other = swap(harness, "third")
-    other.wait_final()
-    assert other.error is not None and other.error[0] == Code.NOT_READY
+    assert other.refusal()[0] == Code.NOT_READY
     joined = swap(harness, "second")
     models.may_load.set()
     assert outcome(first).phase is outcome(joined).phase is SwapPhase.DONE
@@ -246,8 +232,7 @@ def test_wk7_one_at_a_time_and_the_same_one_again_is_joined(
 def test_wk7_a_worker_can_be_stopped_while_it_swaps(models: Models) -> None:
     with serving(models.tokenizer, load=models.load) as harness:
         job, _ = harness.submit(1)
-        harness.begin(job)
-        harness.lane.wait(lambda: any(f.started for f in harness.lane.frames()), "the start")
+        harness.start(job)
         harness.engine.on_cancel = lambda job, cause: harness.finish(
             job, FinishReason.CANCELLED, Code.DRAINING
         )
@@ -298,17 +283,14 @@ def test_wk7_a_lane_that_is_opened_as_the_model_changes_has_the_new_card(harness
 def test_wk7_what_makes_no_sense_is_refused_at_once(
     harness: Harness, settings: dict[str, str], word: str
 ) -> None:
-    answer = harness.send(Swap(settings))
-    answer.wait_final()
-    assert answer.error is not None
-    assert answer.error[0] == Code.INVALID_REQUEST and word in answer.error[1]
+    code, message = harness.send(Swap(settings)).refusal()
+    assert code == Code.INVALID_REQUEST and word in message
 
 
 def test_wk7_only_who_has_the_lane_token_may(models: Models) -> None:
     with serving(models.tokenizer, load=models.load, token="key", lane_token="key") as harness:
         answer = swap(harness, "second")
-        answer.wait_final()
-        assert answer.error is not None and answer.error[0] == Code.UNAUTHENTICATED
+        assert answer.refusal()[0] == Code.UNAUTHENTICATED
 
 
 @contextmanager
@@ -382,7 +364,7 @@ def test_wk7_both_are_held_only_where_memory_allows(
     monkeypatch.setattr(swap_checks, "weight_bytes", weigh)
     monkeypatch.setattr(swap_checks, "_check_files", lambda settings: None)
     target, current = _settings(model_path="/new", **changes), _settings(model_path="/old")
-    meter = Meter(150 * MIB, free_mib * MIB)
+    meter = FakeMeter(150 * MIB, free_mib * MIB)
     if isinstance(expected, bool):
         assert swap_checks.check(target, current, meter) is expected
     else:
@@ -416,7 +398,7 @@ def test_wk7_on_a_gpu_the_new_pool_needs_room_and_the_old_one_makes_some(
     monkeypatch.setattr(swap_checks, "block_bytes", lambda config, tokens, each: 30 * MIB)
     target = _settings(model_path="/new", device="cuda", **changes)
     current = _settings(model_path="/old", device="cuda")
-    meter = Meter(800 * MIB, free_mib * MIB)
+    meter = FakeMeter(800 * MIB, free_mib * MIB)
     if expected is MemoryLimitExceeded:
         with pytest.raises(MemoryLimitExceeded, match=r"needs about 0\.98 GiB .* leaves 0\.79 GiB"):
             swap_checks.check(target, current, meter)
@@ -448,7 +430,7 @@ def test_wk7_an_engine_that_is_not_installed_is_found_out_before_anything_is_dra
     monkeypatch.setattr(swap_checks, "find_spec", lambda name: None)
     target = _settings(model_path=tmp_path, engine="vllm")
     with pytest.raises(EngineMissing, match=r"not installed.*tidegate engines ensure vllm"):
-        swap_checks.check(target, _settings(engine="synthetic-free"), Meter(0, 2**40))
+        swap_checks.check(target, _settings(engine="synthetic-free"), FakeMeter(0, 2**40))
 
 
 @pytest.mark.parametrize(
@@ -471,7 +453,7 @@ def test_wk7_files_of_other_engines_are_looked_at_before_anything_is_drained(
         (tmp_path / name).write_bytes(data)
     target = _settings(model_path=tmp_path, engine=engine)
     with pytest.raises(BrokenCheckpoint, match=problem):
-        swap_checks.check(target, _settings(engine="synthetic-free"), Meter(0, 2**40))
+        swap_checks.check(target, _settings(engine="synthetic-free"), FakeMeter(0, 2**40))
 
 
 def test_wk7_all_parts_of_a_model_are_weighed(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ import pytest
 
 from protocol import Code, FinishReason, block_hashes, prefix_salt
 from tests.orchestrator.api.tools import prompt_of
-from tests.orchestrator.conftest import Event, MakeService, Service, read_events
+from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import anthropic
+from tests.support.sse import Event, read_events
 
 HI: dict[str, Any] = {
     "model": "fake",
@@ -198,16 +199,14 @@ async def test_errors_are_anthropics(
     assert (status, error["type"], error["code"]) == (502, "api_error", "engine_error")
     status, error = await error_of(service, HI | {"deadline_ms": 0.001})
     assert (status, error["type"], error["code"]) == (504, "timeout_error", "deadline_exceeded")
-    assert (await service.ask("POST", "/v1/messages", 415, data=b"{" * 2))["error"][
-        "type"
-    ] == "invalid_request_error"
+    error = await service.refused(415, "/v1/messages", data=b"{" * 2)
+    assert error["type"] == "invalid_request_error"
 
 
 async def test_overload_is_529_and_tried_again(
     service: Service, worker: FakeWorker, sdk: anthropic.AsyncAnthropic
 ) -> None:
-    full = Plan(refuse=(Code.QUEUE_FULL, "full"))
-    worker.plan = lambda submit: full
+    full = worker.does(Plan(refuse=(Code.QUEUE_FULL, "full")))
     status, error = await error_of(service, HI)
     assert (status, error["type"]) == (529, "overloaded_error")
 

@@ -113,8 +113,8 @@ async def test_bodies_that_never_end_take_no_more_than_the_budget(
     refused = next(answer.result() for answer in answers if answer.done())
     assert refused.startswith(b"HTTP/1.1 503 ") and b"\r\nRetry-After: 1\r\n" in refused
     # what is small gets through beside them, and a large one that ends does too
-    async with service.http.post("/v2/tasks", json={"prompt": "x" * 30000}) as response:
-        assert response.status == 400 and "context" in await response.text()
+    error = await service.refused(400, "/v2/tasks", json={"prompt": "x" * 30000})
+    assert "context" in error["message"]
     await service.ask(
         "POST", "/v2/tasks", 202, data=TASK, headers={"Content-Type": "application/json"}
     )
@@ -157,10 +157,9 @@ async def test_the_room_is_given_back_however_it_ends(
 
 
 async def test_what_nobody_reads_is_not_buffered_beside_the_budget(
-    make_service: MakeService, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One read of the socket brings up to 256 KiB; a connection then waits for its reader."""
-    service = await make_service(worker)
     held = []
 
     async def stand_still(request: web.Request, *_: object) -> None:

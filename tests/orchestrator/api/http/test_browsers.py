@@ -6,9 +6,10 @@ import pytest
 from orchestrator.api.http.browsers import Browsers
 from orchestrator.errors import Forbidden
 from orchestrator.settings import HttpSettings, InvalidSettings, load_settings
-from tests.orchestrator.conftest import MakeService, Service, read_events
+from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
+from tests.support.sse import read_events
 
 TASK = {"prompt": "x", "max_tokens": 3}
 EVIL = "https://evil.example"

@@ -1,7 +1,6 @@
 """DL-1 to DL-6 over HTTP: past, too short, in the queue, before and after the first byte."""
 
 import asyncio
-import json
 import socket
 import threading
 import time
@@ -12,13 +11,13 @@ import pytest
 
 from orchestrator.dispatch import time_limits
 from orchestrator.prompts.stage import Steps
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.api.http.raw import CHAT, posted
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
 GRACE_S = time_limits.REPORT_GRACE_S
 TASK = {"model": "fake", "prompt": "x", "max_tokens": 20}
-CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
 BODIES: dict[str, dict[str, Any]] = {
     "/v2/tasks": TASK,
     "/v1/chat/completions": CHAT,
@@ -110,8 +109,7 @@ async def test_dl5_missed_mid_stream_is_a_terminal_error_event(
     task = await service.ask("POST", "/v2/tasks", 202, json=TASK | {"deadline_ms": 60_000})
     await service.until_tokens(3)
     service.leap(61)
-    async with service.http.get(task["events_url"]) as response:
-        events = [event async for event in read_events(response)]
+    events = await service.follow(task["events_url"])
     assert [e.event for e in events] == ["queued", "started", *["token"] * 3, "error"]
     assert events[-1].json()["code"] == "deadline_exceeded"
     assert events[-1].json()["budget"]["left_ms"] <= 0
@@ -225,12 +223,6 @@ async def test_dl9_an_error_before_admission_has_the_budget_that_was_stated(
         assert 0 < left_of(response) <= 60_000
 
 
-def posted(path: str, body: dict[str, Any]) -> bytes:
-    text = json.dumps(body)
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode()
-
-
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux says when data came")
 async def test_dl1_a_deadline_does_not_wait_for_a_busy_loop(
     service: Service, worker: FakeWorker
@@ -238,7 +230,7 @@ async def test_dl1_a_deadline_does_not_wait_for_a_busy_loop(
     """It runs from when the request was there, not from when the loop read it."""
     reader, writer = await asyncio.open_connection(*service.runner.addresses[0][:2])
     await service.ask("GET", "/health/live")  # the connection is accepted by now
-    writer.get_extra_info("socket")._sock.send(posted("/v2/tasks", TASK | {"deadline_ms": 10_000}))
+    writer.get_extra_info("socket")._sock.send(posted(TASK | {"deadline_ms": 10_000}, "/v2/tasks"))
     until = time.perf_counter() + 0.3
     while time.perf_counter() < until:  # nothing else runs on this loop meanwhile
         pass
@@ -255,8 +247,8 @@ async def test_dl1_a_pipelined_request_has_its_time_from_the_answer_before_on(
     release = asyncio.Event()
     worker.plan = lambda submit: Plan(stall_at=0, release=release)
     reader, writer = await asyncio.open_connection(*service.runner.addresses[0][:2])
-    second = posted("/v2/tasks", TASK | {"deadline_ms": 10_000})
-    writer.write(posted("/v1/chat/completions", CHAT) + second)
+    second = posted(TASK | {"deadline_ms": 10_000}, "/v2/tasks")
+    writer.write(posted(CHAT) + second)
     await worker.until(lambda: bool(worker.submits))
     await asyncio.to_thread(time.sleep, 0.5)  # the wait is measured in real time
     release.set()

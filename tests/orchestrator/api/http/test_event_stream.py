@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 
 import pytest
 
@@ -11,48 +10,15 @@ from orchestrator.errors import TidegateError
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import failed
 from protocol import AbortCause
+from tests.orchestrator.api.http.raw import AT, CHAT, connect, read_to_end, send
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
-
-CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
-AT = "/v1/chat/completions"
-
-
-async def send(
-    service: Service, body: dict[str, object], *, path: str = AT, receive_buffer: int = 0
-) -> socket.socket:
-    """Ask with a bare socket; the caller reads, or does not."""
-    data = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
-    loop = asyncio.get_running_loop()
-    client = socket.socket()
-    client.setblocking(False)
-    if receive_buffer:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    host, port = service.runner.addresses[0][:2]
-    await loop.sock_connect(client, (host, port))
-    await loop.sock_sendall(client, head.encode() + data)
-    return client
 
 
 def fail(service: Service, task: Task) -> None:
     """As if a fault of ours had ended it."""
     service.orchestrator.stages.settler.settle(task, failed(TidegateError("a fault")))
-
-
-async def read_to_end(client: socket.socket) -> bytearray:
-    """All of a chunked response."""
-    loop = asyncio.get_running_loop()
-    data = bytearray()
-    while not data.endswith(b"0\r\n\r\n"):
-        piece = await loop.sock_recv(client, 1 << 16)
-        assert piece, "the connection was closed early"
-        data += piece
-    return data
 
 
 @for_each(
@@ -156,12 +122,8 @@ async def test_or11_metrics_are_dropped_for_a_client_that_is_behind_and_tokens_a
     async def follow(max_tokens: int, *, pause: bool) -> list[str]:
         body = {"prompt": "x", "max_tokens": max_tokens}
         url = (await service.ask("POST", "/v2/tasks", 202, json=body))["events_url"]
-        loop = asyncio.get_running_loop()
-        client = socket.socket()
-        client.setblocking(False)
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        await loop.sock_connect(client, service.runner.addresses[0][:2])
-        await loop.sock_sendall(client, f"GET {url} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        asked = f"GET {url} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        client = await connect(service, asked, receive_buffer=4096)
         if pause:
             ends = len(service.outcomes()) + 1
             await service.until(lambda: len(service.outcomes()) == ends)
@@ -183,8 +145,7 @@ async def test_or11_a_silent_stream_says_that_it_lives(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     """Comments between events, after the headers only."""
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1))
     service = await make_service(worker, streams__keepalive_s=0.02)
     raw = await send(service, CHAT | {"stream": True})
     data = bytearray()

@@ -10,9 +10,10 @@ import pytest
 from orchestrator.prediction.forecaster import FIT_HEADROOM, Capacity
 from orchestrator.prediction.promises import FIRST_STRETCH
 from protocol import FinishReason, OnDeadline
-from tests.orchestrator.conftest import Service, read_events
+from tests.orchestrator.conftest import Service
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.paces import pace_of
+from tests.support.sse import read_events
 
 # 10 ms a token for one, 16 ms with all 64 slots in use; never less than 10 ms so far.
 PACE = pace_of(64, 512, 9.9, 0.1, 0.1, fastest_ms=10.0, steps=1000)
@@ -79,7 +80,7 @@ async def test_dl16_what_became_of_a_named_deadline_is_learnt(service: Service) 
     at_known_pace(service)
     promises = service.orchestrator.stages.prediction.promises
     body = TASK | {"deadline_ms": 1000}
-    error = (await service.ask("POST", "/v1/completions", 504, json=body))["error"]
+    error = await service.refused(504, "/v1/completions", json=body)
     headers = {"X-Deadline": str(error["earliest_feasible_deadline"])}
     await service.ask("POST", "/v1/completions", json=TASK, headers=headers)
     assert service.outcomes() == ["refused", "met"]
@@ -143,8 +144,7 @@ async def test_dl6_fit_on_tasks(service: Service, quicker: FakeWorker) -> None:
         task = await response.json()
         assert response.headers["X-Fitted-Max-Tokens"] == str(task["fitted_max_tokens"])
     assert_used(task["fitted_max_tokens"])
-    async with service.http.get(task["events_url"]) as response:
-        events = [event async for event in read_events(response)]
+    events = await service.follow(task["events_url"])
     assert events[-1].event == "end"
     end = events[-1].json()
     assert end["fitted_max_tokens"] == MADE

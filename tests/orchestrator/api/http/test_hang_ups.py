@@ -10,28 +10,12 @@ import pytest
 
 from orchestrator.api.http import connection
 from protocol import AbortCause
+from tests.orchestrator.api.http.raw import CHAT, connect, posted
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
-CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
 GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-
-def ask(body: dict[str, object]) -> bytes:
-    data = json.dumps(body).encode()
-    return (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data)
-    )
-
-
-async def connect(service: Service, data: bytes) -> socket.socket:
-    loop, client = asyncio.get_running_loop(), socket.socket()
-    client.setblocking(False)
-    await loop.sock_connect(client, service.runner.addresses[0][:2])
-    await loop.sock_sendall(client, data)
-    return client
 
 
 async def connect_in_time(service: Service, data: bytes, within_s: float) -> socket.socket:
@@ -56,7 +40,6 @@ async def read_all(client: socket.socket) -> bytes:
 
 
 BEHIND = {
-    "nothing": b"",
     "a request": GET,
     "many requests": GET * 100,
     "a body that nobody reads": (
@@ -76,7 +59,7 @@ async def test_wp1_what_comes_behind_a_request_hides_no_hang_up(
     worker.plan = lambda submit: Plan(stall_at=stall_at)
     worker.cancels.clear()
     for number, behind in enumerate(BEHIND.values(), 1):
-        client = await connect(service, ask(CHAT | {"stream": stream}))
+        client = await connect(service, posted(CHAT | {"stream": stream}))
         await worker.until(lambda: worker.running == 1)
         sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(client, behind))
         await asyncio.wait([sending], timeout=0.03)  # as much of it as is taken
@@ -90,7 +73,7 @@ async def test_wp1_what_comes_behind_a_request_hides_no_hang_up(
 async def test_wp1_who_ends_its_side_has_hung_up(service: Service, worker: FakeWorker) -> None:
     """As TCP shows a hang-up through most proxies. What needs no wait is answered all the same."""
     worker.plan = lambda submit: Plan(stall_at=3)
-    client = await connect(service, GET * 50 + ask(CHAT | {"stream": True}))
+    client = await connect(service, GET * 50 + posted(CHAT | {"stream": True}))
     await worker.until(lambda: worker.running == 1)
     client.shutdown(socket.SHUT_WR)
     await worker.until(lambda: not worker.running)
@@ -102,7 +85,7 @@ async def test_wp1_who_ends_its_side_has_hung_up(service: Service, worker: FakeW
 
 
 async def test_a_request_that_is_cut_off_gets_no_answer(service: Service) -> None:
-    for cut in (GET[:-3], ask(CHAT)[:-3]):
+    for cut in (GET[:-3], posted(CHAT)[:-3]):
         client = await connect(service, cut)
         client.shutdown(socket.SHUT_WR)
         assert await read_all(client) == b""
@@ -114,7 +97,7 @@ async def test_wp1_a_hang_up_after_an_expected_continue_is_noticed(
 ) -> None:
     """As curl sends a large body. The interim answer is not the beginning of the answer."""
     worker.plan = lambda submit: Plan(stall_at=0)
-    request = ask(CHAT).replace(b"Host:", b"Expect: 100-continue\r\nHost:", 1)
+    request = posted(CHAT).replace(b"Host:", b"Expect: 100-continue\r\nHost:", 1)
     client = await connect(service, request)
     await worker.until(lambda: worker.running == 1)
     client.close()
@@ -125,7 +108,7 @@ async def test_a_client_gone_before_its_expected_continue_is_no_error(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    head = ask(CHAT).partition(b"\r\n\r\n")[0] + b"\r\nExpect: 100-continue\r\n\r\n"
+    head = posted(CHAT).partition(b"\r\n\r\n")[0] + b"\r\nExpect: 100-continue\r\n\r\n"
     for _ in range(5):
         client = await connect(service, head)
         linger = struct.pack("ii", 1, 0)  # reset instead of an orderly end
@@ -138,11 +121,8 @@ async def test_a_client_gone_before_its_expected_continue_is_no_error(
     assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
 
 
-async def test_a_wrong_chunk_in_a_later_packet_is_refused_at_once(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
+async def test_a_wrong_chunk_in_a_later_packet_is_refused_at_once(service: Service) -> None:
     """Not when the body has been waited for, as if there were more to come."""
-    service = await make_service(worker)
     head = (
         b"POST /v2/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n"
@@ -172,7 +152,7 @@ async def test_half_a_head_behind_a_request_has_a_heads_time(
 ) -> None:
     monkeypatch.setattr(connection, "HEADER_TIMEOUT_S", 0.1)
     service = await make_service(worker, http__idle_timeout_s=60.0)
-    for first in (GET + b"\r\n", GET + ask(CHAT)):
+    for first in (GET + b"\r\n", GET + posted(CHAT)):
         client = await connect_in_time(service, first + HALF, 0.1)
         async with asyncio.timeout(60):
             assert (await read_all(client)).startswith(b"HTTP/1.1 200")
@@ -183,9 +163,8 @@ async def test_a_running_request_outlives_half_a_head_behind_it(
 ) -> None:
     monkeypatch.setattr(connection, "HEADER_TIMEOUT_S", 0.05)
     service = await make_service(worker, http__idle_timeout_s=60.0)
-    plan = Plan(stall_at=0)
-    worker.plan = lambda submit: plan
-    client = await connect_in_time(service, ask(CHAT) + HALF, 0.05)
+    plan = worker.does(Plan(stall_at=0))
+    client = await connect_in_time(service, posted(CHAT) + HALF, 0.05)
     await worker.until(lambda: worker.running == 1)
     await asyncio.sleep(0.2)
     plan.release.set()

@@ -3,11 +3,11 @@
 import asyncio
 import json
 import logging
-import socket
 
 import pytest
 
 from orchestrator.api.http import connection
+from tests.orchestrator.api.http.raw import connect
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
@@ -155,15 +155,7 @@ async def test_connections_that_read_nothing_make_room_too(
 ) -> None:
     """What is still to be sent to them is dropped, or they would stand for ever, uncounted."""
     service = await make_service(worker, http__max_connections=40)
-    loop = asyncio.get_running_loop()
-    clients = []
-    for _ in range(60):
-        client = socket.socket()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        client.setblocking(False)
-        await loop.sock_connect(client, service.runner.addresses[0][:2])
-        await loop.sock_sendall(client, MANY)
-        clients.append(client)
+    clients = [await connect(service, MANY, receive_buffer=2048) for _ in range(60)]
     probe = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert (await exchange(service, probe)).startswith(b"HTTP/1.1 200")
     assert service.runner.server is not None
@@ -174,15 +166,10 @@ async def test_connections_that_read_nothing_make_room_too(
 
 
 async def test_a_client_that_reads_nothing_is_dropped(
-    make_service: MakeService, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "VANISHED_S", 1)
-    service = await make_service(worker)
-    loop, client = asyncio.get_running_loop(), socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    client.setblocking(False)
-    await loop.sock_connect(client, service.runner.addresses[0][:2])
-    await loop.sock_sendall(client, MANY)
+    client = await connect(service, MANY, receive_buffer=2048)
     server = service.runner.server
     assert server is not None
     await service.until(lambda: server.requests_count > 0)

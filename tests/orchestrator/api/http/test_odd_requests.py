@@ -24,9 +24,10 @@ from tests.orchestrator.api.http.test_tolerant_reader import (
     sent,
 )
 from tests.orchestrator.api.tools import CARD, SCHEMA, prompt_of, says
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
+from tests.support.sse import read_events
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 

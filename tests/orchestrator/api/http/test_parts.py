@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.telemetry.log import access_log
-from tests.orchestrator.conftest import Service, read_events
+from tests.orchestrator.conftest import Service
 from tests.support.fake_worker import FakeWorker, Plan
 
 TASK = {"model": "fake", "prompt": "x", "max_tokens": 4}
@@ -32,8 +32,7 @@ async def run(
         tokens, seconds = leap
         await service.until_tokens(tokens)
         service.leap(seconds)
-    async with service.http.get(task["events_url"]) as response:
-        events = [event async for event in read_events(response)]
+    events = await service.follow(task["events_url"])
     last = events[-1].json() | {"kind": events[-1].event, "task_id": task["task_id"]}
     last["tokens"] = sum(event.event == "token" for event in events)
     return last
@@ -120,15 +119,13 @@ async def test_dl14_no_first_token_in_time_ends_the_task(
 async def test_dl14_a_first_token_in_time_lifts_its_deadline_but_not_the_other(
     service: Service, worker: FakeWorker
 ) -> None:
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1))
     asked = TASK | {"first_token_ms": 20_000}
     task = await service.ask("POST", "/v2/tasks", 202, json=asked)
     await service.until_tokens(1)
     service.leap(21)
     plan.release.set()
-    async with service.http.get(task["events_url"]) as response:
-        assert [event async for event in read_events(response)][-1].event == "end"
+    assert (await service.follow(task["events_url"]))[-1].event == "end"
     plan.release.clear()
     body = {"first_token_ms": 20_000, "deadline_ms": 40_000}
     assert (await run(service, body, leap=(1, 41)))["missed_part"] == "whole"

@@ -6,20 +6,19 @@ from typing import Any
 
 import pytest
 
-from tests.orchestrator.conftest import MakeService, Service
+from tests.orchestrator.conftest import MakeService, Service, bearer
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
 
 async def submit(service: Service, prompt: str, token: str = "") -> str:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
     body = {"prompt": prompt, "max_tokens": 5}
-    return str((await service.ask("POST", "/v2/tasks", 202, json=body, headers=headers))["task_id"])
+    task = await service.ask("POST", "/v2/tasks", 202, json=body, headers=bearer(token))
+    return str(task["task_id"])
 
 
 async def listed(service: Service, query: str = "", token: str = "") -> tuple[list[str], bool]:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    body = await service.ask("GET", f"/v2/tasks{query}", headers=headers)
+    body = await service.ask("GET", f"/v2/tasks{query}", headers=bearer(token))
     return [task["task_id"] for task in body["tasks"]], body["has_more"]
 
 
@@ -45,9 +44,8 @@ async def test_what_runs_comes_first_then_what_was_newest_first(
 
 @for_each("query", ["?limit=0", "?limit=many", "?limit=1001", "?status=lost"])
 async def test_what_cannot_be_listed_is_named(service: Service, query: str) -> None:
-    async with service.http.get(f"/v2/tasks{query}") as response:
-        body = await response.json()
-    assert (response.status, body["error"]["field"]) == (400, query[1:].partition("=")[0])
+    body = await service.ask("GET", f"/v2/tasks{query}", 400)
+    assert body["error"]["field"] == query[1:].partition("=")[0]
 
 
 SAYING = [{"role": "user", "content": "secret"}]
@@ -79,13 +77,12 @@ async def test_or21_what_lives_is_listed_and_cancelled_whatever_its_route(
         (line,) = (await response.json())["tasks"]
     assert "secret" not in text
     assert (line["api"], line["answer_id"]) == (api, prefix + line["task_id"])
-    async with service.http.get(f"/v2/tasks/{line['answer_id']}") as response:
-        told = await response.json()
-        assert (response.status, told["status"]) == (200, "running") and "text" not in told
+    told = await service.ask("GET", f"/v2/tasks/{line['answer_id']}")
+    assert told["status"] == "running" and "text" not in told
     async with service.http.get(f"/v2/tasks/{line['task_id']}/events") as response:
         assert response.status == 404 and "on_disconnect" in await response.text()
-    async with service.http.delete(f"/v2/tasks/{line.get(named_by, named_by)}") as response:
-        assert (response.status, (await response.json())["task_ids"]) == (202, [line["task_id"]])
+    stopped = await service.ask("DELETE", f"/v2/tasks/{line.get(named_by, named_by)}", 202)
+    assert stopped["task_ids"] == [line["task_id"]]
     async with await asked as response:
         assert response.status == 499, await response.text()
     assert service.outcomes()[-1] == "aborted"
@@ -130,9 +127,7 @@ async def test_or21_choices_go_by_one_name_until_the_last_has_ended(
     lines = (await service.ask("GET", "/v2/tasks"))["tasks"]
     (name,) = {line["answer_id"] for line in lines}
     assert len(lines) == 2 and all(line["task_id"] not in name for line in lines)
-    async with service.http.delete(f"/v2/tasks/{name}") as response:
-        stopped = (await response.json())["task_ids"]
-        assert (response.status, len(stopped)) == (202, 2)
+    assert len((await service.ask("DELETE", f"/v2/tasks/{name}", 202))["task_ids"]) == 2
     async with await asked as response:
         assert response.status == 499
     assert service.outcomes() == ["met", "aborted", "aborted"]

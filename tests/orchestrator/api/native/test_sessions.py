@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from orchestrator.sessions import store
 from orchestrator.sessions.extension import SessionRoom
 from protocol import Submit
-from tests.orchestrator.conftest import MakeService, Service
+from tests.orchestrator.conftest import MakeService, Service, bearer
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan, tokenizer_json
 from tests.support.rooms import room
@@ -24,9 +24,8 @@ def text_of(submit: Submit) -> str:
 async def call(
     service: Service, method: str, path: str, status: int, token: str = "", **body: object
 ) -> Any:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
     payload = body if method == "POST" else None
-    answer = await service.ask(method, path, status, json=payload, headers=headers)
+    answer = await service.ask(method, path, status, json=payload, headers=bearer(token))
     return answer.get("error", answer)
 
 
@@ -101,8 +100,7 @@ async def test_a_turn_that_did_not_end_well_leaves_no_trace(
 
 
 async def test_one_turn_at_a_time(service: Service, worker: FakeWorker) -> None:
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1))
     session_id = await create(service)
     task = await say(service, session_id)
     error = await say(service, session_id, status=409)
@@ -195,10 +193,8 @@ async def test_or24_a_key_leaves_memory_for_the_sessions_of_others(
     service = await make_service(worker, ALL_SESSIONS_BYTES=16_000, keys=keys)
 
     async def create(key: str, **changes: object) -> int:
-        headers = {"Authorization": f"Bearer {key}-token"}
-        body = {"prompt": "x" * 1000} | changes
-        async with service.http.post("/v2/sessions", json=body, headers=headers) as response:
-            return response.status
+        body, own = {"prompt": "x" * 1000} | changes, bearer(f"{key}-token")
+        return (await service.answer("POST", "/v2/sessions", json=body, headers=own))[0]
 
     loud = [await create("loud") for _ in range(20)]
     assert set(loud) == {201, 503} and loud == sorted(loud) and loud.count(201) >= 5
@@ -207,8 +203,7 @@ async def test_or24_a_key_leaves_memory_for_the_sessions_of_others(
 
 async def test_what_is_not_used_is_forgotten(worker: FakeWorker, make_service: MakeService) -> None:
     service = await make_service(worker, SESSION_TTL_S=0.02)
-    plan = Plan(stall_at=1)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=1))
     idle, busy = await create(service), await create(service)
     await say(service, busy)
     await service.until(lambda: len(room(service.orchestrator, SessionRoom).store) == 1)

@@ -8,9 +8,10 @@ import pytest
 from orchestrator.tasks.job import PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task
 from protocol import OnDeadline, Outcome
-from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.sse import Event, read_events
 
 ASK = {"prompt": "hello", "max_tokens": 5}
 
@@ -58,8 +59,7 @@ async def test_or2_resume_without_duplicates_and_replay(
     service: Service, worker: FakeWorker
 ) -> None:
     """OR-2: from every event on, live and after the end, the same events once each."""
-    plan = Plan(stall_at=3)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=3))
     task = await submit(service)
     url = str(task["events_url"])
     live = [asyncio.create_task(follow(service, url, after)) for after in ("", "1", "4", "6")]
@@ -243,8 +243,7 @@ async def test_tokens_after_a_cancel_are_late_and_wasted(
     service: Service, worker: FakeWorker
 ) -> None:
     """DL-10: a worker that does not stop at once; what it still makes is counted apart."""
-    plan = Plan(stall_at=2, ignores_cancel=True)
-    worker.plan = lambda submit: plan
+    plan = worker.does(Plan(stall_at=2, ignores_cancel=True))
     task = await submit(service, max_tokens=6)
     await service.until(
         lambda: service.orchestrator.store.get(str(task["task_id"])).completion_tokens == 2
@@ -282,8 +281,7 @@ async def test_or24_a_key_that_fills_the_queue_takes_no_place_from_another(
 ) -> None:
     """OR-13: and readiness says no only once nobody would be let in."""
     worker = await make_worker(max_running=1)
-    release = Plan(stall_at=0)
-    worker.plan = lambda submit: release
+    release = worker.does(Plan(stall_at=0))
     keys = {"loud": {"token": "loud-token"}, "calm": {"token": "calm-token"}}
     service = await make_service(worker, MOST_BACKLOG=0, queue__max_waiting=4, keys=keys)
 
@@ -296,8 +294,8 @@ async def test_or24_a_key_that_fills_the_queue_takes_no_place_from_another(
 
     async def readiness() -> tuple[int, str]:
         service.parts.health.refresh()
-        async with service.http.get("/health/ready") as response:
-            return response.status, (await response.json())["status"]
+        status, told = await service.answer("GET", "/health/ready")
+        return status, told["status"]
 
     flood = [await post("loud", priority="batch") for _ in range(8)]
     assert [status for status, _ in flood] == [202] * 5 + [429] * 3
@@ -320,8 +318,7 @@ async def test_waiting_tasks_know_their_place(
 ) -> None:
     """OR-4: with one slot taken the rest wait, in order; beyond the bound there is a 429."""
     worker = await make_worker(max_running=1)
-    release = Plan(stall_at=0)
-    worker.plan = lambda submit: release
+    release = worker.does(Plan(stall_at=0))
     service = await make_service(worker, MOST_BACKLOG=0, queue__max_waiting=2)
     tasks = [await submit(service) for _ in range(3)]
     assert [task["queue_position"] for task in tasks] == [0, 0, 1]

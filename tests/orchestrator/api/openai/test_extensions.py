@@ -43,8 +43,7 @@ async def test_cached_prompt_tokens(
 async def test_the_stop_string_that_was_met(
     service: Service, worker: FakeWorker, path: str, body: dict[str, Any]
 ) -> None:
-    plan = Plan(text=lambda i: "", reason=FinishReason.STOP, stop="STOPP")
-    worker.plan = lambda submit: plan
+    worker.does(Plan(text=lambda i: "", reason=FinishReason.STOP, stop="STOPP"))
     asked = body | {"stop": ["TOP", "STOPP"]}
     (choice,) = (await answer_of(service, path, asked))["choices"]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "STOPP")

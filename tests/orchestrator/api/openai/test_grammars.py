@@ -124,9 +124,8 @@ async def test_what_cannot_be_is_refused_before_it_is_sent(
     service: Service, able: FakeWorker, body: dict[str, Any], message: str, param: str | None
 ) -> None:
     for _ in range(2):  # the second time from memory
-        async with service.http.post("/v1/chat/completions", json=CHAT | body) as response:
-            error = (await response.json())["error"]
-        assert response.status == 400 and message in error["message"]
+        error = await service.refused(400, "/v1/chat/completions", json=CHAT | body)
+        assert message in error["message"]
         assert param is None or error["param"] == param
     assert not able.submits
 

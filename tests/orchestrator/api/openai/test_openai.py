@@ -156,9 +156,8 @@ async def test_a_context_overflow_is_recognisable(
     said = caught.value.body
     assert "this model's maximum context length is 512 tokens" in str(said)
     assert isinstance(said, dict) and said["context_tokens"] == 512
-    assert (await service.ask("POST", "/v2/tasks", 400, json={"prompt": "x" * 9000}))["error"][
-        "code"
-    ] == "context_overflow"
+    error = await service.refused(400, "/v2/tasks", json={"prompt": "x" * 9000})
+    assert error["code"] == "context_overflow"
 
 
 async def test_completions_tell_the_sampled_token_among_the_most_likely(
@@ -199,8 +198,7 @@ async def test_how_long_it_took_and_how_many_more_may_wait(
 ) -> None:
     worker = await make_worker(max_running=1)  # type: ignore[operator]
     service = await make_service(worker, queue__max_waiting=3, MOST_BACKLOG=0)
-    held = Plan(stall_at=0)
-    worker.plan = lambda submit: held
+    held = worker.does(Plan(stall_at=0))
     ask = [asyncio.create_task(service.http.post("/v1/chat/completions", json=CHAT))]
     await worker.until(lambda: worker.running == 1)
     ask += [asyncio.create_task(service.http.post("/v1/chat/completions", json=CHAT))]

@@ -6,12 +6,18 @@ from typing import Any
 
 import pytest
 
+from orchestrator.api.openai.responses.store import ResponseStore, Stored
+from orchestrator.retention import Retention
+from orchestrator.tasks.job import Message, ToolCall
 from protocol import FinishReason
 from tests.orchestrator.api.openai.asking import answer_of
 from tests.orchestrator.api.tools import prompt_of
-from tests.orchestrator.conftest import Event, MakeService, Service, read_events
+from tests.orchestrator.conftest import MakeService, Service
+from tests.support.cases import for_each
+from tests.support.clock import ManualClock
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import openai
+from tests.support.sse import Event, read_events
 
 HI: dict[str, Any] = {"model": "fake", "input": "hi", "max_output_tokens": 4}
 WELL = Plan(tokens=2, reason=FinishReason.STOP)
@@ -143,8 +149,7 @@ async def test_what_is_streamed_is_stored_unless_it_failed(
 ) -> None:
     worker.plan = lambda submit: WELL
     whole = (await events_of(service, HI))[-1].json()["response"]
-    async with service.http.get(f"/v1/responses/{whole['id']}") as response:
-        stored = await response.json()
+    stored = await service.ask("GET", f"/v1/responses/{whole['id']}")
     whole.pop("deadline_budget")
     assert stored == whole
     unstored = await events_of(service, HI | {"store": False})
@@ -168,8 +173,7 @@ async def test_responses_are_their_keys_own(worker: FakeWorker, make_service: Ma
         ("POST", f"/v1/responses/{name}/cancel", None),
         ("POST", "/v1/responses", asked),
     ):
-        async with service.http.request(method, path, json=body, headers=other) as response:
-            assert response.status == (404 if body is None else 400)
+        await service.ask(method, path, 404 if body is None else 400, json=body, headers=other)
         await service.ask("GET", f"/v1/responses/{name}", headers=mine)
     await service.ask("GET", f"/v1/responses/{name}", 401)
 
@@ -223,6 +227,42 @@ async def test_bad_input_is_told_what_was_wrong(service: Service, worker: FakeWo
 
 async def test_agents_that_send_truncation_auto_are_served_what_fits(service: Service) -> None:
     body = {"input": "hi", "truncation": "auto", "max_output_tokens": 4}
-    async with service.http.post("/v1/responses", json=body) as response:
-        assert response.status == 200
-        assert (await response.json())["truncation"] == "disabled"
+    assert (await service.ask("POST", "/v1/responses", json=body))["truncation"] == "disabled"
+
+
+SAID = (Message("user", "hello"),)
+
+
+def make_store() -> ResponseStore:
+    return ResponseStore(ManualClock(), Retention(keep_count=10, keep_s=60.0, keep_bytes=2000))
+
+
+@for_each(
+    "said",
+    [
+        Message("tool", "", call_id="x" * 1000),
+        Message("tool", "", call_id="x", name="x" * 1000),
+        Message("assistant", "", calls=(ToolCall("x" * 1000, "f", {}),)),
+        Message("assistant", "", calls=(ToolCall("x", "f", {}),), reasoning="x" * 1000),
+    ],
+)
+def test_all_texts_of_a_client_count(said: Message) -> None:
+    """A template may leave them out, so that no context bounds them."""
+    store = make_store()
+    store.put("k", "1", Stored(b"{}", (said,)))
+    assert store.kept().bytes > 1000
+
+
+def test_another_orchestrator_has_the_same_response_from_its_copy() -> None:
+    calls = (ToolCall("c1", "f", {"a": [1, {"b": None}]}, chars=9),)
+    said = (*SAID, Message("assistant", "", calls=calls, reasoning="hm"))
+    body = b'{"status": "completed", "output": []}'
+    here, there = make_store(), make_store()
+    here.put("k", "1", Stored(body, said, (Message("assistant", "well"),)))
+    copier = here.copier("k", "1")
+    assert copier is not None and here.copier("k", "2") is None
+    there.adopt("k", "1", copier())
+    assert there.get("k", "1") == here.get("k", "1")
+    assert list(there.names()) == [("k", "1")]
+    there.let_go("k", "1")
+    assert (len(there), there.kept().bytes) == (0, 0)

@@ -9,9 +9,10 @@ from orchestrator.api.operator import overview
 from orchestrator.api.operator.overview import OVERVIEW, Overview
 from orchestrator.prediction.forecaster import Capacity
 from orchestrator.settings import KeySettings
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service, bearer
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.paces import pace_of
+from tests.support.sse import read_events
 
 TASK = {"prompt": "a secret of mine", "max_tokens": 3, "tenant": "acme"}
 PACE = pace_of(64, 512, 9.9, 0.1, 0.1, fastest_ms=10.0)
@@ -102,8 +103,7 @@ async def test_a_miss_is_counted_by_its_stage_and_not_by_its_code_as_well(
     async with service.leaping(21, tokens=1):
         await submit(service, deadline_ms=20_000)
     await service.until(lambda: service.outcomes() == ["missed"])
-    async with service.http.get("/v2/overview") as response:
-        told = await response.json()
+    told = await service.ask("GET", "/v2/overview")
     assert told["codes"] == {}
     assert sum(told["blame"].values()) == told["totals"]["missed"] == 1
 
@@ -152,8 +152,7 @@ async def test_or24_a_key_leaves_places_for_watchers_with_others(
     service = await make_service(worker, keys=keys)
 
     async def watch(key: str) -> int:
-        headers = {"Authorization": f"Bearer {key}-token"}
-        watching = service.http.get("/v2/overview/events", headers=headers)
+        watching = service.http.get("/v2/overview/events", headers=bearer(f"{key}-token"))
         return (await open_ones.enter_async_context(watching)).status
 
     async with AsyncExitStack() as open_ones:

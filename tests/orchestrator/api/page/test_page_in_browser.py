@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from orchestrator.prediction.forecaster import Capacity
+from tests.orchestrator.api.page.conftest import ended, set_deadline
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.browser import CHROMIUM, CTRL, Tab, open_tab
 from tests.support.fake_worker import FakeWorker, Plan
@@ -32,31 +33,10 @@ async def page(devtools: str, service: Service, path: str = "/") -> AsyncIterato
         assert hosts == {urlsplit(service.url).netloc}
 
 
-async def set_deadline(tab: Tab, seconds: float) -> None:
-    """As if it had been typed."""
-    await tab.js(
-        f"(e => {{ e.value = {seconds}; e.dispatchEvent(new Event('input', {{bubbles: true}})) }})"
-        "(document.querySelector('#deadline-s'))"
-    )
-
-
-async def ended(tab: Tab) -> str:
-    kind = await tab.until(f"{VERDICT}.dataset.kind !== 'live' && {VERDICT}.dataset.kind")
-    assert isinstance(kind, str)
-    return kind
-
-
-def stalls(worker: FakeWorker, after: int) -> Plan:
-    """Every job makes ``after`` tokens and continues once the plan is released."""
-    plan = Plan(stall_at=after)
-    worker.plan = lambda submit: plan
-    return plan
-
-
 async def test_send_and_watch_the_tokens_come(
     devtools: str, service: Service, worker: FakeWorker
 ) -> None:
-    plan = stalls(worker, 3)
+    plan = worker.does(Plan(stall_at=3))
     async with page(devtools, service) as tab:
         await tab.click("#send")
         await tab.until("document.querySelector('#text').innerText === 'w0 w1 w2 '")
@@ -82,7 +62,7 @@ async def test_send_and_watch_the_tokens_come(
 async def test_cancel_stops_it_at_the_worker(
     devtools: str, service: Service, worker: FakeWorker
 ) -> None:
-    stalls(worker, 2)
+    worker.does(Plan(stall_at=2))
     async with page(devtools, service) as tab:
         await tab.click("#send")
         await tab.until("document.querySelector('#text').innerText.length")
@@ -117,7 +97,7 @@ async def test_a_refusal_says_why_and_what_would_do(
 
 @pytest.mark.slow
 async def test_by_keyboard_alone(devtools: str, service: Service, worker: FakeWorker) -> None:
-    stalls(worker, 1)
+    worker.does(Plan(stall_at=1))
     async with page(devtools, service) as tab:
         await tab.press("/")
         assert await tab.js("document.activeElement.id") == "prompt"

@@ -11,16 +11,16 @@ import pytest
 
 from orchestrator.tasks.journal import file_store, store
 from orchestrator.tasks.journal.records import Operation, StoredTokens, Tokens
-from tests.orchestrator.conftest import Event, MakeService, Service, read_events
+from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.sse import Event
 
 TASK: dict[str, Any] = {"prompt": "hi", "max_tokens": 6, "durable": True}
 
 
 async def submit(service: Service, key: str | None = None, **changes: object) -> Any:
     headers = {} if key is None else {"Idempotency-Key": key}
-    async with service.http.post("/v2/tasks", json=TASK | changes, headers=headers) as response:
-        return response.status, await response.json()
+    return await service.answer("POST", "/v2/tasks", json=TASK | changes, headers=headers)
 
 
 async def task_of(service: Service, key: str | None = None, **changes: object) -> str:
@@ -31,26 +31,22 @@ async def task_of(service: Service, key: str | None = None, **changes: object) -
 
 
 async def status_of(service: Service, task_id: str) -> Any:
-    async with service.http.get(f"/v2/tasks/{task_id}") as response:
-        return await response.json()
+    _, told = await service.answer("GET", f"/v2/tasks/{task_id}")
+    return told
 
 
 async def events_of(service: Service, task_id: str, after: str = "") -> list[Event]:
-    headers = {"Last-Event-ID": after} if after else {}
-    async with service.http.get(f"/v2/tasks/{task_id}/events", headers=headers) as response:
-        assert response.status == 200
-        return [event async for event in read_events(response) if event.event != "metrics"]
+    events = await service.follow(f"/v2/tasks/{task_id}/events", after)
+    return [event for event in events if event.event != "metrics"]
 
 
 async def ready_of(service: Service) -> tuple[int, Any]:
-    async with service.http.get("/health/ready") as response:
-        return response.status, await response.json()
+    return await service.answer("GET", "/health/ready")
 
 
 async def until_journalled(service: Service, tokens: int) -> None:
     """So many tokens of the one task that lives are on the disk."""
-    durable = service.orchestrator.stages.durable
-    assert durable is not None
+    durable = service.journal
     await service.until(lambda: [entry.tokens for entry in durable._live.values()] == [tokens])
     commits = durable.commits
     durable._writer.put(Tokens(0, 0, StoredTokens(b"", [])))
@@ -59,8 +55,7 @@ async def until_journalled(service: Service, tokens: int) -> None:
 
 async def until_tidied(service: Service) -> None:
     """The journal's thread has made its file and looked for what is too old, as it does first."""
-    durable = service.orchestrator.stages.durable
-    assert durable is not None
+    durable = service.journal
     await service.until(lambda: durable._writer._tidied > 0)
 
 
@@ -84,8 +79,7 @@ def speaking(service: Service, shift: int = 0, **changes: object) -> Plan:
 
 
 def recovered(service: Service) -> dict[str, int]:
-    durable = service.orchestrator.stages.durable
-    assert durable is not None
+    durable = service.journal
     return dict(durable.recovered)
 
 

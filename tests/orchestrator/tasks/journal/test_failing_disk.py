@@ -25,8 +25,7 @@ from tests.support.fake_worker import FakeWorker, Plan
 
 
 def fault_of(service: Service) -> str:
-    journal = service.orchestrator.stages.durable
-    assert journal is not None
+    journal = service.journal
     return journal.fault
 
 
@@ -70,10 +69,9 @@ async def test_what_is_wrong_is_told_without_where(
         broken.setattr(file_store.JournalWriter, "_write", fail)
         broken.setattr(file_store.JournalReader, "_look", fail)
         answer = (await submit(service))[1]
-        async with service.http.get("/v2/tasks/0") as response:
-            look = await response.text()
+        _, look = await service.answer("GET", "/v2/tasks/0")
         told = str((await ready_of(service))[1])
-    for text in (str(answer), look, told):
+    for text in (str(answer), str(look), told):
         assert "Permission denied" in text and str(restarts.path) not in text
 
 
@@ -109,11 +107,9 @@ async def test_a_record_that_cannot_be_written_takes_no_other_end_with_it(
 ) -> None:
     """A task whose client was told of its end would run again after a restart."""
     service = await restarts.start(worker)
-    held = Plan(stall_at=1)
-    worker.plan = lambda submit: held
+    held = worker.does(Plan(stall_at=1))
     task_id = await task_of(service)
-    journal = service.orchestrator.stages.durable
-    assert journal is not None
+    journal = service.journal
     commit = journal._writer._commit
 
     def with_another(operations: list[Operation]) -> None:
@@ -138,8 +134,7 @@ async def test_tidying_that_fails_or_hangs_stops_nothing(
     monkeypatch.setattr(store, "TIDY_EVERY_S", 0.01)
     monkeypatch.setattr(store, "RETRY_S", 0.01)
     service = await restarts.start(worker)
-    journal = service.orchestrator.stages.durable
-    assert journal is not None
+    journal = service.journal
     ours = journal._writer
     remove_old, failed, go_on = file_store.remove_old, threading.Event(), threading.Event()
 
@@ -193,13 +188,11 @@ async def test_a_disk_that_hangs(
 ) -> None:
     """A submission does not wait for ever, nor does whoever follows a task to its end."""
     service = await restarts.start(worker)
-    held = Plan(stall_at=1)
-    worker.plan = lambda submit: held
+    held = worker.does(Plan(stall_at=1))
     task_id = await task_of(service)
     go_on = hold_writes(monkeypatch)
     monkeypatch.setattr(durable, "COMMIT_WAIT_S", 0.05)
-    journal = service.orchestrator.stages.durable
-    assert journal is not None
+    journal = service.journal
     journal._give_up()  # the timer was set by the other limit
     status, answer = await submit(service, key="mine")
     assert status == 503 and answer["error"]["code"] == "journal_unavailable"

@@ -1,12 +1,17 @@
 """OR-5: what becomes of tasks that had not ended; each gets one terminal record, and runs once."""
 
 import asyncio
+import time
+from dataclasses import replace
 
 import aiohttp
+import msgspec
 import pytest
 
+from orchestrator.clock import Boot
 from orchestrator.dispatch.retry import BACKOFF_S, FATE_DURABLE_S
-from tests.orchestrator.conftest import Service
+from orchestrator.tasks.journal.records import live_task
+from tests.orchestrator.conftest import Service, bearer
 from tests.orchestrator.tasks.journal.conftest import (
     Disk,
     Restarts,
@@ -20,6 +25,8 @@ from tests.orchestrator.tasks.journal.conftest import (
     task_of,
     until_tidied,
 )
+from tests.orchestrator.tasks.journal.test_prefixes import accept
+from tests.support.clock import ManualClock
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.steady_loop import hurry
 
@@ -95,8 +102,7 @@ async def test_a_client_sees_an_end_only_once_it_is_on_the_disk(
     restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = await restarts.start(worker)
-    held = Plan(stall_at=1)
-    worker.plan = lambda job: held
+    held = worker.does(Plan(stall_at=1))
     task_id = await task_of(service)
     go_on = hold_writes(monkeypatch)
     held.release.set()
@@ -306,8 +312,7 @@ async def test_an_asynchronous_journal_says_what_may_be_lost_and_keeps_the_rest(
 
 async def test_prompts_are_gone_with_their_task(restarts: Restarts, worker: FakeWorker) -> None:
     service = await restarts.start(worker)
-    held = Plan(stall_at=1)
-    worker.plan = lambda job: held
+    held = worker.does(Plan(stall_at=1))
     letters = service.orchestrator.models.resolve("")
     ids = list(letters.encode(SECRET))
     needle = b"".join(one.to_bytes(4, "little") for one in ids)
@@ -338,5 +343,49 @@ async def test_others_cannot_read_a_recovered_task(restarts: Restarts, worker: F
     await restarts.die()
     again = await restarts.start(worker, keys=keys)
     for token, expected in (("alice-token", 200), ("bob-token", 404)):
-        headers = {"Authorization": f"Bearer {token}"}
-        await again.ask("GET", f"/v2/tasks/{task_id}", expected, headers=headers)
+        await again.ask("GET", f"/v2/tasks/{task_id}", expected, headers=bearer(token))
+
+
+HOUR_S = 3600.0
+
+
+@pytest.mark.parametrize("jump_s", [-HOUR_S, HOUR_S])
+async def test_a_jump_across_a_restart_moves_no_deadline(
+    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    """DL-2: the wall clock is set while tasks are kept."""
+    worker.plan = lambda submit: Plan(stall_at=0)
+    service = await restarts.start(worker)
+    task_id = await task_of(service, deadline_ms=60_000)
+    at = service.orchestrator.store.get(task_id).deadline.at
+    stated = (await status_of(service, task_id))["deadline_unix_ms"]
+    await restarts.die()
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jump_s)
+    again = await restarts.start(worker)
+    # The loop's time stands still while this process has no processor, the boot's does not.
+    assert again.orchestrator.store.get(task_id).deadline.at == pytest.approx(at, abs=60)
+    assert (await status_of(again, task_id))["deadline_unix_ms"] == stated
+
+
+@pytest.mark.parametrize(
+    "off_s, jump_s, left_s", [(10, 0, 50), (10, -HOUR_S, 60), (10, HOUR_S, 50 - HOUR_S)]
+)
+def test_across_boots_no_task_gets_more_time_than_it_had(
+    off_s: float, jump_s: float, left_s: float
+) -> None:
+    clock, one = ManualClock(), accept(1)
+    assert one.request is not None
+    now = clock.now()
+    job = replace(one.request.job, arrived=7.0)
+    job = replace(job, deadline=replace(job.deadline, at=67.0))
+    offset = clock.unix() - off_s - jump_s - job.arrived
+    stored = msgspec.structs.replace(one.request, job=job, clock_offset=offset)
+    for boot_id, arrived_boot_s in (("earlier", 400.0), (None, None), ("now", 999.0)):
+        row = replace(one.row, boot_id=boot_id, arrived_boot_s=arrived_boot_s)
+        task = live_task(row, stored, clock, Boot("now", lambda: 500.0))
+        assert task.deadline.at - now == pytest.approx(left_s)
+        assert task.deadline.at - task.job.arrived == pytest.approx(60)
+    row = replace(one.row, boot_id="now", arrived_boot_s=480.0)
+    task = live_task(row, stored, clock, Boot("now", lambda: 500.0))
+    assert task.deadline.at - now == pytest.approx(40)

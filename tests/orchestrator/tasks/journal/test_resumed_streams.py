@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.api.native.events import TaskEvents
-from tests.orchestrator.conftest import Event, MakeWorker, Service
+from tests.orchestrator.conftest import MakeWorker, Service
 from tests.orchestrator.tasks.journal.conftest import (
     Restarts,
     events_of,
@@ -24,6 +24,7 @@ from tests.orchestrator.tasks.journal.conftest import (
     until_journalled,
 )
 from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.sse import Event
 from tests.support.steady_loop import advance
 
 END_OF_TEXT = 1
@@ -74,7 +75,7 @@ class Following:
 
 
 @asynccontextmanager
-async def followed_before_its_model_is_there(
+async def coming_back(
     restarts: Restarts, service: Service, worker: FakeWorker, task_id: str
 ) -> AsyncIterator[tuple[Service, Following]]:
     """Kill the orchestrator, start the next one in front of a closed port, and come back."""
@@ -87,56 +88,38 @@ async def followed_before_its_model_is_there(
 
 
 @pytest.mark.parametrize(
-    ("terms", "can_continue", "how"),
+    ("terms", "card", "shift", "how"),
     [
-        ({}, False, "continued"),
-        ({"stop": ["zz"]}, True, "continued"),
-        ({"logprobs": 1}, False, "remade"),
+        ({}, {}, 0, "continued"),
+        ({"stop": ["zz"]}, {"can_continue": True}, 0, "continued"),
+        ({"logprobs": 1}, {}, 0, "remade"),
+        # Other weights, and a client to whom another text is welcome.
+        ({"idempotent": True}, {"model_digest": "other"}, 1, "repeated"),
     ],
     ids=str,
 )
-async def test_or23_a_text_goes_on(
+async def test_or23_a_text_goes_on_and_has_each_number_once(
     restarts: Restarts,
     worker: FakeWorker,
     make_worker: MakeWorker,
     terms: dict[str, Any],
-    can_continue: bool,
+    card: dict[str, Any],
+    shift: int,
     how: str,
 ) -> None:
     service = await restarts.start(worker)
     task_id = await running(service, worker, **terms)
-    async with followed_before_its_model_is_there(restarts, service, worker, task_id) as (
-        again,
-        following,
-    ):
-        back = await make_worker(port=worker.port, can_continue=can_continue)
-        plan = speaking(service)
-        back.plan = lambda job: plan
+    async with coming_back(restarts, service, worker, task_id) as (again, following):
+        back = await make_worker(port=worker.port, **card)
+        back.does(speaking(service, shift=shift))
         events = await following.get_each_once(EVERYTHING)
-    assert text_of(events) == service.orchestrator.models.resolve("").tokens.text_of(range(73, 83))
+    said = service.orchestrator.models.resolve("").tokens.text_of(range(73 + shift, 83 + shift))
+    assert text_of(events) == said
     assert events[-1].event == "end" and recovered(again) == {how: 1}
     if how == "remade":  # and held against what was there
         (first,), (second,) = worker.submits, back.submits
         assert second.token_ids == first.token_ids and second.sampling == first.sampling
         assert second.sampling.seed is not None
-
-
-async def test_or23_a_text_made_anew_has_each_number_once(
-    restarts: Restarts, worker: FakeWorker, make_worker: MakeWorker
-) -> None:
-    """Other weights, and a client to whom another text is welcome."""
-    service = await restarts.start(worker)
-    task_id = await running(service, worker, idempotent=True)
-    async with followed_before_its_model_is_there(restarts, service, worker, task_id) as (
-        again,
-        following,
-    ):
-        other = await make_worker(port=worker.port, model_digest="other")
-        plan = speaking(service, shift=1)
-        other.plan = lambda job: plan
-        events = await following.get_each_once(EVERYTHING)
-    assert text_of(events) == service.orchestrator.models.resolve("").tokens.text_of(range(74, 84))
-    assert recovered(again) == {"repeated": 1}
 
 
 async def test_or23_a_text_that_is_whole_in_the_journal_is_told_whole(
@@ -146,14 +129,10 @@ async def test_or23_a_text_that_is_whole_in_the_journal_is_told_whole(
     service = await restarts.start(worker)
     letters = service.orchestrator.models.resolve("").tokens
     said = [*((70 + at, letters.text_of([70 + at])) for at in range(3)), (END_OF_TEXT, "")]
-    held = Plan(stall_at=4, speak=lambda at: said[at - 3])
-    worker.plan = lambda job: held
+    worker.does(Plan(stall_at=4, speak=lambda at: said[at - 3]))
     task_id = await task_of(service, prompt=None, prompt_token_ids=[70] * 3, max_tokens=8)
     await until_journalled(service, 4)
-    async with followed_before_its_model_is_there(restarts, service, worker, task_id) as (
-        again,
-        following,
-    ):
+    async with coming_back(restarts, service, worker, task_id) as (again, following):
         back = await make_worker(port=worker.port)
         events = await following.get_each_once(list(range(7)))
     assert events[-1].event == "end" and not back.submits
@@ -180,10 +159,7 @@ async def test_or23_a_text_that_cannot_go_on_is_told_before_its_end(
     """Its end is behind every number that was ever sent. ``model``: what comes back, if any."""
     service = await restarts.start(worker)
     task_id = await running(service, worker, deadline_ms=60_000, **terms)
-    async with followed_before_its_model_is_there(restarts, service, worker, task_id) as (
-        again,
-        following,
-    ):
+    async with coming_back(restarts, service, worker, task_id) as (again, following):
         if model is None:
             advance(60)
         else:
@@ -207,13 +183,9 @@ async def test_or23_a_text_that_comes_out_differently_is_not_told(
     """Nobody gets what differs, nor what follows in the same message; nor is a shorter one met."""
     service = await restarts.start(worker)
     task_id = await running(service, worker, stop=["zz"])
-    async with followed_before_its_model_is_there(restarts, service, worker, task_id) as (
-        again,
-        following,
-    ):
+    async with coming_back(restarts, service, worker, task_id) as (again, following):
         back = await make_worker(port=worker.port)
-        other = speaking(service, **plan)
-        back.plan = lambda job: other
+        back.does(speaking(service, **plan))
         events = await following.get_each_once([0, 1, 2, 3, 4, 5, 14])
     assert text_of(events) == service.orchestrator.models.resolve("").tokens.text_of(range(73, 77))
     assert events[-1].json()["code"] == "instance_lost"

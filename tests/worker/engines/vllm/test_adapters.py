@@ -1,7 +1,6 @@
 """LoRA adapters: which are served beside a model, and on the real vLLM what they make of texts."""
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,30 +8,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support import real_vllm
 from tests.support.checkpoints import make_adapter, make_checkpoint, merge_adapter
 from tests.support.engine import end_of, ids_of
 from tests.support.likeliest import assert_likeliest, oracle
-from tests.worker.engines.vllm.test_families import HEADS, finish, greedy
+from tests.support.real_vllm import finish, greedy, settings, skip_without_vllm
+from tests.worker.engines.vllm.test_families import HEADS, TOKENS, prompt
 from worker.core import Job
 from worker.engine.loop import EngineLoop
 from worker.engines import load_engine
 from worker.engines.vllm.adapters import adapter_defaults, adapters_of, load_adapters
-from worker.environment import nested
 from worker.errors import BrokenCheckpoint
 from worker.loaded import LoadedEngine
-from worker.settings import WorkerSettings
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # of others' packages
-    pytest.mark.timeout(600),
-]
+pytestmark = real_vllm.MARKS
 
 ATTENTION, EVERY = ("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj")
-
-
-def settings(path: Path, **values: Any) -> WorkerSettings:
-    stated = {"model_path": path, "engine": "vllm", "device": "cpu", "dtype": "float32"} | values
-    return WorkerSettings(**nested(stated))
 
 
 @pytest.fixture
@@ -124,15 +115,14 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    if find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed here: make test-engines")
+    skip_without_vllm()
     served = Served(tmp_path_factory.mktemp("adapters"))
     yield served
     served.engine.stop()
 
 
 def asking(adapter: str, length: int) -> Job:
-    job = greedy(length)
+    job = greedy(prompt(length), TOKENS)
     job.adapter = adapter
     return job
 

@@ -4,28 +4,20 @@ For CPUs, where ``make test-engines`` installs it; skipped by name where it is n
 """
 
 import re
-import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from protocol import FinishReason, Sampling
+from protocol import FinishReason
+from tests.support import real_vllm
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.support.likeliest import assert_likeliest, oracle
-from worker.core import Event, Job
-from worker.engine.loop import EngineLoop
-from worker.engines import load_engine
-from worker.environment import nested
+from tests.support.real_vllm import engine_of, finish, greedy, loaded_by_vllm
 from worker.loaded import LoadedEngine
-from worker.settings import WorkerSettings
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # of others' packages
-    pytest.mark.timeout(600),
-]
+pytestmark = real_vllm.MARKS
 
 HEADS = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 # vLLM's kernel for experts on CPUs takes multiples of 32.
@@ -75,48 +67,20 @@ KNOWN_TO_FAIL = {
 }
 """Families whose texts were not those of transformers; why was not found out."""
 TOKENS = 24
-FAR = 1e12
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Path, LoadedEngine]]:
-    if find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed here: make test-engines")
     model_type, changes = FAMILIES[request.param]
     path = make_checkpoint(tmp_path_factory.mktemp(model_type), model_type, **changes)
-    values = {
-        "model_path": path,
-        "engine": "vllm",
-        "device": "cpu",
-        "dtype": "float32",
-        "max_running": 4,
-        "engine_args": {"enforce_eager": "true"},
-    }
-    loaded = load_engine(WorkerSettings(**nested(values)))
-    yield path, loaded
-    loaded.engine.stop()
+    with loaded_by_vllm(path) as loaded:
+        yield path, loaded
 
 
 def prompt(length: int) -> list[int]:
     return [3 + (7 * i + length) % 250 for i in range(length)]
-
-
-def greedy(length: int, tokens: int = TOKENS) -> Job:
-    asked = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-    return Job(prompt(length), asked, FAR)
-
-
-def finish(engine: EngineLoop, jobs: list[Job]) -> list[Event]:
-    for job in jobs:
-        engine.submit(job)
-    events: list[Event] = []
-    give_up_at = time.monotonic() + 300
-    while engine.has_work:
-        events += engine.step()
-        assert time.monotonic() < give_up_at
-    return events
 
 
 def test_greedy_texts_are_those_of_transformers(
@@ -125,9 +89,8 @@ def test_greedy_texts_are_those_of_transformers(
     if reason := KNOWN_TO_FAIL.get(request.node.callspec.params["family"]):
         request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
     path, loaded = family
-    assert isinstance(loaded.engine, EngineLoop)
-    jobs = [greedy(length) for length in (5, 40, 1, 23)]
-    events = finish(loaded.engine, jobs)
+    jobs = [greedy(prompt(length), TOKENS) for length in (5, 40, 1, 23)]
+    events = finish(engine_of(loaded), jobs)
     model = oracle(path)
     for job in jobs:
         made = ids_of(job, events)

@@ -25,25 +25,27 @@ from protocol import (
     keyed_by_images,
     prefix_salt,
 )
+from tests.support import real_vllm
 from tests.support.checkpoints import make_vision_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.support.lazy import transformers
 from tests.support.pictures import bomb, picture
+from tests.support.real_vllm import (
+    FAR,
+    engine_of,
+    finish,
+    greedy,
+    loaded_by_vllm,
+    skip_without_vllm,
+)
 from tests.worker.engines.vllm.test_families import HEADS
 from worker.core import Event, Job, JobTokens
-from worker.engine.loop import EngineLoop
-from worker.engines import load_engine
-from worker.environment import nested
 from worker.loaded import LoadedEngine
-from worker.settings import WorkerSettings
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # of others' packages
-    pytest.mark.timeout(600),
-]
+pytestmark = real_vllm.MARKS
 
-FAR = 1e12
 SIZES = ((40, 24), (16, 16), (64, 8))
+PAGES = {"enforce_eager": "true", "block_size": "32"}
 
 
 class Model:
@@ -90,28 +92,9 @@ class Model:
         return [(one, float(row[one])) for one, row in zip(new, scores, strict=True)]
 
 
-def finish(loaded: LoadedEngine, jobs: list[Job]) -> list[Event]:
-    engine = engine_of(loaded)
-    for job in jobs:
-        engine.submit(job)
-    events: list[Event] = []
-    while engine.has_work:
-        events += engine.step()
-    return events
-
-
-def greedy(ids: list[int], tokens: int = 12) -> Job:
-    return Job(ids, Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True), FAR)
-
-
 def seeing(ids: Sequence[int], files: Sequence[bytes], tokens: int = 12) -> Job:
     sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True, logprobs=0)
     return Job(ids, sampling, FAR, images=files)
-
-
-def engine_of(loaded: LoadedEngine) -> EngineLoop:
-    assert isinstance(loaded.engine, EngineLoop)
-    return loaded.engine
 
 
 def scored(job: Job, events: list[Event]) -> list[tuple[int, float]]:
@@ -125,24 +108,11 @@ def scored(job: Job, events: list[Event]) -> list[tuple[int, float]]:
 
 
 def skip_without_eyes() -> None:
-    if find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed here: make test-engines")
+    skip_without_vllm()
     if find_spec("torchvision") is None:
         pytest.skip(
             "torchvision is not here, without which vLLM imports no model that reads images"
         )
-
-
-def load(path: Path, **changes: object) -> LoadedEngine:
-    values = {
-        "model_path": path,
-        "engine": "vllm",
-        "device": "cpu",
-        "dtype": "float32",
-        "max_running": 4,
-        "engine_args": {"enforce_eager": "true", "block_size": "32"},
-    } | changes
-    return load_engine(WorkerSettings(**nested(values)))
 
 
 def make_llava(folder: Path) -> Path:
@@ -159,9 +129,8 @@ def make_llava(folder: Path) -> Path:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     skip_without_eyes()
     path = make_llava(tmp_path_factory.mktemp("llava"))
-    model = Model(path, load(path))
-    yield model
-    model.loaded.engine.stop()
+    with loaded_by_vllm(path, engine_args=PAGES) as loaded:
+        yield Model(path, loaded)
 
 
 def test_texts_with_images_are_those_of_transformers(model: Model) -> None:
@@ -173,7 +142,7 @@ def test_texts_with_images_are_those_of_transformers(model: Model) -> None:
         for sizes, tokens in cases
     ]
     alone = greedy(model.prompt(text=13), 10)
-    events = finish(model.loaded, [*jobs, alone])
+    events = finish(engine_of(model.loaded), [*jobs, alone])
     for job in jobs:
         expected = model.generated(job.token_ids, job.images, job.sampling.max_tokens)
         found = scored(job, events)
@@ -193,7 +162,7 @@ def test_blocks_are_named_by_what_an_image_shows(model: Model) -> None:
     def cached(file: bytes, salt: str = "") -> int:
         job = seeing(ids, [file], 2)
         job.cache_salt = salt
-        return end_of(job, finish(model.loaded, [job])).cached_tokens
+        return end_of(job, finish(engine_of(model.loaded), [job])).cached_tokens
 
     cat, dog = picture(11, *size), picture(12, *size)
     whole = len(ids) // card.block_tokens * card.block_tokens
@@ -216,7 +185,7 @@ def test_what_cannot_be_decoded_ends_its_own_job(model: Model, file: bytes, why:
     ids = model.prompt(SIZES[0])
     bad, good = seeing(ids, [file]), seeing(ids, [picture(1)], 3)
     short, none = seeing(ids[4:], [picture(1)]), seeing([3, 4], [picture(1)])
-    events = finish(model.loaded, [bad, good, short, none])
+    events = finish(engine_of(model.loaded), [bad, good, short, none])
     assert why in end_of(bad, events).message
     assert "tokens" in end_of(short, events).message
     assert "no tokens for them" in end_of(none, events).message
@@ -241,7 +210,7 @@ def test_a_job_is_cancelled_while_its_images_are_prepared(
     engine.cancel(slow, AbortCause.CANCEL)
     events += engine.step()
     gate.set()
-    events += finish(model.loaded, [])
+    events += finish(engine_of(model.loaded), [])
     assert end_of(slow, events).code is Code.CANCELLED and not backend._looking
     assert end_of(text, events).completion_tokens == 4
 
@@ -252,12 +221,10 @@ def test_a_model_whose_images_cannot_be_read_serves_text(
     skip_without_eyes()
     path = make_llava(tmp_path)
     (path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
-    with caplog.at_level(logging.WARNING):
-        blind = load(path)
-    assert blind.card.vision is None and Feature.IMAGES in blind.card.all_lacks
-    assert "its chat template does not write the token of an image" in caplog.text
     job, other = greedy([5, 6, 7], 3), seeing([5, 6, 7], [picture(1)])
-    events = finish(blind, [job, other])
+    with caplog.at_level(logging.WARNING), loaded_by_vllm(path, engine_args=PAGES) as blind:
+        assert blind.card.vision is None and Feature.IMAGES in blind.card.all_lacks
+        events = finish(engine_of(blind), [job, other])
+    assert "its chat template does not write the token of an image" in caplog.text
     assert end_of(job, events).completion_tokens == 3
     assert "reads no images" in end_of(other, events).message
-    blind.engine.stop()

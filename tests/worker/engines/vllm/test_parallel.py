@@ -5,54 +5,31 @@ On a CPU; over GPUs it differs by what the processes compute on, and by NCCL bet
 
 import os
 import signal
-import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from protocol import AbortCause, Code, FinishReason, Sampling
+from protocol import AbortCause, Code, FinishReason
+from tests.support import real_vllm
 from tests.support.checkpoints import DEMO
 from tests.support.engine import end_of, ids_of
 from tests.support.likeliest import assert_likeliest, oracle
+from tests.support.processes import eventually
+from tests.support.real_vllm import greedy, loaded_by_vllm
 from tests.worker.engine.test_engine_thread import Collector
 from worker.core import Job
-from worker.engines import load_engine
-from worker.environment import nested
 from worker.loaded import LoadedEngine
-from worker.settings import WorkerSettings
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # of others' packages
-    pytest.mark.timeout(600),
-]
-
-FAR = 1e12
-PATIENCE_S = 60.0
+pytestmark = real_vllm.MARKS
 
 
 @pytest.fixture
 def loaded() -> Iterator[LoadedEngine]:
-    if find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed here: make test-engines")
-    values = {
-        "model_path": DEMO,
-        "engine": "vllm",
-        "device": "cpu",
-        "dtype": "float32",
-        "max_running": 3,
-        "tensor_parallel": 2,
-        "engine_args": {"enforce_eager": "true"},
-    }
     before = children()
-    loaded = load_engine(WorkerSettings(**nested(values)))
-    yield loaded
-    loaded.engine.stop()
-    give_up_at = time.monotonic() + PATIENCE_S
-    while gone := [pid for pid in children() - before if is_worker(pid)]:
-        assert time.monotonic() < give_up_at, f"processes are left: {gone}"
-        time.sleep(0.1)
+    with loaded_by_vllm(DEMO, max_running=3, tensor_parallel=2) as loaded:
+        yield loaded
+    eventually(lambda: not any(map(is_worker, children() - before)), "processes are left")
 
 
 def children() -> set[int]:
@@ -70,16 +47,15 @@ def is_worker(pid: int) -> bool:
     return b"spawn_main" in words or b"Worker" in words
 
 
-def greedy(loaded: LoadedEngine, tokens: int) -> Job:
-    asked = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-    return Job(loaded.tokenizer.encode("What is a tide?"), asked, FAR)
+def asking(loaded: LoadedEngine, tokens: int) -> Job:
+    return greedy(loaded.tokenizer.encode("What is a tide?"), tokens)
 
 
 def test_texts_cancels_and_the_card_are_those_of_one_process(loaded: LoadedEngine) -> None:
     assert (loaded.card.tensor_parallel, loaded.card.device) == (2, "cpu")
     sink = Collector()
     loaded.engine.start(sink)
-    gone, kept = greedy(loaded, 500), greedy(loaded, 24)
+    gone, kept = asking(loaded, 500), asking(loaded, 24)
     loaded.engine.submit(gone)
     loaded.engine.submit(kept)
     sink.wait_ended(1)
@@ -94,9 +70,9 @@ def test_texts_cancels_and_the_card_are_those_of_one_process(loaded: LoadedEngin
 def test_when_one_of_its_processes_dies_the_engine_has_failed(loaded: LoadedEngine) -> None:
     sink = Collector()
     loaded.engine.start(sink)
-    lost = greedy(loaded, 1500)
+    lost = asking(loaded, 1500)
     loaded.engine.submit(lost)
-    sink.wait_any()
+    eventually(lambda: sink.events, "its first event")
     workers = [pid for pid in children() if is_worker(pid)]
     assert len(workers) >= 2
     os.kill(workers[-1], signal.SIGKILL)

@@ -1,12 +1,12 @@
 """vLLM's own arguments that docs/engines.md names, put through the parser of the real vLLM."""
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.support.checkpoints import DEMO
+from tests.support.real_vllm import skip_without_vllm
 from worker.engines.vllm.arguments import engine_args
 from worker.engines.vllm.library import load_library
 from worker.environment import nested
@@ -43,8 +43,7 @@ def test_the_page_names_arguments() -> None:
 
 @pytest.mark.parametrize("name", named_on_the_page())
 def test_vllm_knows_each_of_them_and_takes_its_value(name: str) -> None:
-    if find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed here: make test-engines")
+    skip_without_vllm()
     stated = {"model_path": DEMO, "engine": "vllm", "device": "cpu"}
     plain = WorkerSettings(**nested(stated))
     load_library(plain)

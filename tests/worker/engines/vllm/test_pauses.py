@@ -5,33 +5,25 @@ With its first model runner, which CPUs have, and in ``test_as_on_cuda`` with it
 
 import random
 import re
-import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
 from protocol import AbortCause, Code, Grammar, GrammarKind, Sampling
+from tests.support import real_vllm
 from tests.support.checkpoints import DEMO
 from tests.support.engine import end_of, ids_of
-from tests.support.vllm_on_cuda import is_interpreted, run_as_on_cuda
+from tests.support.real_vllm import FAR, engine_of, finish, loaded_by_vllm
 from worker.core import Event, Job, JobPaused, JobResumed
 from worker.engine.loop import EngineLoop
-from worker.engines import load_engine
 from worker.engines.stepped import SteppedBackend
 from worker.engines.vllm.backend import VllmCore
-from worker.environment import nested
 from worker.loaded import LoadedEngine
-from worker.settings import WorkerSettings
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # of others' packages
-    pytest.mark.timeout(600),
-]
+pytestmark = real_vllm.MARKS
 
-FAR = 1e12
 SAMPLED = {"temperature": 1.5, "top_k": 2, "seed": 11, "ignore_eos": True}
 LOOKING_BACK = SAMPLED | {"frequency_penalty": 0.6, "repetition_penalty": 1.2}
 MIN_TOKENS = {"temperature": 0.0, "min_tokens": 18}
@@ -46,33 +38,19 @@ TOKENS = 24
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[LoadedEngine]:
-    if find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed here: make test-engines")
-    values = {
-        "model_path": DEMO,
-        "engine": "vllm",
-        "device": "cpu",
-        "dtype": "float32",
-        "max_running": 3,
-        "engine_args": {"enforce_eager": "true"},
-    }
-    settings = WorkerSettings(**nested(values))
-    if is_interpreted():
-        run_as_on_cuda(settings)
-    loaded = load_engine(settings)
-    yield loaded
-    loaded.engine.stop()
+    with loaded_by_vllm(DEMO, max_running=3) as loaded:
+        yield loaded
 
 
 @pytest.fixture
 def engine(loaded: LoadedEngine) -> Iterator[EngineLoop]:
     """An engine that has nothing left at the end of a test."""
-    engine = loaded.engine
-    assert isinstance(engine, EngineLoop) and isinstance(engine.backend, SteppedBackend)
+    engine = engine_of(loaded)
+    assert isinstance(engine.backend, SteppedBackend)
     assert isinstance(engine.backend.core, VllmCore)
     yield engine
     core = engine.backend.core._core
-    run(engine, [job(loaded)])  # tells the runner of what has ended
+    finish(engine, [job(loaded)])  # tells the runner of what has ended
     assert not core.scheduler.requests and not engine.backend.core._held._held
     assert (engine.stats().kv_blocks_used, engine.stats().running) == (0, 0)
 
@@ -80,21 +58,6 @@ def engine(loaded: LoadedEngine) -> Iterator[EngineLoop]:
 def job(loaded: LoadedEngine, text: str = "What is a tide?", **asked: Any) -> Job:
     stated = {"max_tokens": TOKENS, "temperature": 0.0} | asked
     return Job(loaded.tokenizer.encode(text), Sampling(**stated), FAR)
-
-
-def run(
-    engine: EngineLoop, jobs: list[Job], look: Callable[[list[Event]], None] = len
-) -> list[Event]:
-    """Submit jobs and step until nothing is left; ``look`` sees all events so far before each."""
-    for each in jobs:
-        engine.submit(each)
-    events: list[Event] = []
-    give_up_at = time.monotonic() + 60
-    while engine.has_work:
-        look(events)
-        events += engine.step()
-        assert time.monotonic() < give_up_at
-    return events
 
 
 def pausing(engine: EngineLoop, job: Job, *places: int) -> Callable[[list[Event]], None]:
@@ -117,11 +80,11 @@ def test_a_paused_text_goes_on_with_the_same_tokens(
 ) -> None:
     assert loaded.card.can_pause
     alone = job(loaded, **KINDS[kind])
-    expected = ids_of(alone, run(engine, [alone]))
+    expected = ids_of(alone, finish(engine, [alone]))
     paused = job(loaded, **KINDS[kind])
     others = [job(loaded, text, max_tokens=30) for text in ("hello", "Tide and time")]
 
-    events = run(engine, [paused, *others], pausing(engine, paused, 3, 11))
+    events = finish(engine, [paused, *others], pausing(engine, paused, 3, 11))
     assert events.count(JobPaused(paused)) == events.count(JobResumed(paused)) == 2
     assert ids_of(paused, events) == expected
     assert end_of(paused, events).code is None
@@ -150,7 +113,7 @@ def test_a_paused_text_holds_neither_slot_nor_blocks(
     engine.cancel(jobs[0], AbortCause.CANCEL)
     for each in jobs[1:]:
         engine.resume(each)
-    events += run(engine, [])
+    events += finish(engine, [])
     assert end_of(jobs[0], events).code is Code.CANCELLED
     assert len(ids_of(jobs[0], events)) == told[jobs[0]]
     assert len(ids_of(jobs[1], events)) == len(ids_of(jobs[2], events)) == 40
@@ -161,7 +124,7 @@ def test_a_grammar_is_kept_to_over_a_pause(engine: EngineLoop, loaded: LoadedEng
     bound = job(loaded, max_tokens=40)
     bound.constraint = loaded.grammars.constraint(Grammar(GrammarKind.REGEX, "[0-9]{4}-[0-9]{2}"))
 
-    events = run(engine, [bound], pausing(engine, bound, 3))
+    events = finish(engine, [bound], pausing(engine, bound, 3))
     assert JobResumed(bound) in events and end_of(bound, events).code is None
     tokenizer = Tokenizer.from_str(loaded.card.tokenizer_json.decode())
     assert re.fullmatch("[0-9]{4}-[0-9]{2}", tokenizer.decode(ids_of(bound, events)))
@@ -175,7 +138,7 @@ def test_in_any_order_every_text_is_whole_and_ends_once(
     expected = []
     for text, kind in zip(texts, kinds, strict=True):
         one = job(loaded, text, **kind)
-        expected.append(ids_of(one, run(engine, [one])))
+        expected.append(ids_of(one, finish(engine, [one])))
     for seed in range(4):
         rng = random.Random(seed)
         jobs = [job(loaded, text, **kind) for text, kind in zip(texts, kinds, strict=True)]
@@ -187,7 +150,7 @@ def test_in_any_order_every_text_is_whole_and_ends_once(
             if len(ids_of(unwanted, events)) > 5:  # noqa: B023 - called in this round only
                 engine.cancel(unwanted, AbortCause.CANCEL)  # noqa: B023
 
-        events = run(engine, jobs, look)
+        events = finish(engine, jobs, look)
         for one, whole in zip(jobs, expected, strict=True):
             made, end = ids_of(one, events), end_of(one, events)
             assert made == whole[: len(made)]
