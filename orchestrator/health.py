@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import msgspec
 
 from orchestrator.admission.admission import Admission
-from orchestrator.instances.gates import gates_of
+from orchestrator.instances.breaker import BreakerState
+from orchestrator.instances.gates import describe_gates, gates_of
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
@@ -98,7 +99,7 @@ class HealthBoard:
             "models": sorted(self._models.by_name()),
             "model_gates": self._model_gates(),
             "instances": [
-                _describe(instance) | {"gates": self._gates(instance)}
+                _describe(instance) | {"gates": describe_gates(instance, self._breaker(instance))}
                 for instance in self._registry
             ],
         }
@@ -111,12 +112,8 @@ class HealthBoard:
         self.ready = PreparedResponse(200 if status in SERVES else 503, body)
         self.overall = PreparedResponse(200, body)
 
-    def _gates(self, instance: Instance) -> dict[str, object]:
-        breaker = self._registry.breakers.state(instance.address)
-        return {
-            name: {"open": gate.is_open, "reason": gate.reason}
-            for name, gate in gates_of(instance, breaker).items()
-        }
+    def _breaker(self, instance: Instance) -> BreakerState:
+        return self._registry.breakers.state(instance.address)
 
     def _model_gates(self) -> dict[str, dict[str, bool]]:
         """Whether each gate is open on at least one instance of a model, by model."""
@@ -125,10 +122,9 @@ class HealthBoard:
             card = instance.card
             if card is None:
                 continue
-            breaker = self._registry.breakers.state(instance.address)
             known = models.setdefault(card.model, {})
-            for name, gate in gates_of(instance, breaker).items():
-                known[name] = known.get(name, False) or gate.is_open
+            for name, why in gates_of(instance, self._breaker(instance)).items():
+                known[name] = known.get(name, False) or not why
         return models
 
     def _status(self) -> str:

@@ -30,7 +30,7 @@ pack() {
     --python-version "$python" --implementation cp --abi "cp${python/./}" --abi abi3 --abi none $platforms \
     msgspec pydantic pydantic-core pydantic-settings python-dotenv annotated-types typing-inspection typing-extensions \
     prometheus-client rich pygments markdown-it-py mdurl tritonclient ml-dtypes python-rapidjson protobuf grpcio-health-checking \
-    hpack imagesize llguidance click cel-expr-python \
+    h2 imagesize llguidance click cel-expr-python \
     pytest pluggy iniconfig pytest-timeout pytest-asyncio pytest-xdist execnet hypothesis sortedcontainers attrs
   for wheel in $wheels/*.whl; do python3 -m zipfile -e $wheel $wheels/py || return 1; done
   find $wheels/py -name '*.so' -exec strip --strip-unneeded {} +

@@ -54,9 +54,7 @@ class RowControl:
     def adapts(self, model: str) -> bool:
         """Whether every instance of ``model`` can be made to run fewer rows."""
         of_model = [each for each in self._registry if each.card and each.card.model == model]
-        return self._enabled and all(
-            each.is_ours and each.can_pause and not each.foreign_load for each in of_model
-        )
+        return self._enabled and all(each.can_pause and not each.foreign_load for each in of_model)
 
     def wake(self, changed: Callable[[], None]) -> None:
         """Decide soon, and from then on while anything runs; ``changed`` is called when a decision
@@ -88,7 +86,7 @@ class RowControl:
         """Set the rows of all instances; yields after each play whether rows have changed."""
         serving: defaultdict[str, list[Instance]] = defaultdict(list)
         for instance in self._registry:
-            if instance.ready and instance.is_ours and instance.card:
+            if instance.ready and instance.card:
                 serving[instance.card.model].append(instance)
         is_bound = False
         for model, instances in serving.items():

@@ -64,8 +64,6 @@ class Candidate:
     """The entries of this machine's catalogs that it runs."""
     is_up: bool = True
     """Whether its jobs continue, though it takes no new ones."""
-    is_ours: bool = True
-    """Whether it is one of this orchestrator's own instances (``state.shares``)."""
 
     @property
     def free(self) -> int:

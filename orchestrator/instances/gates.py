@@ -3,7 +3,7 @@ says why not, so that an operator sees which part to repair. An instance takes n
 its gates are open.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from orchestrator.instances.breaker import BreakerState
 from orchestrator.instances.instance import Instance, InstanceState
@@ -11,25 +11,20 @@ from orchestrator.instances.instance import Instance, InstanceState
 ARTIFACTS, ENGINE, HEALTH = "artifacts", "engine", "health"
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """A part of an instance's readiness. ``reason`` is for people, and empty while the gate is
-    open."""
-
-    reason: str = ""
-
-    @property
-    def is_open(self) -> bool:
-        return not self.reason
-
-
-def gates_of(instance: Instance, breaker: BreakerState) -> dict[str, Gate]:
-    """An instance's gates, in the order in which they open."""
+def gates_of(instance: Instance, breaker: BreakerState) -> Mapping[str, str]:
+    """Why each of an instance's gates is closed, for people, in the order in which they open; empty
+    while it is open."""
     return {
-        ARTIFACTS: Gate("" if instance.is_for_other_work else _lacks_artifacts(instance)),
-        ENGINE: Gate("" if instance.is_for_other_work else _lacks_engine(instance)),
-        HEALTH: Gate(_lacks_health(instance, breaker)),
+        ARTIFACTS: "" if instance.is_for_other_work else _lacks_artifacts(instance),
+        ENGINE: "" if instance.is_for_other_work else _lacks_engine(instance),
+        HEALTH: _lacks_health(instance, breaker),
     }
+
+
+def describe_gates(instance: Instance, breaker: BreakerState) -> dict[str, object]:
+    """An instance's gates as answers have them."""
+    gates = gates_of(instance, breaker)
+    return {name: {"open": not why, "reason": why} for name, why in gates.items()}
 
 
 def _lacks_artifacts(instance: Instance) -> str:

@@ -101,9 +101,6 @@ class Instance:
         self.share: int | None = None
         """Most of our jobs that may have a slot there, where other orchestrators have the rest of
         them; None where all are ours to fill."""
-        self.is_ours = True
-        """Whether it is one of our own: if many orchestrators share a state, each instance belongs
-        to a few of them (``state.shares``)."""
         self.foreign_load = 0
         """Number of jobs on the worker that are not ours, by its last statistics."""
         self.clips_running = 0
@@ -269,7 +266,6 @@ class Instance:
             load,
             ready,
             is_up,
-            self.is_ours,
             limit,
             slots,
             jobs.most_rows,
@@ -298,7 +294,6 @@ class Instance:
             batch=jobs.batch,
             is_clearing=jobs.clearing > 0,
             is_up=is_up,
-            is_ours=self.is_ours,
             load=load,
             max_tokens=max_tokens,
             kv_free=0 if stats is None else stats.kv_blocks_free,

@@ -74,7 +74,7 @@ class Need:
             busy = sum(min(1.0, i.load / i.concurrency.slots) for i in up)
             # Other orchestrators have as much waiting for their part of the slots.
             slots = sum(i.concurrency.slots for i in up)
-            part = sum(i.own_slots for i in up if i.is_ours) / slots if slots else 0.0
+            part = sum(i.own_slots for i in up) / slots if slots else 0.0
             tallies = [tally for (_, name), tally in totals.items() if name == model]
             ended = sum(tally.ended for tally in tallies)
             lost = 1 - sum(tally.met for tally in tallies) / ended if ended >= FEW_ENDED else 0.0

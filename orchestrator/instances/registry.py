@@ -18,9 +18,7 @@ from orchestrator.instances.instance import Instance
 from orchestrator.instances.prefix_index import PrefixIndex
 from orchestrator.lanes import Lane, LaneConfig, LaneOwner, ServerKind, StreamLane, name_of
 from orchestrator.prediction.forecaster import Capacity
-from orchestrator.prediction.step_model import StepModel
 from orchestrator.telemetry.log import fields, lane_log, service_log
-from protocol import ModelCard
 
 LaneMaker = Callable[[str, LaneConfig, LaneOwner, Clock, random.Random], Lane]
 """Makes a lane; a simulator has its own."""
@@ -223,7 +221,14 @@ class Registry:
 
     def capacity(self, model: str) -> Capacity:
         """The capacity of the ready instances for ``model``, or of all of them for ``""``."""
-        serving = self._serving(model, only_ours=True) or self._serving(model, only_ours=False)
+        serving = [
+            (i, i.pace, i.encoder.card)
+            for i in self
+            if i.ready
+            and i.step_learner is not None
+            and i.encoder is not None
+            and (not model or i.encoder.card.model == model)
+        ]
         all_slots = sum(i.concurrency.slots for i, *_ in serving)
         return Capacity(
             models=tuple(pace for _, pace, _ in serving),
@@ -236,19 +241,6 @@ class Registry:
             ),
             part=sum(i.own_slots for i, *_ in serving) / all_slots if all_slots else 1.0,
         )
-
-    def _serving(
-        self, model: str, *, only_ours: bool
-    ) -> list[tuple[Instance, StepModel, ModelCard]]:
-        return [
-            (i, i.pace, i.encoder.card)
-            for i in self
-            if (i.is_ours or not only_ours)
-            and i.ready
-            and i.step_learner is not None
-            and i.encoder is not None
-            and (not model or i.encoder.card.model == model)
-        ]
 
     def most_places(self, model: str) -> int:
         """Most jobs for ``model``, or for any (``""``), that the known instances take if idle."""

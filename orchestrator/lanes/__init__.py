@@ -2,7 +2,7 @@
 
 - ``base``   the interface of every kind of lane and of its listeners; ``config``: settings
 - ``lane``   over one ``ModelStreamInfer`` call of Tidegate's worker: connects, submits, reconnects
-- ``grpc_call`` such a call, on the event loop; ``http2``: the frames beneath it
+- ``grpc_call`` such a call, on the event loop, over ``h2``
 - ``reconnector`` session after session with a peer, with pauses between them; clips use it, too
 - ``wire``   messages and frames in and out of Triton's protobuf; the only place that builds one
 - ``swap_call`` asks a worker to serve another model

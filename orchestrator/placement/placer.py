@@ -4,7 +4,6 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from orchestrator.clock import Clock
 from orchestrator.instances.candidate import UNLIMITED, Candidate
@@ -27,14 +26,6 @@ class Choice:
 
     name: str
     cached_tokens: int
-
-
-class _Feasible(NamedTuple):
-    """Names of the instances that could ever take tasks of some requirements, and of those among
-    them that are for this orchestrator."""
-
-    names: list[str]
-    ours: list[str]
 
 
 class Placer:
@@ -64,27 +55,19 @@ class Placer:
         self._clock = clock
         self._output_tokens_of = output_tokens_of
         self._candidates: dict[str, Candidate] = {}
-        self._others: dict[str, Candidate] = {}
-        """Candidates of other orchestrators, as last read."""
         self._kept_until = 0.0
         self._token_limits: list[int] = []
         self._version = -1
-        self._sets: dict[Requirements, _Feasible] = {}
+        self._sets: dict[Requirements, list[str]] = {}
+        """Names of the instances that could ever take tasks of some requirements."""
 
     def refresh(self) -> None:
-        """Read the registry's instances again; those that are for other orchestrators
-        (``state.shares``), few of which get tasks from here, only where that is ``KEPT_S`` ago."""
+        """Read the registry's instances again."""
         registry, now = self._registry, self._clock.now()
         if self._version != registry.snapshot_version or now >= self._kept_until:
             self._version, self._kept_until = registry.snapshot_version, now + KEPT_S
             self._sets.clear()
-            self._others = {}
-        if self._others:
-            ours = [name for name in self._candidates if name not in self._others]
-            self._candidates = self._others | {name: registry.candidate(name) for name in ours}
-            return
         self._candidates = {candidate.name: candidate for candidate in registry.candidates()}
-        self._others = {name: c for name, c in self._candidates.items() if not c.is_ours}
         self._token_limits = sorted({c.max_tokens for c in self._candidates.values()})
 
     @property
@@ -174,7 +157,7 @@ class Placer:
         Avoids instances where it failed before, as long as others are ready for it.
         """
         if task.paused_on:
-            keeper = self._read(task.paused_on)
+            keeper = self._candidates.get(task.paused_on)
             return Choice(keeper.name, 0) if keeper and _takes(keeper, task) else None
         requirements = self.requirements(task)
         able: Sequence[Candidate] = [c for c in self._feasible(requirements) if c.ready]
@@ -193,7 +176,7 @@ class Placer:
         if self.policy is not None:
             able = self._filter(self.policy, demand, able, cached, self._facts(task))
         chosen = place(demand, able, cached)
-        if chosen is None or not _takes(self._read(chosen.name) or chosen, task):
+        if chosen is None or not _takes(chosen, task):
             return None
         return Choice(chosen.name, cached.get(chosen.name, 0))
 
@@ -218,33 +201,18 @@ class Placer:
                 model_entry=self._candidates[choice.name].provenance.model_entry or None,
                 engine_entry=self._candidates[choice.name].provenance.engine_entry or None,
             )
-        candidate = self._update(choice.name)
+        candidate = self._candidates[choice.name] = self._registry.candidate(choice.name)
         if Feature.KV_EVENTS not in candidate.lacks:  # otherwise its kept blocks are unknown
             self.affinity.record(tenant, session, choice.name, now)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
-    def _read(self, name: str) -> Candidate | None:
-        """A candidate as of the last ``refresh``, or read now if it is another orchestrator's."""
-        return self._update(name) if name in self._others else self._candidates.get(name)
-
-    def _update(self, name: str) -> Candidate:
-        candidate = self._candidates[name] = self._registry.candidate(name)
-        if name in self._others:
-            self._others[name] = candidate
-        return candidate
-
     def _feasible(self, requirements: Requirements) -> Sequence[Candidate]:
         known, current = self._sets.get(requirements), self._candidates
         if known is None:
-            names = [c.name for c in feasible(requirements, current.values())]
-            ours = [name for name in names if current[name].is_ours]
-            known = self._sets[requirements] = _Feasible(names, ours)
-        if requirements.constraint.mode is not PlacementMode.PREFER:
-            found = [current[name] for name in known.ours if name in current]
-            if any(candidate.ready for candidate in found):
-                return found
-        return [current[name] for name in known.names if name in current]
+            found = feasible(requirements, current.values())
+            known = self._sets[requirements] = [candidate.name for candidate in found]
+        return [current[name] for name in known if name in current]
 
     def _cached(self, task: Task) -> Mapping[str, int]:
         """Prompt tokens that need no prefill, by instance."""

@@ -10,7 +10,7 @@ from aiohttp import web
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
-from orchestrator.api.http.fields import read_idle_keep_s
+from orchestrator.api.http.fields import read_idle_keep_s, read_limit
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.native.types import TaskMessage, given, prompt_of
 from orchestrator.api.openapi.operation import PLAIN, Operation
@@ -71,12 +71,8 @@ async def show(request: web.Request) -> web.Response:
 async def listing(request: web.Request) -> web.Response:
     """List the key's own sessions, oldest first, a page at a time."""
     store = request.app[SESSIONS]
-    limit = _query(request, "limit", PAGE)
-    if not 1 <= limit <= MAX:
-        raise InvalidRequest(f"limit must be 1 to {MAX}, got {limit}", field="limit")
-    found, is_more = store.page(
-        request[CONTEXT].key.fingerprint, _query(request, "after", 0), limit
-    )
+    limit = read_limit(request.query, PAGE, MAX)
+    found, is_more = store.page(request[CONTEXT].key.fingerprint, _after(request), limit)
     return json_response(
         {
             "sessions": [_described(session, store) for session in found],
@@ -118,12 +114,10 @@ def _session_of(request: web.Request) -> Session:
     return store.get(request.match_info["session_id"], None if key.is_admin else key.fingerprint)
 
 
-def _query(request: web.Request, name: str, default: int) -> int:
-    value = request.query.get(name)
-    if value is None:
-        return default
+def _after(request: web.Request) -> int:
+    value = request.query.get("after", "0")
     if not _NUMBER.fullmatch(value):
-        raise InvalidRequest(f"{name} must be a whole number", field=name)
+        raise InvalidRequest("after must be a whole number", field="after")
     return int(value)
 
 

@@ -33,8 +33,6 @@ class Member(msgspec.Struct, frozen=True):
     """Where the others reach it."""
     keys: str
     """Digest of the keys that it takes: the same at all members."""
-    instances: list[int] = []
-    """Numbers that stand for some of its instances (``shares.sample_of``)."""
     group: str = ""
     """Name of the port that it shares with other processes; empty for one that has its own."""
     leads_since: float = 0.0
@@ -95,8 +93,6 @@ class Members:
         self.cordons: dict[str, float | None] = {}
         """Instances that get no new work, by address: when their running work must be gone, in
         seconds of the store's clock, None for no limit."""
-        self.describe: Callable[[], list[int]] = list
-        """Returns the own ``Member.instances``."""
         self.group = ""
         """The own ``Member.group``."""
         self.leads_since = 0.0
@@ -209,9 +205,7 @@ class Members:
         tag, names = self._tasks.tag, self._names
         lease_ms = round(1000 * self._config.lease_s)
         assert self._me is not None
-        self._me = msgspec.structs.replace(
-            self._me, instances=self.describe(), leads_since=self.leads_since
-        )
+        self._me = msgspec.structs.replace(self._me, leads_since=self.leads_since)
         me = msgspec.json.encode(self._me)
         keys = (names.layout, names.alive(tag), names.members, names.changed)
         pipe.get(names.layout)
@@ -286,22 +280,13 @@ class Members:
     def _look_for_strangers(self) -> None:
         """Find members that seem to belong to another service, and say so when there are some."""
         assert self._me is not None
-        mine = set(self._me.instances)
         others = [seen.member for seen in self.others.values() if seen.is_alive]
-        with_other_keys = [one.url for one in others if one.keys != self._me.keys]
-        elsewhere = [
-            one.url for one in others if mine and one.instances and mine.isdisjoint(one.instances)
-        ]
-        strangers = tuple(sorted({*with_other_keys, *elsewhere}))
+        strangers = tuple(sorted(one.url for one in others if one.keys != self._me.keys))
         if strangers and strangers != self.strangers:
             service_log.warning(
-                "orchestrators that share a state take different keys, or name none of the same "
-                "instances: give those of one service the same keys and instances, and each"
-                " service its own TIDEGATE_STATE__PREFIX",
-                extra=fields(
-                    other_keys=", ".join(with_other_keys) or None,
-                    other_instances=", ".join(elsewhere) or None,
-                ),
+                "orchestrators that share a state take different keys: give those of one service "
+                "the same keys, and each service its own TIDEGATE_STATE__PREFIX",
+                extra=fields(other_keys=", ".join(strangers)),
             )
         self.strangers = strangers
 

@@ -240,7 +240,7 @@ STATE: tuple[MetricRow[SharedState], ...] = (
         "gauge",
         "state_strangers",
         "orchestrators",
-        "Orchestrators under the same prefix with other keys, or without a common instance",
+        "Orchestrators under the same prefix with other keys",
         lambda state: len(state.members.strangers),
     ),
     MetricRow(

@@ -5,26 +5,12 @@ slots in proportion, so that a request has the same chance at each member, and t
 parts, so that an idle member can start at once. A burst at one member waits for a renewal to get
 more. Batch work and hopeless work demand nothing while they wait.
 
-Members see an instance with a delay, so many would send to the same free slot. In a large fleet
-each instance therefore belongs to a few members, found by rendezvous hashing (Thaler and
-Ravishankar, 1998), so that few change when one comes or goes. The others send there only what can
-go nowhere else.
-
-Demands are in the store by instance, and a member asks for those of its own instances alone. With
-*I* instances, each for *f* of *M* members, all demands together take about
-
-    4/s · I · f · (110 + 15 · f) bytes
-
-to and from the store, 2.7 MB/s for 1,000 instances and 100 members (f = 4); and the list of live
-members takes 4/s · M² · 24 bytes, 1 MB/s.
+Demands are in the store by instance: with *I* instances and *M* members all together take about
+``4/s · I · M · (110 + 15 · M)`` bytes to and from it.
 """
 
-import math
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
-from hashlib import blake2b
-from heapq import nsmallest
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,46 +23,10 @@ from orchestrator.state.tasks import SharedTasks
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 
-INSTANCES_EACH, MEMBERS_EACH = 40, 4
-"""Numbers to which a large fleet is divided: an orchestrator has at least so many instances of a
-model, and an instance is for at least so many orchestrators. In a simulation (``perf/sim/fleet`` of
-commit 108c2fb0) half as many of both kept about as many deadlines, more of both fewer."""
 INSTANCES_AT_ONCE = 128
 """Most instances per command to the store, so that none delays the others for long."""
 KEEP_MS = 60_000
 """How long the store keeps demands on an instance without updates."""
-_SAMPLE = 8
-_NAMES_KEPT = 2**14
-_MIXER, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
-"""An odd number, which takes numbers of 64 bits to others, one to one (Knuth, *The Art of Computer
-Programming*, 6.4)."""
-
-
-def front_of(
-    address: str,
-    tags: Collection[str],
-    instances: int,
-    each: int = INSTANCES_EACH,
-    least: int = MEMBERS_EACH,
-) -> Collection[str]:
-    """Members, of ``tags``, that an instance is for, where so many instances serve its model: so
-    many that each member has about ``each`` instances, and no fewer than ``least``."""
-    most = max(least, math.ceil(each * len(tags) / instances))
-    if len(tags) <= most:
-        return tags
-    own = _number_of(address)
-    return nsmallest(most, tags, key=lambda tag: (own ^ _number_of(tag)) * _MIXER & _MASK)
-
-
-def sample_of(addresses: Iterable[str]) -> list[int]:
-    """Numbers that stand for some of these instances. Sets that have much in common have some of
-    these in common, too, and all of them that are equal (min-wise hashing: Broder, 1997)."""
-    return nsmallest(_SAMPLE, (_number_of(address) >> 32 for address in addresses))
-
-
-@lru_cache(_NAMES_KEPT)
-def _number_of(name: str) -> int:
-    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest())
 
 
 def shares_of(slots: int, demands: Mapping[str, int]) -> dict[str, int]:
@@ -113,18 +63,10 @@ class SlotShares:
         """Addresses and own demands (empty: none) of the running renewal, by command."""
         self._written: set[str] = set()
         """Addresses of instances for which the store may have a demand from here."""
-        self._known: tuple[set[str], dict[str, set[str]]] = set(), {}
-        """Members and each model's instances, as of the last time that they changed."""
-        self._fronts: dict[str, Collection[str]] = {}
-        """Members that an instance is for, by address, of those that are for this orchestrator."""
-        members.describe = self._sample
         members.parts.append(self)
         members.on_seen.append(self._divide)
 
     # ── demands ──────────────────────────────────────────────────────────────────────────────
-
-    def _sample(self) -> list[int]:
-        return sample_of(one.address for one in self._registry if one.card is not None)
 
     def ask(self, pipe: Any) -> int:
         """Tell of this orchestrator's demands, and ask for the others' on the same instances."""
@@ -155,57 +97,31 @@ class SlotShares:
             self._written.difference_update(gone)
 
     def _demands(self) -> dict[str, int]:
-        """Jobs that this orchestrator has on each instance, or would send there now; without
-        others' instances that have none of its jobs."""
+        """Jobs that this orchestrator has on each instance, or would send there now."""
         queued = Counter(
             task.model
             for task in self._queue.tasks()
             if task.priority is Priority.INTERACTIVE and not task.is_background
         )
-        demands = {}
-        for one in self._registry:
-            jobs = one.lane_load - one.concurrency.paused
-            if one.card is not None and (one.is_ours or jobs):
-                demands[one.address] = jobs + queued[one.card.model] * one.is_ours
-        return demands
+        return {
+            one.address: one.lane_load - one.concurrency.paused + queued[one.card.model]
+            for one in self._registry
+            if one.card is not None
+        }
 
     # ── what follows from it ─────────────────────────────────────────────────────────────────
 
     def _divide(self) -> None:
         alive = {tag for tag, seen in self._members.others.items() if seen.is_alive} | {self._tag}
-        fronts = self._find_fronts(alive)
-        changed = moved = False
+        changed = False
         for instance in self._registry:
-            front, share = fronts.get(instance.address), None
+            share = None
             if len(alive) > 1 and instance.card is not None:
-                share = 1
-                if front is not None:
-                    # An owner without a report demands nothing yet. Others count only with jobs
-                    # there.
-                    demands = dict.fromkeys((*front, self._tag), 0)
-                    told = self._told.get(instance.address, {})
-                    demands |= {tag: count for tag, count in told.items() if count and tag in alive}
-                    share = shares_of(instance.concurrency.slots, demands)[self._tag]
-            is_ours = front is not None or instance.card is None
-            if instance.is_ours is not is_ours:
-                instance.is_ours, moved = is_ours, True
+                # One without a report demands nothing yet.
+                told = self._told.get(instance.address, {})
+                demands = {tag: told.get(tag, 0) for tag in alive}
+                share = shares_of(instance.concurrency.slots, demands)[self._tag]
             if instance.share != share:
                 instance.share, changed = share, True
-        if changed or moved:
-            self._registry.changed(topology=moved)
-
-    def _find_fronts(self, tags: set[str]) -> Mapping[str, Collection[str]]:
-        """The members, of those with such tags, that each instance is for which is for this one,
-        too: all instances of a model of which none is."""
-        by_model: defaultdict[str, set[str]] = defaultdict(set)
-        for one in self._registry:
-            if one.card is not None:
-                by_model[one.card.model].add(one.address)
-        if (tags, by_model) != self._known:
-            self._known = tags, by_model
-            self._fronts = {}
-            for addresses in by_model.values():
-                fronts = {each: front_of(each, tags, len(addresses)) for each in addresses}
-                ours = {each: front for each, front in fronts.items() if self._tag in front}
-                self._fronts.update(ours or fronts)
-        return self._fronts
+        if changed:
+            self._registry.changed(topology=False)

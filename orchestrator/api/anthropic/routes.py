@@ -14,9 +14,8 @@ from orchestrator.api.anthropic.types import (
 )
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, served_name
-from orchestrator.api.http.deadlines import read_deadline
 from orchestrator.api.http.decode import Reader
-from orchestrator.api.http.fields import read_job_of
+from orchestrator.api.http.fields import read_headers_deadline, read_job_of
 from orchestrator.api.http.finding import cancel
 from orchestrator.api.http.outputs import TaskOutput, format_of, in_form, output_of
 from orchestrator.api.http.responses import (
@@ -28,7 +27,7 @@ from orchestrator.api.http.responses import (
     whole_answer,
 )
 from orchestrator.errors import InvalidRequest
-from orchestrator.parsing import Output, ToolUse, collect
+from orchestrator.parsing import ToolUse, collect
 from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
 from orchestrator.tasks.task import Task
 from protocol import Delta
@@ -55,14 +54,12 @@ async def messages(request: web.Request) -> web.StreamResponse:
             request, job, parsed.prompt, lambda stream: MessageEvents(stream, name, output)
         )
     task, answer = await whole_answer(request, job, parsed.prompt, _Answer(output))
-    assert task.ending is not None
-    if output is None:
-        said = Output(content=answer.text() + task.ending.tail)
-    else:
-        pieces = output.feed(Delta(0, answer.ids, answer.texts))
-        said = collect([*pieces, *output.finish(task.ending.tail, task.ending)])
-    is_calling = output is not None and output.is_calling(task.ending)
-    body = message(task, task.ending, blocks_of(said), is_calling=is_calling) | task_fields(task)
+    ending = task.ending
+    assert ending is not None
+    pieces = output.feed(Delta(0, answer.ids, answer.texts))
+    said = collect([*pieces, *output.finish(ending.tail, ending)])
+    is_calling = output.is_calling(ending)
+    body = message(task, ending, blocks_of(said), is_calling=is_calling) | task_fields(task)
     now = request.app[ORCHESTRATOR].clock.now()
     return json_response(body, headers=task_headers(task, now))
 
@@ -70,27 +67,18 @@ async def messages(request: web.Request) -> web.StreamResponse:
 class _Answer(WholeAnswer):
     """A whole answer that tells ``output`` once the prompt is known."""
 
-    def __init__(self, output: TaskOutput | None) -> None:
+    def __init__(self, output: TaskOutput) -> None:
         super().__init__()
         self._output = output
 
     def started(self, task: Task) -> None:  # type: ignore[override]  # it hears tasks only
-        if self._output is not None:
-            self._output.begin(task)
+        self._output.begin(task)
 
 
 async def count_tokens(request: web.Request) -> web.Response:
     """Count the tokens that a conversation has as a prompt."""
     orchestrator, context = request.app[ORCHESTRATOR], request[CONTEXT]
-    deadline = read_deadline(
-        request.headers,
-        None,
-        context.arrival,
-        orchestrator.deadlines,
-        in_one_piece=True,
-        ignored=context.ignored_headers,
-    )
-    context.deadline = deadline
+    deadline = read_headers_deadline(request)
 
     def parse(body: CountTokensRequest) -> tuple[str, Prompt]:
         context.field_names = {"prompt": "messages"}
@@ -122,11 +110,9 @@ def _parse(request: web.Request, body: MessagesRequest) -> ParsedMessages:
     return ParsedMessages(job, prompt, use, bool(body.stream), must_think)
 
 
-async def _with_output(
-    request: web.Request, parsed: ParsedMessages
-) -> tuple[Job, TaskOutput | None]:
-    """The job with its tools applied, and the parser of output that may be more than text. Raises
-    ``InvalidRequest`` for what the model cannot do, and what ``loaded_model`` raises."""
+async def _with_output(request: web.Request, parsed: ParsedMessages) -> tuple[Job, TaskOutput]:
+    """The job with its tools applied, and the parser of its output. Raises ``InvalidRequest`` for
+    what the model cannot do, and what ``loaded_model`` raises."""
     encoder = await request.app[ORCHESTRATOR].loaded_model(parsed.job)
     if parsed.must_think and format_of(request.app, encoder).reasoning is None:
         raise InvalidRequest(

@@ -183,9 +183,9 @@ _encode = msgspec.json.Encoder().encode
 
 class MessageEvents:
     """Turns one task's tokens into events. Listens to the task; ``stream`` sends the events.
-    ``output`` parses what the model writes (None: all of it is text)."""
+    ``output`` parses what the model writes."""
 
-    def __init__(self, stream: EventStream, request_id: str, output: TaskOutput | None) -> None:
+    def __init__(self, stream: EventStream, request_id: str, output: TaskOutput) -> None:
         self._stream = stream
         self._request_id = request_id
         self._output = output
@@ -198,12 +198,11 @@ class MessageEvents:
 
     def started(self, task: Task) -> None:
         """Send nothing: until the first token's byte an error can still be a status."""
-        if self._output is not None:
-            self._output.begin(task)
+        self._output.begin(task)
 
     def tokens(self, task: Task, delta: Delta) -> None:
         events = self._begin(task)
-        if self._output is None:
+        if self._output.is_plain:  # an event for each token
             events += self._events_of([Content(text) for text in delta.texts if text])
         else:
             events += self._events_of(self._output.feed(delta))
@@ -219,12 +218,9 @@ class MessageEvents:
                     _event("error", error_body(ending.error, self._request_id) | more)
                 )
             return
-        events, is_calling = self._begin(task), False
-        if self._output is not None:
-            events += self._events_of(self._output.finish(ending.tail, ending))
-            is_calling = self._output.is_calling(ending)
-        elif ending.tail:
-            events += self._events_of([Content(ending.tail)])
+        events = self._begin(task)
+        events += self._events_of(self._output.finish(ending.tail, ending))
+        is_calling = self._output.is_calling(ending)
         last = {"delta": stop(ending, is_calling=is_calling), "usage": usage(task), **more}
         events += [*self._close(), _event("message_delta", last), _event("message_stop", {})]
         self._stream.finish(b"".join(events))

@@ -200,35 +200,16 @@ class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True
         return {"prompt": "messages", "stop": "stop_sequences"}
 
 
-class CountTokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``POST /v1/messages/count_tokens``."""
+class CountTokensRequest(MessagesRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/messages/count_tokens``: a message that is not to be made."""
 
-    model: str | None = None
-    messages: list[InputMessage]
-    system: Content | None = None
-
-    tools: Unused = NULL
-    tool_choice: ChoiceBody | None = None
-    thinking: ThinkingBody | None = None
-    chat_template_kwargs: Unused = NULL
-
-    # served in one way only
-    mcp_servers: Unused = NULL
-    speed: Unused = NULL
-
-    output_config: Unused = NULL
-    output_format: Unused = NULL
-    cache_control: Unused = NULL
-    context_management: Unused = NULL
-    thread: Unused = NULL
-    user_profile_id: Unused = NULL
-    workspace_id: Unused = NULL
+    max_tokens: int = 0
 
 
-def refuse_unsupported(body: MessagesRequest | CountTokensRequest) -> None:
+def refuse_unsupported(body: MessagesRequest) -> None:
     """Raise ``InvalidRequest`` for the first unsupported field."""
     _require_whole_conversation(body.thread)
-    refuse_unserved(body, _ONLY)
+    refuse_unserved(body, _HINTS if isinstance(body, CountTokensRequest) else _ONLY)
 
 
 def _require_whole_conversation(thread: msgspec.Raw) -> None:
@@ -250,7 +231,7 @@ class _Thread(msgspec.Struct):
     type: msgspec.Raw = NULL
 
 
-def chat_of(body: "MessagesRequest | CountTokensRequest") -> tuple[Prompt, ToolUse | None]:
+def chat_of(body: MessagesRequest) -> tuple[Prompt, ToolUse | None]:
     """The conversation, and those of its tools that may be called. Raises ``InvalidRequest``."""
     use = tool_use_of(body.tools, body.tool_choice)
     arguments = dict(thinking_of(body.thinking).arguments)
@@ -261,12 +242,12 @@ def chat_of(body: "MessagesRequest | CountTokensRequest") -> tuple[Prompt, ToolU
     return Chat(turns, template_arguments=arguments, tools=use.tools if use else ()), use
 
 
-_ONLY = {
-    **other_forms("output_config.format"),
+_HINTS = {
     "mcp_servers": ServedValues(nothing, "tools of servers are not served", is_hint=True),
     "container": ServedValues(nothing, "tools of servers are not served", is_hint=True),
     "speed": ServedValues(
         lambda value: value == "standard", "there is one, standard", is_hint=True
     ),
 }
+_ONLY = {**other_forms("output_config.format"), **_HINTS}
 """Fields of which only some values are served."""

@@ -8,16 +8,17 @@ answered 503 ``stalled``: the responder's own life says nothing about the orches
 stdin does, so it never outlives the orchestrator, however that ends.
 
 Standard library only, run as ``python -I -S responder.py FD`` with a listening socket as
-file ``FD``: it is up in some 30 ms and takes about 10 MB.
+file ``FD``: it is up in some 50 ms and takes about 20 MB.
 """
 
+import asyncio
 import json
 import os
-import selectors
 import signal
 import socket
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from http import HTTPStatus
@@ -28,9 +29,7 @@ STALLED_AFTER_S = 5.0
 """Seconds without a line after which the event loop counts as hung."""
 HEAD_BYTES = 8192
 IDLE_S = 60.0
-_LOOK_EVERY_S = 5.0
-_ACCEPTS_AT_ONCE = 64
-_OUT_OF_FILES_S = 0.01
+_ACCEPT_S = 0.005
 _READ_S = 0.02
 _READ_BYTES = 65536
 
@@ -68,187 +67,110 @@ class Answers:
         return status, body.encode()
 
 
-class Exchange:
-    """The bytes of one connection: requests in, responses out, in order."""
-
-    def __init__(self, answers: Answers) -> None:
-        self._answers = answers
-        self._unread = b""
-        self.unsent = b""
-        self.is_last = False
-        """Whether the connection ends once all is sent; nothing more is read then."""
-
-    def receive(self, data: bytes) -> None:
-        # Empty lines before a request are not part of it (RFC 9112, 2.2), and must not pile up.
-        self._unread = (self._unread + data).lstrip(b"\r\n")
-
-    def proceed(self, now: float) -> None:
-        """Answer the next request, if it is whole. To be called only while nothing is unsent."""
-        if self.is_last:
-            return
-        head, end, rest = self._unread.partition(b"\r\n\r\n")
-        if len(head) > HEAD_BYTES:
-            refusal = _error("invalid_request", f"a head may have {HEAD_BYTES} bytes")
-            self._respond(431, refusal, is_last=True)
-        elif end:
-            self._unread = rest
-            self._answer(head, now)
-
-    def _answer(self, head: bytes, now: float) -> None:
-        request_line, *lines = head.decode("latin-1").split("\r\n")
-        parts = request_line.split(" ")
-        if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-            self._respond(400, _error("invalid_request", "expected HTTP/1.1"), is_last=True)
-            return
-        method, target, version = parts
-        headers = {}
-        for line in lines:
-            name, _, value = line.partition(":")
-            headers[name.strip().lower()] = value.strip().lower()
-        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        connection = headers.get("connection", "")
-        keeps = "keep-alive" in connection if version == "HTTP/1.0" else "close" not in connection
-        if method in ("GET", "HEAD"):
-            status, body = self._answers.of(target.partition("?")[0], now)
-        else:
-            status, body = 405, _error("method_not_allowed", "only GET and HEAD are served here")
-        is_last = has_body or not keeps  # no body is ever read
-        self._respond(status, body, is_last=is_last, is_head=method == "HEAD")
-
-    def _respond(self, status: int, body: bytes, *, is_last: bool, is_head: bool = False) -> None:
-        self.is_last = is_last
-        head = (
-            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
-            "Content-Type: application/json; charset=utf-8\r\n"
-            "Cache-Control: no-store\r\n"
-            f"Content-Length: {len(body)}\r\n"
-        )
-        if status == 405:
-            head += "Allow: GET, HEAD\r\n"
-        if is_last:
-            head += "Connection: close\r\n"
-        self.unsent = head.encode() + b"\r\n" + (b"" if is_head else body)
-
-
-class _Connection:
-    def __init__(self, sock: socket.socket, answers: Answers, now: float) -> None:
-        self.socket = sock
-        self.exchange = Exchange(answers)
-        self.heard_at = now
-
-
 class HealthResponder:
-    """Serves all connections with one thread and one selector: no socket ever blocks another."""
+    """Serves all connections with one thread: no socket ever blocks another."""
 
     def __init__(self, listener: socket.socket, pipe: int, answers: Answers) -> None:
         self._listener = listener
         self._pipe = pipe
         self._answers = answers
-        self._selector = selectors.DefaultSelector()
-        self._connections: dict[int, _Connection] = {}
-        """Connections by file descriptor, the one that has been silent for longest first."""
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ)
-        self._selector.register(pipe, selectors.EVENT_READ)
+        self._connections: OrderedDict[asyncio.Task[None], None] = OrderedDict()
+        """What serves each of them, the one that has been silent for longest first."""
+        self._ended = asyncio.Event()
 
-    def run(self) -> None:
-        while True:
-            ready = self._selector.select(_LOOK_EVERY_S)
-            # News from the pipe is read before requests are answered.
-            if any(key.fd == self._pipe for key, _ in ready):
-                data = os.read(self._pipe, _READ_BYTES)
-                if not data:
-                    self._leave()
-                    return
-                self._answers.take(data, time.monotonic())
-            for key, _ in ready:
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fd != self._pipe:
-                    self._serve(key.fd)
-            self._drop_idle()
-
-    def _leave(self) -> None:
-        """Answer what comes by now or right after, which would be reset."""
-        for _ in range(MAX_CONNECTIONS // _ACCEPTS_AT_ONCE + 1):
-            self._accept()
-        for gone in (self._pipe, self._listener):
-            self._selector.unregister(gone)
-        self._listener.close()
-        until = time.monotonic() + _READ_S
-        while self._connections and (left_s := until - time.monotonic()) > 0:
-            for key, _ in self._selector.select(left_s):
-                self._serve(key.fd)
-
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTS_AT_ONCE):
-            try:
-                sock, _address = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError:  # too many open files, on the whole machine perhaps
-                self._make_room()
-                time.sleep(_OUT_OF_FILES_S)
-                return
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if len(self._connections) >= MAX_CONNECTIONS:
-                self._make_room()
-            self._connections[sock.fileno()] = _Connection(sock, self._answers, time.monotonic())
-            self._selector.register(sock, selectors.EVENT_READ)
-            self._serve(sock.fileno())  # most have sent their request by now
-
-    def _make_room(self) -> None:
+    async def run(self) -> None:
+        """Answer checks until the pipe ends, and those that come right after: they would be
+        reset."""
+        os.set_blocking(self._pipe, False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._pipe, self._read_pipe)
+        server = await asyncio.start_server(
+            self._serve, sock=self._listener, limit=HEAD_BYTES, backlog=MAX_CONNECTIONS
+        )
+        await self._ended.wait()
+        loop.remove_reader(self._pipe)
+        await asyncio.sleep(_ACCEPT_S)
+        server.close()
         if self._connections:
-            self._close(next(iter(self._connections)))
+            await asyncio.wait(self._connections, timeout=_READ_S)
 
-    def _serve(self, fd: int) -> None:
-        connection = self._connections.get(fd)
-        if connection is None:  # it was closed to make room for another
-            return
-        try:
-            is_over = self._exchange(fd, connection)
-        except OSError:
-            is_over = True
-        if is_over:
-            self._close(fd)
+    def _read_pipe(self) -> None:
+        with suppress(BlockingIOError):
+            if data := os.read(self._pipe, _READ_BYTES):
+                self._answers.take(data, time.monotonic())
+            else:
+                self._ended.set()
 
-    def _exchange(self, fd: int, connection: _Connection) -> bool:
-        """Read, answer and send without waiting. Returns whether the connection is over. Nothing is
-        read before all is sent, so that a client that does not read takes no memory."""
-        exchange, now = connection.exchange, time.monotonic()
-        if not exchange.unsent:
-            with suppress(BlockingIOError):
-                data = connection.socket.recv(_READ_BYTES)
-                if not data:
-                    return True
-                connection.heard_at = now
-                self._connections[fd] = self._connections.pop(fd)
-                exchange.receive(data)
-                exchange.proceed(now)
-        while exchange.unsent:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Nothing is read before all is sent: a client that does not read takes no memory.
+        writer.transport.set_write_buffer_limits(0)
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._connections) >= MAX_CONNECTIONS:
+            self._connections.popitem(last=False)[0].cancel()
+        self._connections[task] = None
+        # It is gone, silent for too long, or makes room.
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            while await self._answer_one(reader, writer):
+                self._connections.move_to_end(task)
+        self._connections.pop(task, None)
+        writer.transport.abort()
+
+    async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer the connection's next request. Returns whether more can follow. Raises ``OSError``
+        and ``IncompleteReadError`` once there is none."""
+        async with asyncio.timeout(IDLE_S):
             try:
-                sent = connection.socket.send(exchange.unsent)
-            except BlockingIOError:
-                self._selector.modify(connection.socket, selectors.EVENT_WRITE)
-                return False
-            exchange.unsent = exchange.unsent[sent:]
-            if not exchange.unsent:
-                self._selector.modify(connection.socket, selectors.EVENT_READ)
-                exchange.proceed(now)
-        return exchange.is_last
+                head = await reader.readuntil(b"\r\n\r\n")
+            except asyncio.LimitOverrunError:
+                refusal = _error("invalid_request", f"a head may have {HEAD_BYTES} bytes")
+                response, keeps = _response(431, refusal, is_last=True), False
+            else:
+                # Empty lines before a request are not part of it (RFC 9112, 2.2).
+                if not (head := head.strip(b"\r\n")):
+                    return True
+                self._read_pipe()  # its news come before answers
+                response, keeps = respond(head, self._answers, time.monotonic())
+            writer.write(response)
+            await writer.drain()
+        return keeps
 
-    def _drop_idle(self) -> None:
-        since = time.monotonic() - IDLE_S
-        for fd, connection in list(self._connections.items()):
-            if connection.heard_at > since:
-                return
-            self._close(fd)
 
-    def _close(self, fd: int) -> None:
-        connection = self._connections.pop(fd)
-        self._selector.unregister(connection.socket)
-        connection.socket.close()
+def respond(head: bytes, answers: Answers, now: float) -> tuple[bytes, bool]:
+    """The response to a request with this head, and whether its connection stays open."""
+    request_line, *lines = head.decode("latin-1").split("\r\n")
+    parts = request_line.split(" ")
+    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
+        refusal = _error("invalid_request", "expected HTTP/1.1")
+        return _response(400, refusal, is_last=True), False
+    method, target, version = parts
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip().lower()
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    connection = headers.get("connection", "")
+    keeps = "keep-alive" in connection if version == "HTTP/1.0" else "close" not in connection
+    keeps = keeps and not has_body  # no body is ever read
+    if method in ("GET", "HEAD"):
+        status, body = answers.of(target.partition("?")[0], now)
+    else:
+        status, body = 405, _error("method_not_allowed", "only GET and HEAD are served here")
+    return _response(status, body, is_last=not keeps, is_head=method == "HEAD"), keeps
+
+
+def _response(status: int, body: bytes, *, is_last: bool, is_head: bool = False) -> bytes:
+    head = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+        "Content-Type: application/json; charset=utf-8\r\n"
+        "Cache-Control: no-store\r\n"
+        f"Content-Length: {len(body)}\r\n"
+    )
+    if status == 405:
+        head += "Allow: GET, HEAD\r\n"
+    if is_last:
+        head += "Connection: close\r\n"
+    return head.encode() + b"\r\n" + (b"" if is_head else body)
 
 
 def _error(code: str, message: str) -> bytes:
@@ -261,7 +183,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(fileno=int(sys.argv[1]))
     answers = Answers(time.monotonic())
-    HealthResponder(listener, sys.stdin.fileno(), answers).run()
+    asyncio.run(HealthResponder(listener, sys.stdin.fileno(), answers).run())
 
 
 if __name__ == "__main__":

@@ -32,13 +32,12 @@ class Reader(Generic[T]):
     accepting numbers in strings, at no extra cost for a text without such fields."""
 
     @overload
-    def __init__(self, kind: type[T], *, strict: bool = True) -> None: ...
+    def __init__(self, kind: type[T]) -> None: ...
     @overload
-    def __init__(self, kind: Any, *, strict: bool = True) -> None: ...
-    def __init__(self, kind: Any, *, strict: bool = True) -> None:
-        """``strict`` is msgspec's: whether a number in a string is refused."""
+    def __init__(self, kind: Any) -> None: ...
+    def __init__(self, kind: Any) -> None:
         self.type = kind
-        self._exact: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind, strict=strict)
+        self._exact: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
 
     def read(self, text: str | msgspec.Raw, place: str = "") -> T:
         """Read ``text``, which stands at ``place`` in a body. Raises ``msgspec.DecodeError``."""

@@ -12,6 +12,7 @@ from orchestrator.api.http.deadlines import TTFT_TARGETS, Headers, read_deadline
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.errors import InvalidRequest
 from orchestrator.instances.candidate import read_capability
+from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import (
     IDLE_KEEP_S,
     MAX_IDLE_KEEP_S,
@@ -217,6 +218,32 @@ def other_forms(own: str) -> dict[str, ServedValues]:
         **dict.fromkeys([*forms, "response_format", "structured_outputs"], instead),
         "n": ServedValues(lambda value: value == 1, "there is one answer; send more requests"),
     }
+
+
+def read_limit(query: Mapping[str, str], usual: int, most: int) -> int:
+    """How many entries of a list a query asks for. Raises ``InvalidRequest``."""
+    text = query.get("limit", str(usual))
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
+    if not 1 <= limit <= most:
+        raise InvalidRequest(
+            f"limit must be a whole number from 1 to {most}, got {text[:64]!r}", field="limit"
+        )
+    return limit
+
+
+def read_headers_deadline(request: web.Request) -> Deadline:
+    """The deadline that headers state for an answer in one piece; it is the request's from now on.
+    Raises ``InvalidRequest``."""
+    context, policy = request[CONTEXT], request.app[ORCHESTRATOR].deadlines
+    context.deadline = read_deadline(
+        request.headers,
+        None,
+        context.arrival,
+        policy,
+        in_one_piece=True,
+        ignored=context.ignored_headers,
+    )
+    return context.deadline
 
 
 def read_job(

@@ -46,6 +46,11 @@ class TaskOutput:
         self._special = encoder.tokens.special_ids(format.markers)
         self._parser = self._new_parser("")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of it is content."""
+        return self._format.calls is None and self._format.reasoning is None
+
     def begin(self, task: Task) -> None:
         """Prepare for a task whose worker has begun, so that its prompt is known."""
         if self._format.reasoning is None:
@@ -132,15 +137,13 @@ def _object(text: str) -> object:
 
 def output_of(
     app: web.Application, encoder: PromptEncoder, job: Job, tools: ToolUse | None
-) -> TaskOutput | None:
-    """Parser for one task's output; None where all of it is content."""
+) -> TaskOutput:
+    """Parser for one task's output."""
     format = format_of(app, encoder)
     if not (_may_think(job, tools) or job.prompt_ends):
         format = replace(format, reasoning=None)
     if tools is None and format.calls is not CallFormat.HARMONY:
         format = replace(format, calls=None)
-    if format.calls is None and format.reasoning is None:
-        return None
     return TaskOutput(format, encoder, tools)
 
 

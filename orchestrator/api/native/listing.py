@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.fields import read_limit
 from orchestrator.api.http.finding import answer_id, status_of, told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import InvalidRequest
@@ -35,7 +36,7 @@ async def listed(
 ) -> web.Response:
     """The answer with a list under ``name``: a ``line`` for each of ``works`` that the query asks
     for and the caller may see, and those of the other processes at this port."""
-    status, limit = request.query.get("status"), _read_limit(request.query.get("limit"))
+    status, limit = request.query.get("status"), read_limit(request.query, USUAL_LIMIT, MAX)
     if status is not None and status not in STATUSES:
         raise InvalidRequest(
             f"status must be one of {', '.join(STATUSES)}, got {status[:64]!r}", field="status"
@@ -100,14 +101,3 @@ def _line(work: AnyWork, now: float) -> dict[str, object]:
         "finish_reason": None if ending is None else ending.finish_reason,
         **standing(work, now),
     }
-
-
-def _read_limit(text: str | None) -> int:
-    if text is None:
-        return USUAL_LIMIT
-    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
-    if not 1 <= number <= MAX:
-        raise InvalidRequest(
-            f"limit must be a whole number from 1 to {MAX}, got {text[:64]!r}", field="limit"
-        )
-    return number

@@ -147,7 +147,7 @@ async def _stream(
 
     def listener_of(index: int) -> Listener:
         new_stream: Callable[..., ChunkStream] = ChunkStream
-        if shape.is_chat and (output := _output_of(request, choices)) is not None:
+        if shape.is_chat and not (output := _output_of(request, choices)).is_plain:
             new_stream = partial(ParsedChunkStream, output)
         return new_stream(
             stream,
@@ -264,7 +264,7 @@ class _Text(Transcript):
             tail += stop_text(ending, encoder.tokens)
         reason = ending.finish_reason.value
         if self.output is None:
-            choice = shape.choice(index, self.text() + tail, logprobs, reason)
+            choice = shape.delta(index, self.text() + tail, logprobs, reason)
         else:
             pieces = [*self.output.feed(Delta(0, self.ids, self.texts))]
             pieces += self.output.finish(tail, ending)
@@ -282,8 +282,8 @@ class _Text(Transcript):
         return choice
 
 
-def _output_of(request: web.Request, choices: Choices) -> TaskOutput | None:
-    """Parser of one choice's output, once its prompt is read; None where all of it is content."""
+def _output_of(request: web.Request, choices: Choices) -> TaskOutput:
+    """Parser of one choice's output, once its prompt is read."""
     job = choices.request.job
     encoder = request.app[ORCHESTRATOR].models.resolve(job.model)
     return output_of(request.app, encoder, job, choices.request.tools)

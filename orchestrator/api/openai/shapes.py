@@ -60,14 +60,6 @@ class Shape:
             "model": task.served_name,
         }
 
-    def choice(
-        self, index: int, text: str, logprobs: object, finish_reason: str
-    ) -> dict[str, object]:
-        content: dict[str, object] = {"text": text}
-        if self.is_chat:
-            content = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
-
     def delta(
         self,
         index: int,
@@ -75,7 +67,7 @@ class Shape:
         logprobs: object = None,
         finish_reason: str | None = None,
     ) -> dict[str, object]:
-        """A choice of a chunk; ``text`` None adds none."""
+        """A choice of a chunk, or of a completion in one piece; ``text`` None adds none."""
         content: dict[str, object] = {"text": text or ""}
         if self.is_chat:
             content = {"delta": {} if text is None else {"content": text}}

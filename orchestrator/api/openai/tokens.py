@@ -8,15 +8,13 @@ from aiohttp import web
 
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, served_name
-from orchestrator.api.http.deadlines import read_deadline
 from orchestrator.api.http.decode import Reader
-from orchestrator.api.http.fields import NULL, Unused, refuse_unserved
+from orchestrator.api.http.fields import NULL, Unused, read_headers_deadline, refuse_unserved
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.openai.chats import ChatMessage, chat_of
 from orchestrator.api.openai.tools import stated_tools
 from orchestrator.api.openai.types import ChatRequest
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Prompt
 
 
@@ -77,7 +75,7 @@ _detokenize_reader = Reader(DetokenizeRequest)
 
 async def tokenize(request: web.Request) -> web.Response:
     """Encode a prompt into token ids, exactly as for a request."""
-    orchestrator, deadline = request.app[ORCHESTRATOR], _deadline(request)
+    orchestrator, deadline = request.app[ORCHESTRATOR], read_headers_deadline(request)
     key = request[CONTEXT].key
     asked = await read_body(request, _tokenize_reader, lambda body: _asked(request, body))
     ids = await orchestrator.questions.tokenize(
@@ -101,7 +99,7 @@ async def tokenize(request: web.Request) -> web.Response:
 
 async def detokenize(request: web.Request) -> web.Response:
     """Decode token ids into text."""
-    orchestrator, deadline = request.app[ORCHESTRATOR], _deadline(request)
+    orchestrator, deadline = request.app[ORCHESTRATOR], read_headers_deadline(request)
     key = request[CONTEXT].key
     body = await read_body(request, _detokenize_reader, lambda body: body)
     text = await orchestrator.questions.detokenize(
@@ -130,16 +128,3 @@ def _asked(request: web.Request, body: TokenizeRequest) -> _Asked:
         is_bare=body.prompt is not None and body.add_special_tokens is False,
         with_spelling=bool(body.return_token_strs),
     )
-
-
-def _deadline(request: web.Request) -> Deadline:
-    context, policy = request[CONTEXT], request.app[ORCHESTRATOR].deadlines
-    context.deadline = read_deadline(
-        request.headers,
-        None,
-        context.arrival,
-        policy,
-        in_one_piece=True,
-        ignored=context.ignored_headers,
-    )
-    return context.deadline

@@ -25,6 +25,7 @@ from catalog.engines import EngineCatalog, EngineEntry, verify_engine
 from catalog.errors import ProvisionError
 from catalog.models import ModelCatalog, ModelEntry, ModelState
 from catalog.shared_file import now_ms
+from orchestrator.api.http.fields import read_limit
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import InvalidRequest, NotFound, Unavailable
 from orchestrator.telemetry.log import service_log
@@ -199,7 +200,7 @@ async def verify(request: web.Request) -> web.Response:
 
 
 async def _page(request: web.Request) -> web.Response:
-    limit, after = _limit(request), _cursor(request)
+    limit, after = read_limit(request.query, PAGE, MAX), _cursor(request)
     kind, listing = request.app[CATALOGS].of(request)
     found = await _read(listing)
     later = [entry for entry in found.entries if entry.key > after]
@@ -272,14 +273,6 @@ def _without_folders(word: str) -> str:
         for part in word.split(" ")
         for name, equals, value in [part.rpartition("=")]
     )
-
-
-def _limit(request: web.Request) -> int:
-    text = request.query.get("limit", str(PAGE))
-    is_short = text.isascii() and text.isdigit() and len(text) <= len(str(MAX))
-    if not (is_short and 1 <= int(text) <= MAX):
-        raise InvalidRequest(f"limit must be 1 to {MAX}, got {text[:32]!r}", field="limit")
-    return int(text)
 
 
 def _key(created_ms: int, id: str) -> str:

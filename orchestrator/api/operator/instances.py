@@ -12,12 +12,13 @@ from orchestrator.api.http.finding import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.operator.types import drains, read_optional, registrations, reloads, swaps
 from orchestrator.instances.discovery import DiscoverySync
-from orchestrator.instances.gates import gates_of
+from orchestrator.instances.gates import describe_gates
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.loading.swaps import RunningSwap, Swaps
 from orchestrator.prediction.step_model import FIRST_TOKEN
 from orchestrator.service import Orchestrator
+from protocol import SwapReport
 
 DISCOVERY = web.AppKey("discovery", DiscoverySync)
 _OF_CARD = (
@@ -117,15 +118,22 @@ async def _told_of(running: RunningSwap, *, wait: bool) -> web.Response:
 
 def describe_swap(swap: RunningSwap) -> dict[str, object]:
     """Progress or result of a swap that was asked for here."""
+    error = "" if swap.error is None else swap.error.message
+    return _swap(swap.address, swap, swap.phase, swap.total_ms, error)
+
+
+def _swap(
+    address: str, of: RunningSwap | SwapReport, phase: str, total_ms: float, error: str
+) -> dict[str, object]:
     return {
-        "address": swap.address,
-        "model": swap.model,
-        "phase": swap.phase,
-        "ms": swap.ms,
-        "total_ms": round(swap.total_ms, 1),
-        "beside": swap.beside,
-        "freed_mib": swap.freed_mib,
-        "error": None if swap.error is None else swap.error.message,
+        "address": address,
+        "model": of.model,
+        "phase": phase,
+        "ms": of.ms,
+        "total_ms": round(total_ms, 1),
+        "beside": of.beside,
+        "freed_mib": of.freed_mib,
+        "error": error or None,
     }
 
 
@@ -137,6 +145,7 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
     """An instance as operators see it. What only its worker can tell is null until it has."""
     card, stats = instance.card, instance.stats
     running = None if stats is None else stats.running
+    breaker = registry.breakers.state(instance.address)
     return {
         "address": instance.address,
         "kind": instance.kind.value,
@@ -147,7 +156,7 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
         "leaving": instance.retiring_since is not None,
         "fault": instance.fault,
         "chat_fault": instance.chat_fault,
-        "breaker": registry.breakers.state(instance.address).value,
+        "breaker": breaker.value,
         "load": instance.load,
         "lanes": {
             "open": sum(lane.is_open for lane in instance.lanes),
@@ -155,10 +164,7 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
         },
         "adapters": [] if card is None else [one.name for one in card.adapters],
         "loadable": [] if card is None else sorted(one.name for one in card.loadable),
-        "gates": {
-            name: {"open": gate.is_open, "reason": gate.reason}
-            for name, gate in gates_of(instance, registry.breakers.state(instance.address)).items()
-        },
+        "gates": describe_gates(instance, breaker),
         **{name: getattr(card, name, None) for name in _OF_CARD},
         "model_entry": instance.provenance.model_entry or None,
         "engine_entry": instance.provenance.engine_entry or None,
@@ -167,7 +173,7 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
         "slots_free": (
             None if card is None or running is None else max(0, card.max_running - running)
         ),
-        "rows": _rows(instance),
+        "rows": {"most": None if card is None else instance.concurrency.slots},
         **_pace(instance),
         "kv_blocks_free": None if stats is None else stats.kv_blocks_free,
     }
@@ -197,21 +203,7 @@ def _latest_swap(swaps: Swaps, instance: Instance) -> dict[str, object] | None:
         return describe_swap(running)
     if told is None:
         return None
-    return {
-        "address": instance.address,
-        "model": told.model,
-        "phase": told.phase.value,
-        "ms": told.ms,
-        "total_ms": round(sum(told.ms.values()), 1),
-        "beside": told.beside,
-        "freed_mib": told.freed_mib,
-        "error": told.error or None,
-    }
-
-
-def _rows(instance: Instance) -> dict[str, object]:
-    """How many jobs should run on the instance at once."""
-    return {"most": None if instance.card is None else instance.concurrency.slots}
+    return _swap(instance.address, told, told.phase.value, sum(told.ms.values()), told.error)
 
 
 def _pace(instance: Instance) -> dict[str, object]:

@@ -13,6 +13,7 @@ from aiohttp import (
 )
 
 from orchestrator.api.http.body import Patience
+from orchestrator.api.http.fields import read_limit
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.openapi.operation import PLAIN, Operation
 from orchestrator.batches.api.served_lines import batches_of, owner_of
@@ -119,16 +120,13 @@ def page_of(
 ) -> dict[str, object]:
     """The page that ``query`` asks for, as OpenAI spells it: ``limit`` entries behind the one named
     by ``after``, each as ``shape`` renders it. Raises ``InvalidRequest``."""
-    limit = query.get("limit", str(default))
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 7 and 1 <= int(limit) <= most):
-        raise InvalidRequest(f"limit must be a whole number from 1 to {most}", field="limit")
-    begin = 0
+    limit, begin = read_limit(query, default, most), 0
     if "after" in query:
         names = [entry.id for entry in entries]
         if query["after"] not in names:
             raise InvalidRequest("after names nothing in this list", field="after")
         begin = names.index(query["after"]) + 1
-    page = entries[begin : begin + int(limit)]
+    page = entries[begin : begin + limit]
     return {
         "object": "list",
         "data": [shape(entry) for entry in page],

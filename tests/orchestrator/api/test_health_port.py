@@ -17,7 +17,7 @@ import pytest
 from orchestrator.__main__ import MAIN_PORT_ONLY, _health_port
 from orchestrator.api.health_port import responder
 from orchestrator.api.health_port.publisher import HealthPort
-from orchestrator.api.health_port.responder import HEAD_BYTES, Answers, Exchange, HealthResponder
+from orchestrator.api.health_port.responder import HEAD_BYTES, Answers, HealthResponder
 from orchestrator.settings.sections import HealthSettings
 from tests.orchestrator.api.conftest import log_until, start_process
 from tests.orchestrator.conftest import Service, settings_of
@@ -53,34 +53,38 @@ def test_a_loop_that_is_silent_is_stalled_until_it_speaks() -> None:
     assert answers.of("/health/live", 11.0) == (200, b'{"a":1}')
 
 
+Checks = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
 @pytest.fixture
-def exchange() -> Exchange:
-    answers = Answers(now=0.0)
-    answers.take(LINE, 0.0)
-    return Exchange(answers)
+async def checks() -> AsyncIterator[Checks]:
+    """A connection to a responder that has answers."""
+    answers, (pipe, of_orchestrator) = Answers(0.0), os.pipe()
+    answers.take(LINE, time.monotonic())
+    with ExitStack() as stack:
+        stack.callback(os.close, pipe)
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        running = asyncio.create_task(HealthResponder(listener, pipe, answers).run())
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        yield reader, writer
+        os.close(of_orchestrator)
+        await running
+        writer.close()
 
 
-def ask(exchange: Exchange, data: bytes) -> tuple[bytes, bytes]:
-    """Head and body of the next response."""
-    exchange.receive(data)
-    exchange.proceed(0.0)
-    head, _, body = exchange.unsent.partition(b"\r\n\r\n")
-    exchange.unsent = b""
-    return head, body
-
-
-def test_one_response_per_request_in_order(exchange: Exchange) -> None:
+async def test_one_response_per_request_in_order(checks: Checks) -> None:
     """However the bytes are cut, and with several requests in one read."""
-    assert ask(exchange, b"GET /health/li") == (b"", b"")
-    head, body = ask(
-        exchange, b"ve?x=1 HTTP/1.1\r\nHost: a\r\n\r\nHEAD /health/ready HTTP/1.1\r\n\r\n"
-    )
+    reader, writer = checks
+    writer.write(b"\r\n\r\nGET /health/li")
+    await asyncio.sleep(0.05)
+    writer.write(b"ve?x=1 HTTP/1.1\r\nHost: a\r\n\r\nHEAD /health/ready HTTP/1.1\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n") and b"Content-Length: 7" in head
-    assert body == b'{"a":1}'
-    head, body = ask(exchange, b"")
+    assert await reader.readexactly(7) == b'{"a":1}'
+    head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ") and b"Content-Length: 2" in head
-    assert body == b""
-    assert not exchange.is_last
+    writer.write(b"GET /health/live HTTP/1.1\r\n\r\n")
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 @pytest.mark.parametrize(
@@ -88,16 +92,17 @@ def test_one_response_per_request_in_order(exchange: Exchange) -> None:
     [
         (b"GET /health/live HTTP/1.1\r\nConnection: close\r\n\r\n", 200),
         (b"GET /health/live HTTP/1.0\r\n\r\n", 200),
-        (b"GET /health/live HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", 200),
-        (b"POST /health/live HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", 405),
+        (b"GET /health/live HTTP/1.1\r\nContent-Length: 3\r\n\r\n", 200),
+        (b"POST /health/live HTTP/1.1\r\nContent-Length: 3\r\n\r\n", 405),
         (b"\x16\x03\x01 hello\r\n\r\n", 400),
-        (b"x" * (HEAD_BYTES + 1), 431),
+        (b"x" * (HEAD_BYTES + 4), 431),
     ],
 )
-def test_what_ends_a_connection(exchange: Exchange, request_bytes: bytes, status: int) -> None:
-    head, _ = ask(exchange, request_bytes)
-    assert head.startswith(b"HTTP/1.1 %d " % status)
-    assert b"Connection: close" in head and exchange.is_last
+async def test_what_ends_a_connection(checks: Checks, request_bytes: bytes, status: int) -> None:
+    reader, writer = checks
+    writer.write(request_bytes)
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status) and b"Connection: close" in head
 
 
 def test_checks_that_come_as_the_orchestrator_ends_are_answered(
@@ -121,7 +126,7 @@ def test_checks_that_come_as_the_orchestrator_ends_are_answered(
             send(client)
         for number, client in enumerate(clients[-3:], 1):
             threading.Timer(number / 20, send, [client]).start()
-        HealthResponder(listener, pipe, answers).run()
+        asyncio.run(HealthResponder(listener, pipe, answers).run())
         for client in clients:
             assert client.recv(100).startswith(b"HTTP/1.1 200")
 

@@ -13,7 +13,6 @@ from orchestrator.placement.choose import TIE_SHARE, Affinity, feasible, place
 from orchestrator.placement.placer import Placer
 from orchestrator.placement.policy import Policy
 from orchestrator.placement.requirements import Demand, Requirements
-from orchestrator.prediction.forecaster import KEPT_S
 from orchestrator.prediction.step_model import IDLE, Load, StepModel
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import PlacementConstraint, PlacementMode
@@ -260,49 +259,6 @@ def test_or7_the_feasible_set_is_kept_for_a_version_and_a_moment_only() -> None:
     registry.now = {"c": candidate("c")}
     clock.advance(1.1)
     assert chooser.could_start(task())
-
-
-def test_or18_in_a_large_fleet_others_instances_get_only_what_can_go_nowhere_else() -> None:
-    registry = FakeRegistry(
-        candidate("a", is_ours=False), candidate("b", load=3), candidate("c", is_ours=False)
-    )
-    chooser = placer(registry)
-
-    def chosen(**changes: object) -> str | None:
-        chooser.refresh()
-        choice = chooser.choose(task(**changes))
-        return None if choice is None else choice.name
-
-    assert chosen() == "b"
-    for mode, name, goes_to in (
-        (PlacementMode.PIN, "c", "c"),
-        (PlacementMode.PREFER, "c", "c"),
-        (PlacementMode.AVOID, "c", "b"),
-        (PlacementMode.AVOID, "b", "a"),
-    ):
-        assert chosen(placement=PlacementConstraint(mode, (name,))) == goes_to
-    registry.now["b"] = candidate("b", load=99)
-    assert chosen() is None and not chooser.could_start(task())  # it waits for one of ours
-    registry.now["b"] = candidate("b", ready=False)
-    assert chosen() == "a"
-
-
-def test_or18_others_instances_are_read_now_and_then_and_before_they_get_a_task() -> None:
-    clock, registry = ManualClock(), FakeRegistry(candidate("a"), candidate("b", is_ours=False))
-    chooser = placer(registry, clock=clock)
-    pinned = task(placement=PlacementConstraint(PlacementMode.PIN, ("b",)))
-    registry.now["b"] = candidate("b", load=99)
-    assert chooser.could_start(pinned)
-    assert chooser.choose(pinned) is None and not chooser.could_start(pinned)
-    registry.now["b"] = candidate("b")
-    assert not chooser.could_start(pinned)
-    clock.advance(KEPT_S)
-    assert chooser.could_start(pinned)
-    chosen = chooser.choose(pinned)
-    assert chosen is not None
-    registry.now["b"] = candidate("b", load=99)
-    chooser.placed(pinned, chosen)
-    assert not chooser.could_start(pinned)
 
 
 def test_or7_a_pinned_task_and_one_too_long_are_known_to_be_impossible() -> None:

@@ -34,7 +34,7 @@ from orchestrator.api.openai.responses.tools import asked_tools
 from orchestrator.api.openai.responses.types import ParsedResponses, ResponsesRequest, echo_of
 from orchestrator.api.openapi.operation import EVENTS, JSON, PLAIN, Operation
 from orchestrator.errors import InvalidRequest, NotFound
-from orchestrator.parsing import Content, Reasoning
+from orchestrator.parsing import Reasoning
 from orchestrator.tasks.job import Api, Chat, Message, OnDisconnect, ToolCall
 from orchestrator.tasks.task import Task
 from protocol import Delta, excerpt
@@ -196,12 +196,12 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
 
 
 class OutputCollector:
-    """Collects a task's output. ``output`` parses it (None: all is text); ``keep`` gets it."""
+    """Collects a task's output. ``output`` parses it; ``keep`` gets it."""
 
     def __init__(
         self,
         asked: ParsedResponses,
-        output: TaskOutput | None,
+        output: TaskOutput,
         keep: Callable[[Task, "OutputCollector"], None],
     ) -> None:
         self.asked = asked
@@ -216,13 +216,9 @@ class OutputCollector:
 
     def started(self, task: Task) -> None:
         self._items.begin(task.id)
-        if self._output is not None:
-            self._output.begin(task)
+        self._output.begin(task)
 
     def tokens(self, task: Task, delta: Delta) -> None:
-        if self._output is None:
-            self._items.add([Content(text) for text in delta.texts if text])
-            return
         for token_id, text in zip(delta.ids, delta.texts, strict=True):
             self._tokens += 1
             pieces = self._output.feed_token(token_id, text)
@@ -235,10 +231,7 @@ class OutputCollector:
         assert ending is not None
         self._items.begin(task.id)
         if ending.error is None:
-            if self._output is not None:
-                self._items.add(self._output.finish(ending.tail, ending))
-            elif ending.tail:
-                self._items.add([Content(ending.tail)])
+            self._items.add(self._output.finish(ending.tail, ending))
             self._items.finish(status_of(ending))
         else:
             self._items.stop()
@@ -292,7 +285,7 @@ class ResponseEvents(OutputCollector):
         self,
         stream: EventStream,
         asked: ParsedResponses,
-        output: TaskOutput | None,
+        output: TaskOutput,
         keep: Callable[[Task, OutputCollector], None],
     ) -> None:
         super().__init__(asked, output, keep)
