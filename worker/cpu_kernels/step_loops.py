@@ -167,49 +167,34 @@ def rotate() -> TeamTask:
 
 
 @cache
-def narrow() -> TeamTask:
-    """Compile: the results are ``x`` [rows, ``width``]."""
+def convert(is_short: bool) -> TeamTask:
+    """Compile: the results are ``x`` [rows, ``width``], which is bfloat16 if ``is_short``."""
+    item = 2 if is_short else 4
 
-    @compiled_task(AT, native.SOURCE, _SOURCE)
-    def narrow(pointer: Any) -> None:
+    @compiled_task(is_short, AT, native.SOURCE, _SOURCE)
+    def convert(pointer: Any) -> None:
         job = carray(pointer, (SIZE,), int64)
         width = job[AT.width]
+        values = np.empty(width, np.float32)
+        bits = values.view(np.uint32)
         while True:
             part = next_part(job[AT.job])
             if part < 0:
                 break
             begin, end = _rows_of(job, part)
             for row in range(begin, end):
-                at = row * width
-                x = carray(as_pointer(job[AT.x] + 4 * at, float32), (width,), float32)
-                _store(x, job[AT.out], job[AT.short], at)
+                x = job[AT.x] + item * row * width
+                if is_short:
+                    short = carray(as_pointer(x, uint16), (width,), uint16)
+                    for i in range(width):
+                        bits[i] = np.uint32(short[i]) << np.uint32(16)
+                    _store(values, job[AT.out], job[AT.short], row * width)
+                else:
+                    exact = carray(as_pointer(x, float32), (width,), float32)
+                    _store(exact, job[AT.out], job[AT.short], row * width)
             part_done(job[AT.job], part)
 
-    return narrow
-
-
-@cache
-def widen() -> TeamTask:
-    """Compile: ``out`` is the bfloat16 ``x`` [rows, ``width``]."""
-
-    @compiled_task(AT, native.SOURCE, _SOURCE)
-    def widen(pointer: Any) -> None:
-        job = carray(pointer, (SIZE,), int64)
-        width = job[AT.width]
-        while True:
-            part = next_part(job[AT.job])
-            if part < 0:
-                break
-            begin, end = _rows_of(job, part)
-            for row in range(begin, end):
-                x = carray(as_pointer(job[AT.x] + 2 * row * width, uint16), (width,), uint16)
-                out = carray(as_pointer(job[AT.out] + 4 * row * width, float32), (width,), float32)
-                bits = out.view(np.uint32)
-                for i in range(width):
-                    bits[i] = np.uint32(x[i]) << np.uint32(16)
-            part_done(job[AT.job], part)
-
-    return widen
+    return convert
 
 
 @cache

@@ -38,8 +38,10 @@ def _kernels_for(x: Tensor) -> ModuleType | None:
 def compile_loops() -> None:
     """Compile the CPU's loops, so that no request waits for it. Raises what the compiler raises."""
     loops = _loops()
-    for compile_one in (loops.add_norm, loops.rotate, loops.narrow, loops.widen, loops.in_turn):
+    for compile_one in (loops.add_norm, loops.rotate, loops.in_turn):
         compile_one()
+    for is_short in (False, True):
+        loops.convert(is_short)
 
 
 @cache
