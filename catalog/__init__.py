@@ -1,5 +1,5 @@
-"""What this machine has: the state directory, models and engines that are registered there.
+"""This machine's state directory, and the models and engines that are registered there.
 
-Read by the service, written by ``pool``; imports neither. ``atomic``, ``errors``, ``hosts`` and
-``paths`` need the standard library alone, since set-up uses them before anything is installed.
+The service reads it and ``pool`` writes it; it imports neither. ``atomic``, ``errors``, ``hosts``
+and ``paths`` need only the standard library, because setup uses them before anything is installed.
 """

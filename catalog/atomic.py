@@ -1,7 +1,7 @@
-"""Files and folders that appear in whole or not at all, even if writing is cut short.
+"""Writes files and folders atomically, even if a write is interrupted.
 
-Content gets its name only once it is on the disk. Standard library only: setting up a checkout uses
-this module before any package is installed.
+Content gets its final name only once it is on disk. Standard library only: the setup of a checkout
+uses this module before any package is installed.
 """
 
 import os
@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 UNFINISHED = ".new"
-"""Suffix of a file that is being written; one that a killed process leaves is worth nothing."""
+"""Suffix of a file that is being written; a killed process's leftover is useless."""
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replace ``path``: the old content or the new one survives a crash. It has ``mode`` whatever
-    the umask says.
+    """Replace ``path``: after a crash it has the old or the new content. Its mode is ``mode``,
+    regardless of the umask.
 
     Only one writer at a time may do this. Raises ``OSError``, leaving the old content.
     """
@@ -36,7 +36,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def write_all(file: int, content: bytes) -> None:
-    """Write all of ``content`` to an open file: one call may take a part. Raises ``OSError``."""
+    """Write all of ``content`` to an open file: one call may write a part. Raises ``OSError``."""
     left = memoryview(content)
     while left:
         left = left[os.write(file, left) :]

@@ -1,4 +1,4 @@
-"""Checks whether files are what they should be: digests, and the formats' own bounds."""
+"""Checks files against their digests and their formats' own bounds."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ from catalog.shared_file import now_ms
 from protocol.gguf import read_gguf
 
 _MAX_HEADER_BYTES: Final = 100_000_000
-"""Longest header of a safetensors file, as the safetensors library has it."""
+"""Maximum bytes of a safetensors header, as in the safetensors library."""
 _MAX_JSON_BYTES: Final = 256 * 2**20
-"""Largest JSON file that is read: the largest tokenizers have 40 MB."""
+"""Maximum bytes of a JSON file: the largest tokenizers have 40 MB."""
 _ABSURD: Final = (RecursionError, MemoryError, OverflowError)
 """Errors that reading a malicious file can cause."""
 _BITS: Final = {
@@ -35,7 +35,7 @@ _BITS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """Digests of one file, in hex. ``git`` is the name that git gives such a file."""
+    """Digests of one file, in hex. ``git`` is git's object id of the file."""
 
     sha256: str
     git: str
@@ -53,7 +53,7 @@ def digests_of(path: Path) -> Digests:
 
 
 def check_formats(folder: Path, files: list[str]) -> None:
-    """Check every file whose format says how long it must be. Raises ``DamagedModel``."""
+    """Check every file whose format determines its length. Raises ``DamagedModel``."""
     tensors: dict[str, set[str]] = {}
     for name in files:
         if name.endswith(".safetensors"):
@@ -79,7 +79,7 @@ def _says_what_it_is(config: object) -> bool:
 
 
 def check_gguf(path: Path) -> dict[str, object]:
-    """The metadata of a GGUF file that is whole. Raises ``DamagedModel``."""
+    """The metadata of a complete GGUF file. Raises ``DamagedModel``."""
     try:
         return read_gguf(path)
     except ValueError as error:
@@ -87,7 +87,7 @@ def check_gguf(path: Path) -> dict[str, object]:
 
 
 def check_safetensors(path: Path) -> set[str]:
-    """The names of a file's tensors, whose data must fill the file to its last byte.
+    """The names of a file's tensors; their data must fill the file to its last byte.
 
     Raises ``DamagedModel``.
     """
@@ -151,7 +151,7 @@ def _json(path: Path) -> object:
 def verify_model(
     catalog: ModelCatalog, entry: ModelEntry, threads: int | None = None
 ) -> ModelEntry:
-    """Read every byte again; returns the new entry, ``BROKEN`` with the reason or ``ACTIVE``.
+    """Read every byte again. Returns the new entry: ``BROKEN`` with the reason, or ``ACTIVE``.
 
     ``threads``: see ``ModelCatalog.digest_of``. Raises ``StagingFailed`` for a model that is not
     complete, ``CatalogUnusable``.

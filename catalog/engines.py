@@ -1,12 +1,12 @@
 """``EngineCatalog``: the engines on this machine.
 
     TIDEGATE_HOME/engines/
-      catalog.json                     what this file is about
+      catalog.json                     the file that this module manages
       <id>/                            an engine's own environment, with ``.tidegate-engine.json``
-      <id>.partial/, <id>.lock         one that is being made
+      <id>.partial/, <id>.lock         an environment being created
 
-As with models the folders are the truth. An engine elsewhere (a Triton in ``/opt``) has its entry
-in the file only, and gets it again when it is asked for again.
+As with models, the folders are authoritative. An engine elsewhere (a Triton in ``/opt``) has an
+entry only in the file, and gets a new one when it is requested again.
 """
 
 import base64
@@ -25,28 +25,28 @@ from catalog.shared_file import SharedFile, now_ms
 
 ComputeMode = Literal["cpu", "cuda"]
 EnvironmentVars = Mapping[str, str]
-"""Variables of a process, which override those that it has."""
+"""Environment variables for a process, which override its own."""
 
 
 class EngineEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One engine as the catalog keeps it. ``created_ms`` is Unix time."""
+    """One engine's catalog entry. ``created_ms`` is Unix time."""
 
     id: str
     engine: str
     """``triton``, ``vllm``, ``llamacpp``."""
     version: str
     build_ref: str
-    """Source it was made from: ``wheel nvidia-pytriton==0.7.0``, ``path /opt/tritonserver``."""
+    """The source of the engine: ``wheel nvidia-pytriton==0.7.0``, ``path /opt/tritonserver``."""
     created_ms: int
     digest: str = ""
-    """Hex SHA-256 over what was installed."""
+    """Hex SHA-256 over the installed files."""
     build_flags: tuple[str, ...] = ()
     artifacts: tuple[str, ...] = ()
     """Paths that belong to this engine alone."""
     compute_mode: ComputeMode = "cpu"
     binary: str = ""
     files: tuple[str, ...] = ()
-    """Files that ``digest`` is over, in its order; empty for an environment of packages."""
+    """Files that ``digest`` covers, in order; empty for an environment of packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class PreparedEngine:
     flags: tuple[str, ...]
     compute_mode: ComputeMode
     binary: Path
-    """The server, or the Python of its environment."""
+    """The server's executable, or the Python of its environment."""
     catalog_id: str
     environment: EnvironmentVars = field(default_factory=dict)
-    """Variables for the process that runs it."""
+    """Environment variables for the process that runs it."""
 
 
 MANIFEST = ".tidegate-engine.json"
@@ -89,7 +89,7 @@ class EngineCatalog:
         return self._file.path
 
     def engines(self) -> Engines:
-        """All engines that are still there, oldest first, with the number of their last change."""
+        """All engines that still exist, oldest first, with the number of the last change."""
         found = self._file.read()
         here = tuple(entry for entry in found.entries if Path(entry.binary).exists())
         return msgspec.structs.replace(found, entries=here)
@@ -109,7 +109,7 @@ class EngineCatalog:
         return its[-1]
 
     def put(self, entry: EngineEntry) -> EngineEntry:
-        """Add or update an engine's entry; its time of creation stays."""
+        """Add or update an engine's entry; its creation time stays."""
         with self._file.editing() as (engines, write):
             known = {each.id: each for each in engines.entries}
             old = known.get(entry.id)
@@ -140,7 +140,7 @@ _SHA256: Final = "sha256="
 
 
 def verify_engine(entry: EngineEntry) -> str:
-    """The first problem of an engine; empty if there is none. Reads every file of it."""
+    """The first problem of an engine; empty if there is none. Reads all of its files."""
     try:
         if entry.engine != "triton":
             return _packages(site_packages(Path(entry.binary).parents[1]), entry)
@@ -153,8 +153,8 @@ def verify_engine(entry: EngineEntry) -> str:
 
 
 def digest_of_files(files: Iterable[Path]) -> str:
-    """Hex SHA-256 over this Python's version and the files' contents, in their order: with another
-    Python a server runs another engine."""
+    """Hex SHA-256 over this Python's version and the files' contents, in order: with another
+    Python, a server runs another engine."""
     digest = hashlib.sha256(sys.version.encode())
     for file in files:
         with file.open("rb") as opened:
@@ -163,7 +163,7 @@ def digest_of_files(files: Iterable[Path]) -> str:
 
 
 def digest_of_packages(packages: Path) -> str:
-    """Digest over pip's own records, which have the digest of every file that it installed."""
+    """Digest over pip's own records, which have the digest of every installed file."""
     digest = hashlib.sha256()
     for record in sorted(packages.glob("*.dist-info/RECORD")):
         digest.update(record.parent.name.encode() + b"\0" + record.read_bytes())
@@ -176,7 +176,7 @@ def site_packages(folder: Path) -> Path:
 
 
 def _packages(packages: Path, entry: EngineEntry) -> str:
-    """The first problem by pip's records. Scripts are not checked: their paths were changed."""
+    """The first problem according to pip's records. Scripts are not checked: their paths change."""
     if digest_of_packages(packages) != entry.digest:
         return "packages were installed, removed or replaced there"
     for record in sorted(packages.glob("*.dist-info/RECORD")):
@@ -192,7 +192,7 @@ def _packages(packages: Path, entry: EngineEntry) -> str:
 
 
 def _is_cache(name: str) -> bool:
-    """Whether ``name`` is byte code, which some wheels bring and Python compiles again."""
+    """Whether ``name`` is bytecode, which some wheels contain and Python recompiles."""
     return name.endswith(".pyc")
 
 

@@ -1,4 +1,4 @@
-"""Errors that can occur before anything serves.
+"""Errors that can occur before the service runs.
 
 ProvisionError
  ├─ MachineUnfit       the machine lacks something; the message ends with the command that fixes it
@@ -21,17 +21,17 @@ ProvisionError
  ├─ StartFailed        a process ended or hung before it was ready
  └─ GaveUp             a process kept failing, so everything was ended
 
-Messages say what was wrong, what was expected and what to do; they are shown to people as they are.
-Standard library only: set-up imports this before any dependency is installed.
+Messages say what was wrong, what was expected and what to do; they are shown to users unchanged.
+Standard library only: setup imports this before any dependency is installed.
 """
 
 
 class ProvisionError(Exception):
-    """Base of everything that keeps the service from running."""
+    """Base class of all errors that keep the service from running."""
 
 
 class MachineUnfit(ProvisionError):
-    """The machine lacks a program, package or library that is needed here."""
+    """The machine lacks a required program, package or library."""
 
 
 class EngineNotFound(ProvisionError, FileNotFoundError):
@@ -43,7 +43,7 @@ class NoEngine(EngineNotFound):
 
 
 class EngineUnknown(ProvisionError, LookupError):
-    """No engine of that name is here, or there is no way to get one."""
+    """No engine of that name exists here, or there is no way to get one."""
 
 
 class FetchFailed(ProvisionError):
@@ -55,19 +55,19 @@ class NoSuchModel(ProvisionError, FileNotFoundError):
 
 
 class StagingFailed(ProvisionError):
-    """A model could not be brought here; what was fetched is kept for the next try."""
+    """A model could not be fetched; the files fetched so far are kept for the next try."""
 
 
 class DamagedModel(StagingFailed):
-    """A file is cut, changed, or was never what it is called."""
+    """A file is truncated or changed, or was never of the type that its name says."""
 
 
 class NoRoom(StagingFailed):
-    """A model does not fit on the disk, of which a share stays free."""
+    """A model does not fit on the disk; a share of the disk stays free."""
 
 
 class NoMemory(StagingFailed):
-    """A model is larger than the memory that could hold it ahead of its use."""
+    """A model is larger than the memory available to preload it."""
 
 
 class CatalogUnusable(ProvisionError, OSError):
@@ -75,15 +75,15 @@ class CatalogUnusable(ProvisionError, OSError):
 
 
 class PortInUse(ProvisionError, OSError):
-    """A port that was asked for is taken."""
+    """A requested port is in use."""
 
 
 class StateFileUnusable(ProvisionError, OSError):
-    """The state file that was asked for cannot be written."""
+    """The requested state file cannot be written."""
 
 
 class LogUnusable(ProvisionError, OSError):
-    """A log file cannot be written where it should be."""
+    """A log file cannot be written at its path."""
 
 
 class StartFailed(ProvisionError):
@@ -91,15 +91,15 @@ class StartFailed(ProvisionError):
 
 
 class GaveUp(ProvisionError):
-    """A supervised process failed again and again."""
+    """A supervised process failed repeatedly."""
 
 
 class PoolFileInvalid(ProvisionError, ValueError):
-    """The file of a pool does not fit; one line for each mistake."""
+    """A pool's file is invalid; the message has one line per mistake."""
 
 
 class PoolInUse(ProvisionError):
-    """Another manager keeps this pool, or the requested one does not run."""
+    """Another manager runs this pool, or the requested manager does not run."""
 
 
 class PortsUnguarded(ProvisionError):

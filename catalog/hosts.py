@@ -1,10 +1,10 @@
-"""Addresses to listen on, and to connect to. Standard library only."""
+"""Addresses to listen on and to connect to. Standard library only."""
 
 import ipaddress
 
 
 def connect_host(host: str) -> str:
-    """The address that reaches, from this machine, a server that listens on ``host``."""
+    """The address at which this machine reaches a server that listens on ``host``."""
     return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
@@ -14,7 +14,7 @@ def is_wildcard(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches ``host``. A name other than localhost may be anything."""
+    """Whether only this machine reaches ``host``. Names other than localhost may be anything."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,14 +1,14 @@
-"""``ModelCatalog``: the models on this machine, for every process that looks.
+"""``ModelCatalog``: the models on this machine, for all processes.
 
     TIDEGATE_HOME/models/
-      catalog.json            what this file is about
+      catalog.json            the file that this module manages
       store/<id>/             complete models, each with ``.tidegate.json``: its entry as registered
-      staging/<id>/           models whose files are on their way, likewise
-      trash/                  what is being deleted
+      staging/<id>/           models whose files are being downloaded, likewise
+      trash/                  models being deleted
 
-The folders are the truth, and the file an index of them: a model is moved to ``store`` in one step
-when its files are all there and its entry lies with them. A lost or damaged index is rebuilt from
-the folders.
+The folders are authoritative, and the file is an index of them: a model moves to ``store`` in one
+step, once all of its files and its entry are there. A lost or damaged index is rebuilt from the
+folders.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ from protocol.model_digest import files_digest, model_digest
 
 
 class ModelState(StrEnum):
-    """State of a model: ``ACTIVE`` only if every file was there and as it should be."""
+    """State of a model: ``ACTIVE`` only if every file existed and was valid."""
 
     STAGING = "staging"
-    """Files are being downloaded, or that was interrupted: adding the model again resumes it."""
+    """Files are being downloaded, or that was interrupted: add the model again to resume."""
     ACTIVE = "active"
     BROKEN = "broken"
-    """``verify`` found something wrong, which ``problem`` says."""
+    """``verify`` found a problem, which ``problem`` describes."""
 
 
 class ModelFormat(StrEnum):
@@ -60,12 +60,12 @@ class ModelEntry(msgspec.Struct, frozen=True):
     state: ModelState
     format: ModelFormat
     source: str
-    """``hub:org/name``, ``pypi:package``, or the path that it was made from."""
+    """``hub:org/name``, ``pypi:package``, or the path of its source."""
     created_ms: int
     revision: str = ""
     """The commit, for a model from a hub."""
     licence: str = ""
-    """The licence as its author names it; empty if no file names one."""
+    """The license as its author names it; empty if no file names one."""
     files: tuple[ModelFile, ...] = ()
     digest: str = ""
     """The model's digest, as in the model card of an engine that serves it."""
@@ -79,7 +79,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
     @property
     def gguf(self) -> PurePosixPath | None:
-        """The GGUF file that the model is, or was made from: the first if there are several."""
+        """The GGUF file that the model is or was converted from: the first if there are several."""
         first = min((f.path for f in self.files if f.path.endswith(".gguf")), default=None)
         return None if first is None else PurePosixPath(first)
 
@@ -111,7 +111,7 @@ class ModelCatalog:
         return self._file.path
 
     def models(self) -> Models:
-        """All entries, oldest first, with the number of the change that they are of."""
+        """All entries, oldest first, with the number of the last change."""
         models = self._file.read()
         if {self.path_of(entry) for entry in models.entries} == set(self._model_folders()):
             return models
@@ -130,7 +130,7 @@ class ModelCatalog:
         return found
 
     def find(self, text: str) -> ModelEntry | None:
-        """The entry with that id or name, of two namesakes the usable one; None without any."""
+        """The entry with that id or name, preferring a usable one; None if there is none."""
         its = [entry for entry in self.entries() if text in (entry.id, entry.name)]
         usable = [entry for entry in its if entry.state is ModelState.ACTIVE]
         return next(iter(usable or its), None)
@@ -148,7 +148,7 @@ class ModelCatalog:
         return self.folder / kind / entry.id
 
     def servable_path(self, entry: ModelEntry) -> Path:
-        """The path that an engine is given: the folder, or a GGUF file that stayed one."""
+        """The path to give to an engine: the folder, or an unconverted GGUF file."""
         gguf = entry.gguf if entry.format is ModelFormat.GGUF else None
         return self.path_of(entry) if gguf is None else self.path_of(entry) / gguf
 
@@ -156,7 +156,7 @@ class ModelCatalog:
     def claim(self, id: str) -> Iterator[None]:
         """Hold the right to stage, verify or remove that model; ends with the process.
 
-        Raises ``StagingFailed`` while another process holds it.
+        Raises ``StagingFailed`` if another process holds it.
         """
         folder = self.folder / "locks"
         try:
@@ -186,7 +186,7 @@ class ModelCatalog:
         return files_digest([folder / part for part in parts], threads)
 
     def stage(self, entry: ModelEntry) -> Path:
-        """Write down that a model's files are on their way; returns the folder that they go to.
+        """Record that a model's files are being downloaded. Returns their target folder.
 
         The files of a broken model go back there to be completed. Raises ``StagingFailed`` if
         another model has its name.
@@ -207,7 +207,7 @@ class ModelCatalog:
         """Register a model whose staged files are complete and verified. Returns its new entry."""
         active = msgspec.structs.replace(entry, state=ModelState.ACTIVE, problem="")
         staged, final = self.folder / "staging" / entry.id, self.folder / "store" / entry.id
-        # Links and the names in its folders, too; before other processes have to wait.
+        # Also syncs links and directory entries, before other processes have to wait.
         sync_tree(staged)
         with self._editing() as entries:
             self._make(final.parent)
@@ -219,16 +219,16 @@ class ModelCatalog:
         return active
 
     def update(self, id: str, **changes: str | int) -> None:
-        """Change these fields of a model: use, verification or name. Changes that others made since
-        it was read stay; a model that is gone stays gone."""
+        """Change these fields of a model: use, verification or name. Other processes' changes since
+        it was read stay; a removed model stays removed."""
         with self._editing() as entries:
             if id in entries:
                 entries[id] = msgspec.structs.replace(entries[id], **changes)
 
     def remove(self, entry: ModelEntry) -> None:
-        """Delete a model, complete or not. It leaves the catalog's file before its files go.
+        """Delete a model, complete or not. Its catalog entry is removed before its files.
 
-        Raises ``StagingFailed`` while another process is at work on it.
+        Raises ``StagingFailed`` if another process is working on it.
         """
         with self.claim(entry.id), self._editing() as entries:
             for kind in ("store", "staging"):
@@ -237,17 +237,17 @@ class ModelCatalog:
         self.empty_trash()
 
     def empty_trash(self) -> None:
-        """Delete trash of this process or of one that was killed."""
+        """Delete the trash of this process or of a killed one."""
         with contextlib.suppress(FileNotFoundError):
             for each in (self.folder / "trash").iterdir():
                 shutil.rmtree(each, ignore_errors=True)
 
     def touch(self, entry: ModelEntry) -> None:
-        """Note that a model is used; the least recently used make room for others."""
+        """Note that a model is used; least recently used models make room for others."""
         self.update(entry.id, used_ms=self._now_ms())
 
     def _make(self, folder: Path) -> None:
-        """Make ``folder`` and the folders that it is in, for their owner only."""
+        """Make ``folder`` and its parent folders, accessible only to their owner."""
         for each in (self.folder, folder.parent, folder):
             each.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -260,7 +260,7 @@ class ModelCatalog:
 
     @contextlib.contextmanager
     def _editing(self) -> Iterator[dict[str, ModelEntry]]:
-        """Entries by id as the folders have them now, written back if something changed."""
+        """Entries by id according to the folders, written back if something changed."""
         with self._file.editing() as (models, write):
             before = {entry.id: entry for entry in models.entries}
             entries = self._settled(before)
@@ -269,7 +269,7 @@ class ModelCatalog:
                 write(self._numbered(entries, models.version))
 
     def _settled(self, entries: dict[str, ModelEntry]) -> dict[str, ModelEntry]:
-        """``entries`` brought in line with the folders, as a killed process may have left them."""
+        """``entries`` reconciled with the folders, which a killed process may have changed."""
         found = self._scan()
         return {
             id: entries[id] if id in entries and _same_place(entries[id], entry) else entry

@@ -1,13 +1,13 @@
-"""The operators' key of a service on this machine, used if its settings name no admin's.
+"""The operators' key of a service on this machine, used if its settings have no admin key.
 
-An orchestrator creates one when it begins to listen and keeps it in a file that its own user alone
-can read, until it ends::
+An orchestrator creates a key when it starts to listen and keeps it, until it ends, in a file that
+only its own user can read::
 
     TIDEGATE_HOME/operator/127.0.0.1-8080
 
 Every process that can read the file may operate the service; the command ``tidegate`` and the pool
-manager read it by themselves. The next orchestrator at an address reuses the key of a killed one,
-so that an open page keeps working.
+manager read it automatically. The next orchestrator at an address reuses a killed one's key, so
+that an open page keeps working.
 
 Standard library only.
 """
@@ -28,11 +28,11 @@ _KEY_CHARS = 43
 """Number of base64 characters that ``_KEY_BYTES`` bytes take."""
 _IPV4 = "127.0.0.1"
 _SAME_HOST = {"localhost": _IPV4, _IPV4: "localhost"}
-"""Two names of one host: a service that listens on one may be asked by the other."""
+"""Two names of one host: a service that listens on one may be addressed by the other."""
 
 
 class Access(NamedTuple):
-    """URL and key for asking as an operator; ``key`` is empty if none is kept here."""
+    """URL and key for operator requests; ``key`` is empty if none is kept here."""
 
     url: str
     key: str
@@ -62,10 +62,10 @@ def keep_key(path: Path) -> str:
 
 
 def access(url: str, home: Path | None = None) -> Access:
-    """How to operate the service at ``url``, if it keeps its key on this machine.
+    """URL and key to operate the service at ``url``, if its key is kept on this machine.
 
-    ``localhost`` becomes ``127.0.0.1`` if the service listens there alone: another user could
-    listen on the other addresses of that name, and would be sent the key.
+    ``localhost`` becomes ``127.0.0.1`` if the service listens only there: another user could listen
+    on that name's other addresses and would receive the key.
     """
     try:
         parts = urlsplit(url)

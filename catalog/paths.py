@@ -1,4 +1,4 @@
-"""Paths of the code that serves, of what comes with it, and of this machine's state.
+"""Paths of the serving code, the files that come with it, and this machine's state.
 
 Standard library only.
 """
@@ -15,9 +15,9 @@ DEMO_CHECKPOINT = ROOT / "worker" / "demo_model" / "checkpoint"
 NGC_ROOT = Path("/opt/tritonserver")
 """The folder of Triton in NVIDIA's container images."""
 JOURNAL_BY_DEFAULT = "TIDEGATE_JOURNAL_DEFAULT"
-"""Variable by which a launcher names the orchestrator's journal; any setting overrides it."""
+"""Variable in which a launcher passes the orchestrator's journal; any setting overrides it."""
 OWN_ADDRESS = "TIDEGATE_OWN_ADDRESS"
-"""Variable with the own ``host:port`` of one of several orchestrators (``--processes``)."""
+"""Variable with an orchestrator's own ``host:port`` if there are several (``--processes``)."""
 
 
 def state_dir() -> Path:
@@ -40,7 +40,7 @@ def log_dir(home: Path, host: str, port: int) -> Path:
 
 
 def journal_file(home: Path, host: str, port: int) -> Path:
-    """Default file in which the orchestrator at that address writes durable tasks down."""
+    """Default file in which the orchestrator at that address records durable tasks."""
     return home / "journal" / f"{_place(host, port)}.db"
 
 

@@ -1,9 +1,8 @@
 """A small JSON file that several processes read and write.
 
-Readers take no lock: a new version replaces the old one by a rename. Writers take turns by a lock
-file next to it. A new version is on the disk before it has its name, so that after a crash there is
-the old version or the new one. A file that cannot be read is set aside, never overwritten, and
-rebuilt from its owner's other knowledge.
+Readers take no lock: a rename replaces the old version. A lock file next to it serializes writers.
+A new version is on disk before it gets its name, so that a crash leaves the old or the new version.
+An unreadable file is set aside, never overwritten, and rebuilt from its owner's other data.
 """
 
 import fcntl
@@ -25,7 +24,7 @@ _LOOK_S = 0.02
 
 
 def now_ms() -> int:
-    """The present time in Unix milliseconds."""
+    """The current time in Unix milliseconds."""
     return time.time_ns() // 1_000_000
 
 
@@ -69,7 +68,7 @@ class SharedFile(Generic[T]):
             ) from error
 
     def _load(self) -> T | None:
-        """The value in the file; None if there is no file, or its content makes no sense."""
+        """The value in the file; None if there is no file or its content is invalid."""
         try:
             return self._decoder.decode(self.path.read_bytes())
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,14 +1,14 @@
-"""All that orchestrator and worker share. Light to import: no torch, no Triton, no aiohttp.
+"""Code that orchestrator and worker share. Light to import: no torch, no Triton, no aiohttp.
 
 - ``tensors``   tensor and request-parameter names of the Triton model, and what they may say
 - ``outcomes``  how a job can end, and the codes that say why
-- ``sampling``  what a client may ask of the engine, with its limits checked
-- ``card``      what a worker states about its model when a lane opens; what requests need
-- ``grammar``   what the text of an answer must match
-- ``messages``  what travels on a lane, both ways
+- ``sampling``  the sampling parameters of a request, with checks of their limits
+- ``card``      a worker's facts about its model, sent when a lane opens; requests' features
+- ``grammar``   the grammar that an answer's text must match
+- ``messages``  the messages on a lane, in both directions
 - ``model_digest``  a name for a checkpoint's contents
 - ``blocks``    the chained hashes of KV blocks
-- ``excerpt``   how much of a client's words an error repeats
+- ``excerpt``   shortens clients' text in error messages
 - ``vision``    how a model reads images: their tokens in a prompt
 """
 

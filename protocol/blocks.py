@@ -1,4 +1,4 @@
-"""Hashes of KV blocks: a chained SHA-256 over the token ids, so that one fixes the whole prefix.
+"""Hashes of KV blocks: a chained SHA-256 over token ids, so that one identifies a whole prefix.
 
 Defined once, for the worker's prefix cache and for prefix-aware placement. Only full blocks have
 a hash: a partly filled one cannot be shared.
@@ -14,7 +14,7 @@ _IDS = "I"
 def prefix_salt(hash_salt: bytes, cache_salt: str) -> bytes:
     """The salt of one job's hashes: the card's ``hash_salt`` and the job's ``cache_salt``.
 
-    Jobs without a ``cache_salt`` share with each other; those with one only among its equals.
+    Jobs without a ``cache_salt`` share blocks with each other; jobs with one only with equal salts.
     """
     if not cache_salt:
         return hash_salt
@@ -22,7 +22,7 @@ def prefix_salt(hash_salt: bytes, cache_salt: str) -> bytes:
 
 
 def adapter_salt(hash_salt: bytes, digest: str) -> bytes:
-    """The ``hash_salt`` of prompts that an adapter reads: its KV is not that of its base model.
+    """The ``hash_salt`` of prompts for an adapter, whose KV differs from its base model's.
     ``digest`` is the adapter's, empty for the base model itself."""
     return hashlib.sha256(hash_salt + bytes.fromhex(digest)).digest() if digest else hash_salt
 

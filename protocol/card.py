@@ -1,4 +1,4 @@
-"""The model card: everything an orchestrator must know to tokenize, admit and place."""
+"""The model card: everything that an orchestrator needs to tokenize, admit and place requests."""
 
 from enum import StrEnum
 
@@ -9,7 +9,7 @@ from protocol.vision import Vision
 
 
 class Feature(StrEnum):
-    """A capability that requests and operators may expect of an engine, and some engines lack."""
+    """A capability that requests and operators may need and some engines lack."""
 
     FINISH = "finish"
     """Can end a text at a sentence or a valid form as its deadline nears."""
@@ -18,7 +18,7 @@ class Feature(StrEnum):
     IMAGES = "images"
     """Reads the images of a chat."""
     KV_EVENTS = "kv_events"
-    """Tells which KV blocks it holds, so that prompts find their prefix."""
+    """Reports which KV blocks it holds, so that prompts find their prefix."""
     LOGIT_BIAS = "logit_bias"
     LOGPROBS = "logprobs"
     MIN_P = "min_p"
@@ -31,12 +31,12 @@ class Feature(StrEnum):
     SPECIAL_TEXT = "special_text"
     """Can leave special tokens in the text (``skip_special_tokens`` false)."""
     STATISTICS = "statistics"
-    """Tells how full and how fast it is, in every report."""
+    """Reports its load and speed in every report."""
     STEP_ABORT = "step_abort"
     """Ends an aborted job after the current step."""
     STOP_TOKEN_IDS = "stop_token_ids"
     TOKEN_IDS = "token_ids"
-    """Takes prompts as token ids, and answers with token ids."""
+    """Takes prompts as token ids and answers with token ids."""
 
 
 class Loadable(msgspec.Struct, frozen=True):
@@ -57,26 +57,26 @@ class Adapter(msgspec.Struct, frozen=True):
 
 
 class StepCosts(msgspec.Struct, frozen=True):
-    """What steps took when the engine was loaded, in ms; no request ran."""
+    """Step times in ms, measured when the engine was loaded, without requests."""
 
     rows: tuple[int, ...]
-    """Numbers of rows, rising from 1 to the most that a step can carry."""
+    """Numbers of rows, ascending from 1 to the maximum of a step."""
     step_ms: tuple[float, ...]
-    """Time of a step that decodes so many rows."""
+    """Time of a step that decodes that many rows."""
     prompt_token_ms: float
-    """Time that each token of a prompt adds to a step that is full of it."""
+    """Time that each prompt token adds to a step full of prompt tokens."""
     prompt_step_ms: float = 0.0
     """The fixed part of that, for any number of prompt tokens."""
     further_token_ms: float = 0.0
-    """What each further token adds to it."""
+    """Time that each additional prompt token adds."""
     context_token_ms: float = 0.0
     """Time that each token of a row's context adds to a step, for each row; 0 if not measured."""
     doubt: float = 0.0
-    """By how much steps may be faster than that, as a logarithm: 0 where the process had its
-    processors while it measured, 1.6 where it had a fifth of one."""
+    """How much faster steps may be than measured, as a natural logarithm: 0 if the process had its
+    cores during the measurement, 1.6 if it had a fifth of one."""
 
     def up_to(self, most: int) -> "StepCosts":
-        """The costs of steps of no more than ``most`` rows."""
+        """The costs of steps with at most ``most`` rows."""
         count = sum(rows <= most for rows in self.rows)
         return msgspec.structs.replace(self, rows=self.rows[:count], step_ms=self.step_ms[:count])
 
@@ -84,10 +84,10 @@ class StepCosts(msgspec.Struct, frozen=True):
 class ModelCard(msgspec.Struct, frozen=True):
     """A worker's facts about its model, sent in the first frame of a lane and on ``Describe``.
 
-    ``tokenizer_json`` is the file of that name; ``chat_template`` is Jinja source, empty when the
+    ``tokenizer_json`` is the file of that name; ``chat_template`` is Jinja source, empty if the
     model has none. ``special_tokens`` maps the template's variables (``bos_token`` …) to text.
-    ``engine_digest`` covers code and settings that change results, ``model_digest`` the
-    weights, both hex SHA-256.
+    ``engine_digest`` covers code and settings that change results, ``model_digest`` the weights,
+    both hex SHA-256.
     """
 
     model: str
@@ -106,19 +106,19 @@ class ModelCard(msgspec.Struct, frozen=True):
     model_digest: str
     device: str
     max_running: int
-    """Most jobs that one step can carry."""
+    """Maximum jobs in one step."""
     max_waiting: int
-    """Jobs that the worker holds beyond ``max_running``, before it refuses."""
+    """Jobs that the worker holds beyond ``max_running`` before it refuses more."""
     min_start_budget_ms: float
-    """A generation that has less time than this left at its start is refused (DL-3)."""
+    """A generation with less time left than this at its start is refused (DL-3)."""
     max_step_tokens: int = 512
     """Token budget of one step, prompts and decodes together."""
     can_pause: bool = False
     """Whether the worker understands ``Pause`` and ``Resume``."""
     full_context_tokens: int = 0
-    """The model's own context: more than ``context_tokens`` where the KV pool holds less."""
+    """The model's own context: more than ``context_tokens`` if the KV pool holds less."""
     sampling_defaults: SamplingDefaults = SamplingDefaults()
-    """Sampling for requests that state none, from the model's ``generation_config.json``."""
+    """Sampling defaults for requests, from the model's ``generation_config.json``."""
     grammars: str = ""
     """Name and version of the grammar library; empty if a ``Submit`` must have no grammar."""
     can_continue: bool = False
@@ -128,34 +128,34 @@ class ModelCard(msgspec.Struct, frozen=True):
     """Features that the worker lacks, sorted; requests that need one go elsewhere or are
     refused."""
     abort_ms: float = 0.0
-    """Longest time that an aborted job holds its slot beyond one step; admission counts it."""
+    """Maximum ms that an aborted job holds its slot beyond one step; admission accounts for it."""
     quantization: str = ""
     """How its weights are quantized, in the engine's own term (``int8``, ``q4_k_m``, ``awq``);
-    ``none`` where they are not, empty where unknown."""
+    ``none`` if they are not quantized, empty if unknown."""
     vram_bytes: int = 0
-    """Memory of all its GPUs together; 0 without one, or where unknown."""
+    """Total memory of its GPUs; 0 without a GPU or if unknown."""
     compute_capability: str = ""
-    """CUDA compute capability of the least of its GPUs, such as ``9.0``; empty without one."""
+    """Lowest CUDA compute capability of its GPUs, such as ``9.0``; empty without a GPU."""
     device_mask: int = 0
-    """The GPUs in use: bit ``i`` is GPU ``i`` of its host; 0 without one, or where unknown."""
+    """The GPUs in use: bit ``i`` is GPU ``i`` of its host; 0 without a GPU or if unknown."""
     serving: int = 0
-    """How many models this process served before this one; ``Submit.serving`` repeats it."""
+    """Number of models that this process served before this one; ``Submit.serving`` repeats it."""
     loadable: tuple[Loadable, ...] = ()
     """Models that it can load on demand, by name alone (``Swap``)."""
     process_id: str = ""
-    """Random per process: seeing it again after a lane was lost shows that the process lives."""
+    """Random per process: the same id after a lost lane shows that the process still lives."""
     vision: Vision | None = None
-    """How the worker's model reads images; None where it, or its engine, reads text only."""
+    """How the worker's model reads images; None if the model or its engine reads only text."""
     engine_reason: str = ""
-    """Why this engine was chosen; empty where the worker's settings name it."""
+    """Why this engine was chosen; empty if the worker's settings name it."""
     deterministic: bool = False
     """Whether equal prompts, parameters and seeds give equal tokens in any batch."""
     tensor_parallel: int = 1
-    """GPUs over which its weights are split."""
+    """Number of GPUs over which its weights are split."""
     adapters: tuple[Adapter, ...] = ()
     """LoRA adapters that it serves with the model; ``Submit.adapter`` names one."""
     step_costs: StepCosts | None = None
-    """What its steps took at load; None where that was not measured."""
+    """Its step times at load; None if they were not measured."""
 
     @property
     def all_lacks(self) -> tuple[Feature, ...]:
@@ -170,7 +170,7 @@ class ModelCard(msgspec.Struct, frozen=True):
 
 
 def context_note(context_tokens: int, full_context_tokens: int) -> str:
-    """Text to append to an error; empty where the model itself has no longer context."""
+    """Text to append to an error; empty if the model's own context is not longer."""
     if full_context_tokens <= context_tokens:
         return ""
     return (
@@ -182,7 +182,7 @@ def context_note(context_tokens: int, full_context_tokens: int) -> str:
 def features_of(sampling: Sampling) -> list[Feature]:
     """Features that ``sampling`` needs: a worker that ``lacks`` one would answer differently.
 
-    A seed is not among them: an orchestrator may have added it, so that another worker can continue
+    A seed needs no feature: an orchestrator may have added it so that another worker can continue
     the text.
     """
     has_penalties = (

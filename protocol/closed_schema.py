@@ -1,31 +1,31 @@
-"""Closes JSON Schemas: their objects then have no other properties than those that are named.
+"""Closes JSON Schemas: their objects then allow only the properties that the schema names.
 
-By JSON Schema an object may have any further properties unless ``additionalProperties`` says
-otherwise. Authors of schemas for models rarely mean that, and models invent properties. So an
-object that names its properties and does not mention others is closed, as in xgrammar. A schema in
-which several describe one object (``allOf`` next to ``properties``) or a pattern names properties
-keeps JSON Schema's meaning: none of the parts knows what the others name.
+In JSON Schema, an object may have additional properties unless ``additionalProperties`` forbids
+them. Authors of schemas for models rarely want that, and models invent properties. So an object
+that names its properties and does not mention others is closed, as in xgrammar. If several schemas
+describe one object (``allOf`` next to ``properties``) or a pattern names properties, the schema
+keeps JSON Schema's meaning: no part knows the names in the others.
 """
 
 from typing import Any, Final
 
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords with an object of schemas."""
+"""Keywords whose value is an object of schemas."""
 _LISTS: Final = ("allOf", "anyOf", "oneOf")
 _CONDITIONS: Final = ("if", "then", "else")
 _INSIDE: Final = (
     *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
     *("additionalProperties", "unevaluatedProperties"),
 )
-"""Keywords with a schema, or a list of them, for the parts of a value."""
+"""Keywords whose value is a schema, or a list of schemas, for the parts of a value."""
 
 _PARTS: Final = frozenset({*_LISTS, "$ref", "if", "dependentSchemas"})
 _WITH_SCHEMAS: Final = frozenset({*_BY_NAME, *_LISTS, *_CONDITIONS, *_INSIDE})
 
 
 def closed(schema: Any) -> Any:
-    """A copy of ``schema`` with its objects closed; ``schema`` itself where several parts of it
-    describe one object. Raises ``RecursionError`` if it is nested too deeply."""
+    """A copy of ``schema`` with closed objects; ``schema`` itself if several parts of it describe
+    one object. Raises ``RecursionError`` if it is nested too deeply."""
     try:
         return _closed(schema)
     except _Composed:
@@ -73,7 +73,7 @@ def _close_alone(schema: dict[str, Any], result: dict[str, Any]) -> None:
 
 
 def resolved(root: Any, reference: object) -> Any:
-    """What ``reference`` (``#/…``) names within ``root``; None where it names nothing."""
+    """The part of ``root`` that ``reference`` (``#/…``) names; None if it names nothing."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     value = root

@@ -1,9 +1,9 @@
-"""Finds GGUF files, and reads the header of one: its metadata, and whether its tensors fit into it.
-It reads no weights.
+"""Finds GGUF files and reads a file's header: its metadata, and whether its tensors fit in the
+file. It reads no weights.
 
 The format is ggml's (docs/gguf.md there): magic, version, counts, key-value pairs, tensor
-descriptions, then the tensors' data from the next multiple of the alignment. It trusts no number in
-the file.
+descriptions, then the tensors' data from the next multiple of the alignment. The reader trusts no
+number in the file.
 """
 
 import math
@@ -24,13 +24,13 @@ _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?
 _STRING, _ARRAY = 8, 9
 _MAX_DIMS: Final = 8
 _MAX_ENTRIES: Final = 2**20
-"""Most pairs, and most tensors: a model of 10^12 parameters has thousands."""
+"""Maximum number of pairs and of tensors: a model of 10^12 parameters has thousands."""
 _MAX_TEXT_BYTES: Final = 2**24
-"""Longest text: a chat template has 100 kB at most."""
+"""Maximum bytes of a text: a chat template has at most 100 kB."""
 _MAX_VALUES: Final = 2**24
-"""Most values in one array: the largest vocabularies have some 10^6 merges."""
+"""Maximum number of values in an array: the largest vocabularies have about 10^6 merges."""
 _MAX_BYTES: Final = 2**29
-"""Longest header: a longer one could fill the memory before anything has looked at it."""
+"""Maximum bytes of a header: a longer one could fill the memory before any check."""
 
 _PLAIN: Final = {0: 4, 1: 2, 24: 1, 25: 2, 26: 4, 27: 8, 28: 8, 30: 2}
 _OF_32: Final = {2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 9: 36, 20: 18, 39: 17}
@@ -42,13 +42,13 @@ _BLOCKS: Final = {
     for elements, sizes in ((1, _PLAIN), (32, _OF_32), (256, _OF_256))
     for kind, size in sizes.items()
 }
-"""Elements and bytes of a block, by ggml type. Types that are not here are newer than this."""
+"""Elements and bytes per block, by ggml type. Types not listed are newer than this table."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor: ``shape`` as PyTorch has it, ``kind`` as ggml numbers types. ``row_bytes`` is 0
-    where the type is newer than this."""
+    """One tensor: ``shape`` in PyTorch's order, ``kind`` is ggml's type number. ``row_bytes`` is 0
+    if the type is not in ``_BLOCKS``."""
 
     file: Path
     name: str
@@ -59,17 +59,17 @@ class GgufTensor:
 
 
 def read_gguf(path: Path) -> dict[str, object]:
-    """The metadata of a GGUF file by key; arrays are lists. Bytes of a text that are not UTF-8 are
-    kept as surrogates (``as_text``).
+    """Read the metadata of a GGUF file by key; arrays are lists. Bytes of a text that are not UTF-8
+    become surrogates (``as_text``).
 
-    Raises ``OSError``, and ``ValueError`` for a file that is not a GGUF, is truncated, or whose
-    tensors do not fit into it.
+    Raises ``OSError``, and ``ValueError`` for a file that is not GGUF, is truncated, or whose
+    tensors do not fit in it.
     """
     return _read(path)[0]
 
 
 def read_tensors(path: Path) -> list[GgufTensor]:
-    """The tensors of one file. Raises as ``read_gguf``."""
+    """The tensors of one file. Raises the same errors as ``read_gguf``."""
     return _read(path)[1]
 
 
@@ -77,32 +77,32 @@ def _read(path: Path) -> tuple[dict[str, object], list[GgufTensor]]:
     size = path.stat().st_size
     if size == 0:
         raise ValueError("it is empty")
-    # Read and not mapped: the kernel would end the process if a mapped file were cut while it is
+    # Read, not memory-mapped: the kernel would kill the process if a mapped file shrank during the
     # read.
     with path.open("rb") as file:
         return _Header(path, file, size).read()
 
 
 def as_text(piece: str) -> str:
-    """``piece`` with a replacement mark for whatever is not UTF-8."""
+    """``piece`` with replacement characters for bytes that are not UTF-8."""
     return piece.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def is_gguf(model: Path) -> bool:
-    """Whether a model's path is a GGUF file, or a folder that has one and no checkpoint."""
+    """Whether a model's path is a GGUF file, or a folder with one and without a checkpoint."""
     if model.suffix == ".gguf":
         return True
     return not (model / "config.json").exists() and any(model.glob("*.gguf"))
 
 
 def gguf_name(file: Path) -> str:
-    """The model's name: the file's, without the number of its part."""
+    """The model's name: the file name without its part number."""
     match = _PART.fullmatch(file.name)
     return file.stem if match is None else match.group(1)
 
 
 def find_gguf(path: Path) -> Path:
-    """The file that ``path`` names: itself, or the first part of the one model in that folder.
+    """The file that ``path`` names: itself, or the first part of the only model in that folder.
 
     Raises ``ValueError``.
     """
@@ -126,7 +126,7 @@ def find_gguf(path: Path) -> Path:
 
 
 def parts_of(file: Path) -> list[Path]:
-    """All files of a model, from its first. Raises ``ValueError`` where one is missing."""
+    """All files of a model, given the first. Raises ``ValueError`` if one is missing."""
     match = _PART.fullmatch(file.name)
     if match is None:
         return [file]
@@ -216,7 +216,7 @@ class _Header:
         return value  # type: ignore[no-any-return]
 
     def _text(self) -> str:
-        # Some vocabularies hold pieces of characters, which must neither end a load nor collide.
+        # Some vocabularies contain parts of characters, which must not fail the load or collide.
         return self._take(self._scalar("Q"), _MAX_TEXT_BYTES).decode("utf-8", "surrogateescape")
 
     def _take(self, count: int, most: int = _MAX_BYTES) -> bytes:

@@ -8,7 +8,7 @@ import msgspec
 from protocol.sampling import Sampling
 
 MAX_GRAMMAR_BYTES: Final = 256 * 1024
-"""Most bytes of ``Grammar.text`` in UTF-8. Published schemas of whole APIs have less than half."""
+"""Maximum UTF-8 bytes of ``Grammar.text``. Published schemas of whole APIs have less than half."""
 
 
 class GrammarKind(StrEnum):
@@ -21,13 +21,13 @@ class GrammarKind(StrEnum):
     REGEX = "regex"
     """A regular expression that the whole text matches: Rust's ``regex`` syntax."""
     CHOICE = "choice"
-    """A JSON array of strings, one of which the whole text is."""
+    """A JSON array of strings; the whole text is one of them."""
     LARK = "lark"
-    """A context-free grammar as Lark writes them, in llguidance's variant, from ``start`` on; or,
-    with ``::=`` in it, as llama.cpp writes them (GBNF)."""
+    """A context-free grammar in llguidance's variant of Lark, starting at ``start``; or, if it
+    contains ``::=``, in llama.cpp's GBNF."""
     STRUCTURAL_TAG = "structural_tag"
     """JSON: ``{"structures": [{"begin", "schema", "end"}, …], "triggers": […]}``. Free text in
-    which each of the triggers begins one of the structures (a tool call, for example)."""
+    which each trigger begins one of the structures (for example a tool call)."""
 
 
 class InvalidGrammar(ValueError):
@@ -35,19 +35,19 @@ class InvalidGrammar(ValueError):
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A grammar that the whole text of an answer must match, from its first generated token on.
+    """A grammar that an answer's whole text must match, from its first generated token on.
 
-    The text can end only where it is complete: its finish reason is then ``stop``. A text that
-    ``max_tokens`` or a stop string cuts short is the beginning of one that would match.
+    The text can end only when it is complete; its finish reason is then ``stop``. If ``max_tokens``
+    or a stop string cuts the text, it is the beginning of a matching text.
     """
 
     kind: GrammarKind
     text: str = ""
     lenient: bool = False
-    """Whether keywords of a schema that cannot be enforced are ignored, not an error."""
+    """Whether schema keywords that cannot be enforced are ignored instead of an error."""
     before: str = ""
-    """Lark grammar of what comes before the text, such as a model's thinking, from its rule
-    ``before``; empty for nothing."""
+    """Lark grammar, starting at its rule ``before``, of the part before the text, such as a model's
+    thinking; empty for none."""
 
     def behind(self, before: str) -> "Grammar":
         """Copy this grammar for a text that follows ``before``."""
@@ -67,7 +67,7 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         if not self.text:
             raise InvalidGrammar(f"a grammar of kind {self.kind} needs its text")
         try:
-            # The first comparison spares a megabyte from being encoded to be counted.
+            # The first comparison avoids encoding a megabyte just to count it.
             if len(self.text) > MAX_GRAMMAR_BYTES or len(self.text.encode()) > MAX_GRAMMAR_BYTES:
                 raise InvalidGrammar(f"a grammar has at most {MAX_GRAMMAR_BYTES} bytes")
         except UnicodeEncodeError:  # JSON can spell half of a surrogate pair

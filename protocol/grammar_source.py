@@ -1,7 +1,7 @@
-"""Translates a ``Grammar`` for llguidance and checks it, for both sides, so that they agree.
+"""Translates a ``Grammar`` for llguidance and checks it, on both sides, so that they agree.
 
-The library's limits bound what a grammar may cost, in work and in memory; what they miss is checked
-here. Grammars are clients' texts: nothing of them is logged.
+The library's limits bound a grammar's work and memory; this module checks what they miss. Grammars
+are clients' text, so no part of them is logged.
 """
 
 import json
@@ -30,20 +30,20 @@ _VALUES: Final = ("const", "enum", "default", "examples")
 _NOT_ENFORCED: Final = re.compile(
     r"Unimplemented keys: \[(?P<keywords>.*)\]|Unknown format: (?P<format>.{1,64})|(?P<word>[\w/]+)"
 )
-"""The library's warnings about what it ignores: keywords, a format, or a sentence that begins with
+"""The library's warnings about ignored parts: keywords, a format, or a sentence that begins with
 the keyword."""
 _LARK_KINDS: Final = (GrammarKind.CHOICE, GrammarKind.LARK, GrammarKind.STRUCTURAL_TAG)
 """Kinds with Lark source instead of the library's JSON."""
 _ANSWER: Final = "answer"
 _MAX_STATES: Final = 4096
-"""Most states that ``multipleOf`` may cost: the least common multiple of all in a schema."""
+"""Maximum states for ``multipleOf``: the least common multiple of all of them in a schema."""
 _MAX_ERROR_CHARS: Final = 240
 _ESCAPED_LETTER: Final = re.compile(r"\\u00[4-7]")
 _MULTIPLE: Final = re.compile(r'"multipleOf"\s*:\s*([0-9.eE+-]{1,40})')
 
 
 def library_version() -> str:
-    """Name and version, such as ``llguidance 1.9.1``; empty where it is not installed."""
+    """Name and version, such as ``llguidance 1.9.1``; empty if it is not installed."""
     try:
         from importlib.metadata import version
 
@@ -55,7 +55,7 @@ def library_version() -> str:
 
 
 def parser_limits() -> "LLParserLimits":
-    """Limits on what one grammar may cost: a step's mask some 10 ms, all its states some 50 MB."""
+    """Limits on one grammar's cost: about 10 ms for a step's mask, about 50 MB for all states."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -75,7 +75,7 @@ def source_of(grammar: Grammar) -> str:
     source = _text_source(grammar)
     if not grammar.before:
         return source
-    # A grammar of its own in the library's JSON, so that the rules of both may have the same names.
+    # A separate grammar in the library's JSON, so that both may have rules with the same names.
     is_lark = grammar.kind in _LARK_KINDS
     answer = {"lark_grammar": source} if is_lark else json.loads(source)["grammars"][0]
     before = f"start: before @{_ANSWER}\n{grammar.before}"
@@ -95,7 +95,7 @@ def _text_source(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.CHOICE:
             choices = _choices(grammar.text)
-            # An enum becomes one regular expression; Lark would make a rule of each value.
+            # An enum becomes one regular expression; Lark would make one rule per value.
             return LLMatcher.grammar_from_lark(
                 "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in choices)
             )
@@ -106,9 +106,9 @@ def _text_source(grammar: Grammar) -> str:
 
 
 def check_source(grammar: Grammar) -> list[str]:
-    """Keywords of ``grammar`` that cannot be enforced and are ignored. Raises ``InvalidGrammar``
-    where llguidance would refuse it. Takes milliseconds, for a large grammar hundreds: not for an
-    event loop."""
+    """Return ``grammar``'s keywords that cannot be enforced and are ignored. Raises
+    ``InvalidGrammar`` if llguidance would refuse it. Takes milliseconds, hundreds for a large
+    grammar: do not call it on an event loop."""
     from llguidance import LLMatcher
 
     try:
@@ -116,8 +116,8 @@ def check_source(grammar: Grammar) -> list[str]:
     except InvalidGrammar:
         raise
     except (OverflowError, RecursionError, TypeError, ValueError) as error:
-        # Not JSON to the library (half a surrogate pair, NaN), or a number beyond all bounds.
-        said = str(error).encode(errors="replace").decode()  # it may quote that
+        # Not valid JSON to the library (half a surrogate pair, NaN), or a number is too large.
+        said = str(error).encode(errors="replace").decode()  # the message may quote it
         raise InvalidGrammar(problem(said)) from None
     is_error, messages = LLMatcher.validate_grammar_with_warnings(source, limits=parser_limits())
     if is_error:
@@ -135,7 +135,7 @@ def check_source(grammar: Grammar) -> list[str]:
 
 
 def problem(message: str) -> str:
-    """The library's message in words for clients."""
+    """The library's message, reworded for clients."""
     said = " ".join(message.replace("<non-verbose/>", "").split())
     if "NoExtension" in said:
         return "no text matches the grammar"
@@ -147,8 +147,8 @@ def problem(message: str) -> str:
 
 
 def schema_with_options(grammar: Grammar) -> dict[str, Any]:
-    """The schema of a grammar of JSON as it is compiled, with the library's options in it. Raises
-    ``InvalidGrammar``, and ``ValueError`` or ``RecursionError`` for what is not JSON."""
+    """The schema of a JSON grammar as compiled, with the library's options in it. Raises
+    ``InvalidGrammar``, and ``ValueError`` or ``RecursionError`` if it is not JSON."""
     is_any = grammar.kind is GrammarKind.JSON_OBJECT
     schema = _prepared({"type": "object"} if is_any else _schema(grammar.text), grammar)
     own = schema.get("x-guidance")
@@ -173,13 +173,13 @@ def _prepared(schema: Any, grammar: Grammar) -> Any:
 
 
 def _overrides(grammar: Grammar) -> "JsonCompileOptions":
-    # A oneOf whose branches may overlap is then read as anyOf.
+    # It then treats a oneOf whose branches may overlap as anyOf.
     return {"lenient": grammar.lenient, "coerce_one_of": grammar.lenient}
 
 
 def without_look_around(schema: Any) -> Any:
-    """A copy of ``schema`` without patterns that no grammar can have. Each is replaced by a format
-    that the library ignores, so that it is reported like all that is ignored."""
+    """A copy of ``schema`` without patterns that no grammar supports. Each is replaced by a format
+    that the library ignores, so that it is reported like every ignored part."""
     if isinstance(schema, list):
         return [without_look_around(one) for one in schema]
     if not isinstance(schema, dict):
@@ -206,8 +206,8 @@ def _schema(text: str) -> Any:
 
 
 def _check_multiples(schema: Any) -> None:
-    """Raise ``InvalidGrammar`` for too many states of ``multipleOf``, which multiply before any of
-    the library's limits applies."""
+    """Raise ``InvalidGrammar`` for too many ``multipleOf`` states: they multiply before any of the
+    library's limits applies."""
     states, left = 1, [schema]
     while left:
         value = left.pop()
@@ -238,7 +238,7 @@ def _choices(text: str) -> list[str]:
 
 
 def _lark(text: str) -> str:
-    # Schemas may stand in it, after ``%json``.
+    # It may contain schemas after ``%json``.
     found = _MULTIPLE.findall(text)
     if _ESCAPED_LETTER.search(text) or len(found) != text.count("multipleOf"):
         raise InvalidGrammar('write "multipleOf" plainly, and no letter as \\u00…')

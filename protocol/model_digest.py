@@ -1,7 +1,6 @@
-"""Hashes a checkpoint's contents (PF-6), quickly enough for every start.
+"""Hashes a checkpoint's contents (PF-6), fast enough for every start.
 
-Workers put the digest in their cards and the catalog stores it per model, so that the two can be
-matched.
+Workers put the digest in their cards, and the catalog stores it per model, so that the two match.
 """
 
 import hashlib
@@ -15,11 +14,11 @@ _CHUNK_BYTES = 64 * 2**20
 
 def model_digest(path: Path, threads: int | None = None) -> str:
     """Hex SHA-256 over ``config.json`` and the weight files of a checkpoint directory, or over a
-    single GGUF file, which has everything.
+    single GGUF file, which contains everything.
 
-    A file's digest is the SHA-256 over those of its 64 MiB chunks, so that all cores share the
-    work: one core hashes 1 to 2 GB/s, too slow for large models. ``threads``: None is one per core,
-    1 the caller's own alone.
+    A file's digest is the SHA-256 over the digests of its 64 MiB chunks, so that all cores share
+    the work: one core hashes 1 to 2 GB/s, too slow for large models. ``threads``: None means one
+    per core, 1 only the caller's own.
     """
     files = [path] if path.is_file() else [path / "config.json", *_weights(path)]
     return files_digest(files, threads)

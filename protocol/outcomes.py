@@ -19,15 +19,15 @@ class FinishReason(StrEnum):
     """Why a worker stopped generating for a job."""
 
     STOP = "stop"
-    """An end-of-sequence token or stop string came."""
+    """The model generated an end-of-sequence token or a stop string."""
     LENGTH = "length"
     """``max_tokens`` or the context window was reached."""
     DEADLINE = "deadline"
-    """Out of time: an error, or a clean end where the client chose ``partial``."""
+    """Out of time: an error, or a clean end if the client chose ``partial``."""
     CANCELLED = "cancelled"
-    """The job was cancelled, or its client is gone."""
+    """The job was canceled, or its client disconnected."""
     ERROR = "error"
-    """Something broke, or the job was refused by the worker."""
+    """An error occurred, or the worker refused the job."""
 
 
 class AbortCause(StrEnum):
@@ -38,19 +38,19 @@ class AbortCause(StrEnum):
     LANE_LOST = "lane_lost"
     DRAIN = "drain"
     STOP_STRING = "stop_string"
-    """The text stage found a stop string; not an abort to the client."""
+    """The text stage found a stop string; the client does not see an abort."""
 
 
 class OnDeadline(StrEnum):
-    """What a client wants when its deadline comes before its text ends (DL-6)."""
+    """What a client wants if its deadline comes before its text ends (DL-6)."""
 
     ERROR = "error"
     PARTIAL = "partial"
     FIT = "fit"
-    """Admission shrinks ``max_tokens`` to what the deadline allows; ``PARTIAL`` to a worker."""
+    """Admission reduces ``max_tokens`` to fit the deadline; a worker sees ``PARTIAL``."""
     FINISH = "finish"
-    """The worker brings the text to a whole end in time: a sentence's, or one that its grammar
-    allows (DL-23); ``PARTIAL`` where it does not get there."""
+    """The worker brings the text to a whole end in time: the end of a sentence, or one that its
+    grammar allows (DL-23); ``PARTIAL`` if it does not succeed."""
 
 
 class Code(StrEnum):
@@ -75,19 +75,19 @@ class Code(StrEnum):
     NOT_READY = "not_ready"
     DRAINING = "draining"
     JOURNAL_UNAVAILABLE = "journal_unavailable"
-    """A request that should outlive the orchestrator cannot be recorded now."""
+    """A request that must survive an orchestrator restart cannot be recorded now."""
     INSTANCE_LOST = "instance_lost"
     PROTOCOL_VERSION = "protocol_version"
     LANE_CLOSED = "lane_closed"
     """Between orchestrator and worker: a message names a lane that this worker does not have open.
     """
     SWAP_FAILED = "swap_failed"
-    """An instance could not load another model, and serves the one that it had."""
+    """An instance could not load another model and still serves the old one."""
     ENGINE_ERROR = "engine_error"
     NOT_FINITE = "not_finite"
     """The model's numbers for this text were NaN or infinite."""
     POISON_REQUEST = "poison_request"
-    """Two workers died while they worked on this request: it is not tried again."""
+    """Two workers died while they worked on this request: it is not retried."""
     INTERNAL = "internal"
 
 

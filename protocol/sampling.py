@@ -11,17 +11,17 @@ MAX_STOP_TOKENS = 128
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 512
 MAX_LOGIT_BIAS = 100.0
-"""Largest magnitude of a bias, as in OpenAI's API: enough to ban a token or to force it."""
+"""Maximum magnitude of a bias, as in OpenAI's API: enough to ban or force a token."""
 MAX_PENALTY = 2.0
-"""Largest magnitude of presence and frequency penalties, as in OpenAI's API."""
+"""Maximum magnitude of presence and frequency penalties, as in OpenAI's API."""
 MAX_REPETITION_PENALTY = 10.0
 MAX_INT = 2**31 - 1
-"""Largest count or id: far beyond any context or vocabulary, but fits the engine's arrays."""
+"""Maximum count or id: far beyond any context or vocabulary, but fits in the engine's arrays."""
 _MAX_DIGITS = 10
 
 
 class InvalidSampling(ValueError):
-    """A sampling parameter is out of range: ``field`` names it, the message says what fits."""
+    """A sampling parameter is out of range: ``field`` names it; the message says what fits."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -32,14 +32,14 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     """Sampling parameters of a job.
 
     ``temperature`` 0 is greedy. ``top_k`` 0 (or -1) considers every token. ``logprobs`` None
-    returns none, n the chosen token's and the n most likely ones'. Two jobs with the same prompt,
-    parameters and ``seed`` draw the same random numbers whatever else is in the batch (WK-3).
+    returns none; n returns those of the chosen token and the n most likely tokens. Two jobs with
+    the same prompt, parameters and ``seed`` draw the same random numbers in any batch (WK-3).
 
-    ``min_p`` leaves out tokens less than that share as likely as the most likely one (Nguyen et
-    al. 2024). ``repetition_penalty`` divides the positive logits of tokens that are in prompt or
-    answer, and multiplies the negative ones (Keskar et al. 2019); ``presence_penalty`` and, times
+    ``min_p`` excludes tokens whose probability is below that share of the most likely token's
+    (Nguyen et al. 2024). ``repetition_penalty`` divides the positive logits of tokens in prompt or
+    answer and multiplies the negative ones (Keskar et al. 2019); ``presence_penalty`` and, times
     their count, ``frequency_penalty`` are subtracted from the logits of tokens in the answer, as
-    OpenAI documents them. ``logit_bias`` is ``(token id, what to add to its logit)`` for each.
+    OpenAI documents them. ``logit_bias`` has pairs ``(token id, number to add to its logit)``.
 
     A text ends with any of ``stop_token_ids``, as it does with the model's own end tokens but also
     under ``ignore_eos``; neither can come in the first ``min_tokens``. The token that ends a text
@@ -70,7 +70,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     def check(self, vocab_size: int | None = None) -> None:
         """Raise ``InvalidSampling`` on the first value that is out of range.
 
-        Token ids are compared with the vocabulary where its size is known.
+        Token ids are compared with the vocabulary size if it is known.
         """
         least = 1 if self.prompt_logprobs is None else 0
         if not least <= self.max_tokens <= MAX_INT:
@@ -131,7 +131,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
             )
 
     def for_choice(self, index: int) -> "Sampling":
-        """Parameters of a request's choice: a stated seed is varied by its index, or all choices
+        """Parameters of a request's choice: its index changes a stated seed; otherwise all choices
         would be equal."""
         if not index or self.seed is None:
             return self
@@ -140,7 +140,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     @property
     def length_is_stated(self) -> bool:
-        """Whether nothing but ``max_tokens`` ends the text."""
+        """Whether only ``max_tokens`` ends the text."""
         return self.ignore_eos and not self.stop and not self.stop_token_ids
 
     def _check_biases(self, vocab_size: int | None) -> None:
@@ -177,7 +177,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tokens: int | None = None
 
     def fill(self, sampling: Sampling, unstated: Collection[str]) -> Sampling:
-        """``sampling`` with those ``unstated`` parameters replaced that have a default here."""
+        """``sampling`` with the ``unstated`` parameters replaced by defaults, if there are any."""
         changes = {name: value for name in unstated if (value := getattr(self, name)) is not None}
         return msgspec.structs.replace(sampling, **changes) if changes else sampling
 
@@ -186,7 +186,7 @@ _LEFT_TO_MODELS = tuple(name for name in SamplingDefaults.__struct_fields__ if n
 
 
 def stated_of(request: object) -> dict[str, Any]:
-    """The parameters with defaults that a request states, that is, those that are not None."""
+    """The parameters with defaults that a request states: those that are not None."""
     return {
         name: value for name in _LEFT_TO_MODELS if (value := getattr(request, name)) is not None
     }
@@ -199,7 +199,7 @@ def unstated_of(request: object) -> tuple[str, ...]:
 
 def read_logit_bias(stated: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
     """Convert JSON's form, whose keys are token ids as strings. Raises ``InvalidSampling``."""
-    if stated and len(stated) > MAX_LOGIT_BIASES:  # before the walk, which may be long
+    if stated and len(stated) > MAX_LOGIT_BIASES:  # before the loop, which may be long
         raise InvalidSampling("logit_bias", f"at most {MAX_LOGIT_BIASES} tokens, got {len(stated)}")
     biases = []
     for key, bias in (stated or {}).items():

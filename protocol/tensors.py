@@ -1,8 +1,8 @@
 """Tensor and parameter names of the ``llm`` model.
 
-The plain contract is that of Triton's vLLM backend, name for name, so that its clients work
-unmodified. ``LANE_MESSAGE`` and ``FRAME`` are ours and optional: a client that does not know
-about lanes never sees them.
+The plain contract has the same names as Triton's vLLM backend, so that its clients work unmodified.
+``LANE_MESSAGE`` and ``FRAME`` are ours and optional: a client that does not use lanes never sees
+them.
 """
 
 from typing import Final

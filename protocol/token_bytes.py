@@ -1,4 +1,4 @@
-"""Finds the bytes that each token id stands for, from the tokenizer's decoder.
+"""Finds the bytes of each token id, from the tokenizer's decoder.
 
 Three families cover nearly every vocabulary: byte-level BPE (each character of a token spells one
 byte), byte fallback (``<0xE2>`` is a byte, the rest is text), and "▁" for a space. All three
@@ -18,10 +18,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenPieces(dict[int, bytes]):
-    """``pieces[id]``: the bytes of a token, worked out on first use.
+    """``pieces[id]``: the bytes of a token, computed on first use.
 
-    Special tokens, unless they are ``shown``, ``silent`` ids and ids that the vocabulary lacks have
-    none.
+    Empty for special tokens (unless ``shown``), ``silent`` ids and ids that the vocabulary lacks.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class TokenPieces(dict[int, bytes]):
 
 
 def token_bytes_of(tokenizer: HfTokenizer) -> TokenBytes | None:
-    """The function from a token to its bytes; None when the decoder does more than join these."""
+    """The function from a token to its bytes; None if the decoder does more than join these."""
     decoder = json.loads(tokenizer.to_str())["decoder"]
     if decoder is None:
         return None
@@ -89,7 +88,7 @@ def _byte_fallback(steps: list[dict[str, object]]) -> TokenBytes | None:
 
 
 def _alphabet() -> dict[str, int]:
-    """The 256 printable characters by which byte-level vocabularies spell bytes (from GPT-2)."""
+    """The 256 printable characters that byte-level vocabularies use for bytes (from GPT-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     spelled = {chr(byte): byte for byte in printable}
@@ -102,5 +101,5 @@ _BYTE_OF = _alphabet()
 def _byte_level(token: str) -> bytes:
     try:
         return bytes(_BYTE_OF[char] for char in token)
-    except KeyError:  # an added token is spelled plainly
+    except KeyError:  # an added token is plain text
         return token.encode()

@@ -1,4 +1,4 @@
-"""Reads a checkpoint's tokenizer files, the same way for all users."""
+"""Reads a checkpoint's tokenizer files, in the same way for all users."""
 
 import json
 from pathlib import Path
@@ -8,12 +8,12 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token"
 
 
 class UnreadableTokenizer(ValueError):
-    """A file is missing or is not what it should be; the message names it."""
+    """A file is missing or invalid; the message names it."""
 
 
 class TokenizerFiles(NamedTuple):
     """A checkpoint's ``tokenizer.json`` as bytes, ``tokenizer_config.json`` parsed, and chat
-    template (Jinja source, empty where the model has none)."""
+    template (Jinja source, empty if the model has none)."""
 
     tokenizer_json: bytes
     settings: dict[str, Any]
@@ -22,7 +22,7 @@ class TokenizerFiles(NamedTuple):
 
 def read_tokenizer_files(path: Path) -> TokenizerFiles:
     """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``, or
-    ``chat_template.json``, where older models that read images have theirs.
+    ``chat_template.json``, which older models that read images use.
 
     Only the first must exist. Raises ``UnreadableTokenizer``.
     """

@@ -1,7 +1,7 @@
-"""How a model reads images: the token that stands for one in a prompt, and how often it occurs.
+"""How a model reads images: the token that represents an image in a prompt, and its count.
 
-Defined once, for the orchestrator, which counts an image's tokens before it decides on a request,
-and for the worker, which computes them.
+Defined once for both sides: the orchestrator counts an image's tokens before it decides on a
+request, and the worker computes them.
 """
 
 import hashlib
@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 MAX_ASPECT: Final = 200
-"""Longest side over shortest side of an image that is scaled by its own shape."""
+"""Maximum ratio of longest to shortest side of an image that keeps its shape when scaled."""
 
 
 class ImageTokens(NamedTuple):
-    """An image in a prompt: SHA-256 of its bytes, and how many of the prompt's tokens it takes."""
+    """An image in a prompt: SHA-256 of its bytes, and its number of prompt tokens."""
 
     digest: bytes
     tokens: int
@@ -27,11 +27,11 @@ class ImageTokens(NamedTuple):
 class Vision(msgspec.Struct, frozen=True):
     """How a model reads images.
 
-    Its chat template writes ``token`` once for each image. In a prompt that is sent to a worker
-    that token, ``token_id``, is repeated: ``image_tokens`` times for any image, or, where that is
-    0, once for each square of ``cell`` by ``cell`` pixels of the image as it is scaled: to sides
-    that are multiples of ``cell``, and to ``least_pixels`` to ``most_pixels`` in all. A prompt's
-    images may have ``max_bytes`` together, as files.
+    Its chat template writes ``token`` once for each image. In a prompt for a worker, that token,
+    ``token_id``, is repeated: ``image_tokens`` times for any image or, if that is 0, once per
+    square of ``cell`` by ``cell`` pixels of the scaled image. Images are scaled to sides that are
+    multiples of ``cell`` and to ``least_pixels`` to ``most_pixels`` in total. A prompt's image
+    files may have ``max_bytes`` in total.
     """
 
     token: str
@@ -43,8 +43,8 @@ class Vision(msgspec.Struct, frozen=True):
     max_bytes: int = 0
 
     def tokens_of(self, width: int, height: int) -> int:
-        """How many tokens an image of that many pixels takes. Raises ``ValueError`` for a shape
-        that the model cannot read."""
+        """Number of tokens for an image of ``width`` by ``height`` pixels. Raises ``ValueError``
+        for a shape that the model cannot read."""
         if self.image_tokens:
             return self.image_tokens
         if max(width, height) > MAX_ASPECT * min(width, height):
@@ -71,9 +71,9 @@ class Vision(msgspec.Struct, frozen=True):
 def keyed_by_images(
     token_ids: Sequence[int], token_id: int, images: Iterable[ImageTokens]
 ) -> Sequence[int]:
-    """A prompt's tokens for the hashes of its KV blocks: those of an image, which are all
-    ``token_id``, become numbers that follow from what the image shows. So two prompts share a
-    block only if they also share its images."""
+    """A prompt's tokens for the hashes of its KV blocks: an image's tokens, which are all
+    ``token_id``, become numbers derived from the image's content. So two prompts share a block only
+    if they also share its images."""
     keyed = list(token_ids)
     places = (at for at, one in enumerate(token_ids) if one == token_id)
     for image in images:

@@ -1,4 +1,4 @@
-"""Programs that write documents and data of this checkout, or test servers from outside.
+"""Programs that generate this checkout's documents and data, or test servers from outside.
 
-In Tidegate's wheel is none of them, and nothing that runs needs them.
+They are not in Tidegate's wheel, and no running part needs them.
 """

@@ -1,7 +1,7 @@
 """``python -m tools.clients_page RESULTS.json``: writes what ``make test-clients`` has shown into
 the table of docs/clients.md.
 
-A client that was not run keeps its row; one that is new gets the last one.
+A client that was not run keeps its row; a new client is added at the end.
 """
 
 import sys
@@ -17,7 +17,7 @@ _HEAD: Final = "| client | version | what is shown | result | on |"
 
 
 class ClientRow(msgspec.Struct, forbid_unknown_fields=True):
-    """What a run has shown of a client; ``date`` is ISO 8601."""
+    """A run's result for a client; ``date`` is ISO 8601."""
 
     client: str
     version: str

@@ -79,7 +79,7 @@ _UNITS: Final = {
 
 
 class SettingRow(NamedTuple):
-    """One setting: its dotted name, its default with unit or choices, and what it is."""
+    """One setting: its dotted name, its default with unit or choices, and its meaning."""
 
     name: str
     default: str
@@ -96,7 +96,7 @@ def page() -> str:
 
 
 def rows_of(kind: type[BaseModel], above: str = "") -> Iterator[SettingRow]:
-    """Every setting of ``kind``, those of its sections included."""
+    """Every setting of ``kind``, including those of its sections."""
     said = docstrings(kind)
     for name, field in kind.model_fields.items():
         section = section_of(field.annotation)
@@ -128,7 +128,7 @@ def docstrings(kind: type[BaseModel]) -> dict[str, str]:
 
 
 def _chapter(kind: type[BaseSettings], above: str) -> str:
-    """Lists of settings: first those that are in no section, then a list for each section."""
+    """Lists of settings: first the settings outside sections, then one list per section."""
     sections = {name: section_of(field.annotation) for name, field in kind.model_fields.items()}
     rows = list(rows_of(kind))
     own = [row for row in rows if sections[row.name.partition(".")[0]] is None]

@@ -1,5 +1,5 @@
-"""Choices by measurement: made by CPU time, so that the load of the moment does not decide, and
-kept for the next start."""
+"""Choices by measurement: they compare CPU time, so that the current load does not affect them, and
+are kept for the next start."""
 
 import contextlib
 import hashlib
@@ -16,16 +16,16 @@ import torch
 from worker.log import model_log
 
 TURNS: Final = 7
-"""Samples of each candidate, one of each in turn: a median that two odd ones do not move."""
+"""Samples per candidate, taken alternately: two outliers do not move the median."""
 CLEARLY: Final = 0.95
-"""Share of the first candidate's time below which another takes its place: less is chance."""
+"""Share of the first candidate's time below which another replaces it: less is noise."""
 
 Key = TypeVar("Key")
 
 
 class KeptChoices:
-    """Names that were chosen on a machine for a model, both told by ``facts``, in a file of
-    ``folder``; nothing is kept without one. After its removal the next start measures again."""
+    """Names chosen for a machine and a model, which ``facts`` identify, in a file in ``folder``;
+    without a folder, nothing is kept. If the file is removed, the next start measures again."""
 
     def __init__(
         self, folder: Path | None = None, facts: Mapping[str, object] | None = None
@@ -35,7 +35,7 @@ class KeptChoices:
         self._file = None if folder is None else folder / f"{digest[:16]}.json"
 
     def kept(self, what: str, among: Iterable[str]) -> str | None:
-        """The name that was chosen for ``what``, if it still is ``among`` the candidates."""
+        """The name that was chosen for ``what``, if it is still ``among`` the candidates."""
         name = self._read().get(what)
         if not isinstance(name, str) or name not in among:
             return None
@@ -51,7 +51,7 @@ class KeptChoices:
             partial.write_text(json.dumps(self._read() | {what: name, "of": self._facts}, indent=1))
             partial.replace(self._file)
         except OSError as error:
-            model_log.warning("the choice of %s is not kept: %s", what, error)
+            model_log.warning("the choice of %s could not be saved: %s", what, error)
 
     def _read(self) -> dict[str, object]:
         if self._file is not None:
@@ -62,7 +62,7 @@ class KeptChoices:
 
 
 def machine_facts() -> dict[str, object]:
-    """What makes this machine's products as fast as they are."""
+    """The facts that determine the speed of this machine's products."""
     name = ""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -76,7 +76,7 @@ def machine_facts() -> dict[str, object]:
 
 
 def in_turns(calls: Mapping[Key, Callable[[], float]], turns: int = TURNS) -> dict[Key, float]:
-    """The median of what each call measures, one sample of each in turn."""
+    """The median of each call's measurements, sampled alternately."""
     samples: dict[Key, list[float]] = {key: [] for key in calls}
     for _ in range(turns):
         for key, call in calls.items():
@@ -85,13 +85,13 @@ def in_turns(calls: Mapping[Key, Callable[[], float]], turns: int = TURNS) -> di
 
 
 def best_of(times: Mapping[Key, float]) -> Key:
-    """The fastest where it is clearly faster than the first; else the first."""
+    """The fastest if it is clearly faster than the first; otherwise the first."""
     first, best = next(iter(times)), min(times, key=lambda key: times[key])
     return best if times[best] < CLEARLY * times[first] else first
 
 
 def cpu_seconds(call: Callable[[], object]) -> float:
-    """CPU time that ``call`` takes on this thread, whatever else the machine does."""
+    """CPU time of ``call`` on this thread, independent of the machine's other load."""
     began = time.thread_time()
     call()
     return time.thread_time() - began
@@ -99,8 +99,8 @@ def cpu_seconds(call: Callable[[], object]) -> float:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Have torch compute on the calling thread alone, so that its CPU time is the work: parts that
-    threads take from each other go by who is given a core."""
+    """Make torch compute only on the calling thread, so that its CPU time covers all work: with
+    several threads, the split depends on which thread gets a core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

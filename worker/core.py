@@ -1,8 +1,7 @@
-"""The types that go into an engine and come out of it, and its interface. No torch.
+"""An engine's input and output types, and its interface. No torch.
 
-Threads: an engine runs on one thread of its own. ``submit``, ``cancel``, ``pause``, ``resume`` and
-``stats`` may be called from any thread; events are handed to the sink on the engine's thread, in
-batches.
+Threads: an engine runs on its own thread. Any thread may call ``submit``, ``cancel``, ``pause``,
+``resume`` and ``stats``. The engine's thread passes events to the sink, in batches.
 """
 
 import math
@@ -26,19 +25,19 @@ from protocol import (
 from worker.grammar.constraint import Constraint
 
 Clock = Callable[[], float]
-"""A clock of monotonic seconds, passed in so that the engine runs under a simulated one too."""
+"""A clock of monotonic seconds, passed in so that the engine also runs on a simulated one."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One generation asked of the engine.
+    """One generation that the engine is asked to do.
 
-    ``deadline`` is on the engine's clock (``math.inf`` when there is none). ``cache_salt`` and
+    ``deadline`` is on the engine's clock (``math.inf`` if there is none). ``cache_salt`` and
     ``session`` are those of ``Submit``; the session's KV is kept for ``session_keep_s`` after the
-    job. ``first_token_by``, ``due_by`` (on the engine's clock) and ``token_gap_s`` order and size
-    the work; no job ends because of them. A job that ``keeps_on`` is not ended before its deadline.
-    One with a ``constraint`` starts when that is ready. ``abort`` is a flag that the engine checks
-    in every step (DL-4); ``Engine.cancel`` sets it.
+    job. ``first_token_by``, ``due_by`` (on the engine's clock) and ``token_gap_s`` determine the
+    order and size of work; no job ends because of them. A job with ``keeps_on`` never ends before
+    its deadline. A job with a ``constraint`` starts once that is ready. ``abort`` is a flag that
+    the engine checks in every step (DL-4); ``Engine.cancel`` sets it.
     """
 
     token_ids: Sequence[int]
@@ -55,13 +54,13 @@ class Job:
     keeps_on: bool = False
     constraint: Constraint | None = None
     begun_tokens: int = 0
-    """How many of the last ``token_ids`` belong to the answer: another worker generated them."""
+    """Number of the last ``token_ids`` that belong to the answer: another worker generated them."""
     expected_tokens: int = 0
-    """Tokens that nine in ten jobs like this do not exceed; 0 where that is unknown."""
+    """Number of tokens that nine in ten such jobs do not exceed; 0 if unknown."""
     images: Sequence[bytes] = ()
-    """Files of the prompt's images, in their order; ``token_ids`` have the places for them."""
+    """Files of the prompt's images, in order; ``token_ids`` has the image tokens for them."""
     adapter: str = ""
-    """Name of the LoRA adapter that computes it; empty for the model alone."""
+    """Name of the job's LoRA adapter; empty for the model alone."""
     abort: AbortCause | None = None
     aborted_at: float = 0.0
     pause_requested: bool = False
@@ -72,7 +71,7 @@ class Job:
 
 @dataclass(slots=True, frozen=True)
 class JobStarted:
-    """The job was admitted to the running batch; its KV blocks are reserved to completion."""
+    """The job was admitted to the running batch; its KV blocks are reserved until it completes."""
 
     job: Job
     wait_ms: float
@@ -81,19 +80,19 @@ class JobStarted:
 class JobTokens(msgspec.Struct, frozen=True, gc=False):
     """Tokens that one step produced for a job, usually one; ``logprobs`` is parallel to ``ids``.
 
-    Made for every row of every step: as a frozen dataclass it took 15 times as long to make.
+    Created for every row of every step: a frozen dataclass took 15 times as long to create.
     """
 
     job: Job
     ids: list[int]
     logprobs: list[TokenLogprob] | None
     cached_tokens: int | None = None
-    """With a job's first tokens: how many of its prompt the prefix cache had."""
+    """With a job's first tokens: number of its prompt tokens in the prefix cache."""
 
 
 @dataclass(slots=True, frozen=True)
 class JobPrompt:
-    """Log-probabilities of the prompt's next tokens: one or more for each step that read any."""
+    """Log-probabilities of the prompt's next tokens: one or more events per step that reads any."""
 
     job: Job
     logprobs: PromptLogprobs
@@ -101,23 +100,23 @@ class JobPrompt:
 
 @dataclass(slots=True, frozen=True)
 class JobPaused:
-    """The job is paused from here on; one that was started keeps its KV blocks."""
+    """The job is paused from now on; a job that has started keeps its KV blocks."""
 
     job: Job
 
 
 @dataclass(slots=True, frozen=True)
 class JobResumed:
-    """A paused job resumes: it has a slot again, or waits for its first one like others."""
+    """A paused job resumes: it has a slot again, or waits for its first slot like other jobs."""
 
     job: Job
 
 
 @dataclass(slots=True, frozen=True)
 class JobFinished:
-    """The last event of a job. Its slot and blocks are free already.
+    """The last event of a job. Its slot and blocks are already free.
 
-    ``abort_ms`` is from the engine's first sight of the abort or deadline to that point.
+    ``abort_ms``: milliseconds from when the engine first saw the abort or deadline until then.
     """
 
     job: Job
@@ -142,14 +141,14 @@ EventSink = Callable[[list[Event]], None]
 
 class StepUnderWay(NamedTuple):
     """The step that an engine's thread is computing. ``began_at`` is on the engine's clock;
-    ``usual_s`` is what a slow step of that kind takes, in seconds, 0 until one is measured."""
+    ``usual_s`` is the time of a slow step of that kind, in seconds; 0 until one is measured."""
 
     began_at: float
     usual_s: float
 
 
 class EngineService(Protocol):
-    """The engine's whole surface."""
+    """The engine's complete interface."""
 
     def start(self, sink: EventSink) -> None:
         """Start the engine's thread. ``sink`` gets each step's events and must not block long."""
@@ -161,25 +160,25 @@ class EngineService(Protocol):
         """Stop a job within one step. Idempotent; the first cause wins."""
 
     def pause(self, job: Job) -> None:
-        """Pause a job after the current step; its KV is kept, and deadline and abort still count.
+        """Pause a job after the current step. Its KV is kept; deadline and abort still apply.
         Idempotent."""
 
     def resume(self, job: Job) -> None:
-        """Resume a paused job, before any that waits to start. Idempotent."""
+        """Resume a paused job before any job that waits to start. Idempotent."""
 
     def stats(self) -> WorkerStats:
         """The state after a recent step, without ``lanes``, which the engine does not know."""
 
     def kv_reports(self) -> list[KvReport]:
-        """Reports of what entered and left the prefix cache since the last call. For one reader."""
+        """Reports of the prefix cache's changes since the last call. For one reader."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether the engine's thread has ended by an error: it computes no more, refuses all."""
+        """Whether an error has ended the engine's thread: the engine refuses all jobs."""
 
     @property
     def step_under_way(self) -> StepUnderWay | None:
-        """The step being computed, None between steps. Any thread; to see if the engine hangs."""
+        """The current step; None between steps. Any thread may call it, to detect a hang."""
 
     def stop(self) -> None:
         """Abort all jobs, release everything, end the thread. Idempotent."""

@@ -1,7 +1,7 @@
-"""Chooses the engine where the settings leave it open (``TIDEGATE_WORKER__ENGINE=auto``).
+"""Chooses the engine if the settings do not (``TIDEGATE_WORKER__ENGINE=auto``).
 
-Imports no engine: the pool and the launcher use it as well, to start a worker on the packages of
-the engine that it will choose.
+Imports no engine: the pool and the launcher also use it, to start a worker with the packages of the
+engine that it will choose.
 """
 
 import ast
@@ -15,25 +15,25 @@ from typing import Final
 from worker.settings import EngineName, WorkerSettings, variable
 
 _REGISTRY: Final = "vllm/model_executor/models/registry.py"
-"""vLLM's file with the architectures that it runs."""
+"""vLLM's file with the architectures that it supports."""
 _TABLES: Final = frozenset({"_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS"})
-"""Tables in that file, of models that generate text; their keys are architectures."""
+"""Tables of text generation models in that file; their keys are architectures."""
 _ROOM: Final = Path(__file__).parent / "engines/vllm"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """An engine, and why it was chosen; ``why`` is empty where the settings name it."""
+    """An engine and the reason for its choice; ``why`` is empty if the settings name it."""
 
     name: EngineName
     why: str = ""
 
 
 def choose_engine(settings: WorkerSettings, packages: Path | None = None) -> EngineChoice:
-    """The engine that the settings name, or else the one that fits them.
+    """The engine that the settings name, or otherwise the one that fits them.
 
-    ``packages`` is the folder of packages in which vLLM is looked for; None for those of this
-    process. A look-up that fails chooses Tidegate's own engine.
+    ``packages`` is the package folder to search for vLLM; None for this process's packages. If the
+    lookup fails, Tidegate's own engine is chosen.
     """
     if settings.engine != "auto":
         return EngineChoice(settings.engine)
@@ -49,20 +49,20 @@ def choose_engine(settings: WorkerSettings, packages: Path | None = None) -> Eng
 
 
 def chosen(settings: WorkerSettings) -> WorkerSettings:
-    """The settings with the engine that is chosen for them in this process."""
+    """The settings, with the engine that this process chooses for them."""
     return settings.model_copy(update={"engine": choose_engine(settings).name})
 
 
 def vllm_for_cuda(packages: Path | None) -> Distribution | None:
-    """The installed vLLM; None without one, or for a CPU build."""
+    """The installed vLLM; None if there is none or it is a CPU build."""
     path = sys.path if packages is None else [str(packages)]
     found = next(iter(distributions(name="vllm", path=path)), None)
     return None if found is None or "cpu" in found.version else found
 
 
 def architectures_of(registry: Path) -> frozenset[str]:
-    """Names of the architectures in vLLM's registry, which is read, not imported: importing it
-    takes torch and seconds. Empty where the file is not as it was."""
+    """Names of the architectures in vLLM's registry. The file is read, not imported: an import
+    needs torch and takes seconds. Empty if the file's format has changed."""
     try:
         tree = ast.parse(registry.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -101,7 +101,7 @@ def _vllm_or_ours(model: Path, packages: Path | None) -> EngineChoice:
 
 
 def _only_ours(settings: WorkerSettings) -> str:
-    """What asks for something that only Tidegate's own engine does; empty where nothing does."""
+    """The setting that only Tidegate's own engine supports; empty if there is none."""
     asked = {
         "deterministic": settings.deterministic,
         "kv.disk_path": settings.kv.disk_path is not None,

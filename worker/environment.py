@@ -23,17 +23,17 @@ from worker.encoding import readable
 S = TypeVar("S", bound=BaseSettings)
 
 DELIMITER: Final = "__"
-"""Stands for a dot of a setting's name in the environment."""
+"""Replaces the dots of a setting's name in the environment."""
 _PAGE: Final = Path(__file__).parents[1] / "docs" / "settings.md"
 """Page with all settings, in a checkout."""
 _SERVICE_LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?")
 """Variables that Kubernetes adds for a service of the same name, without their prefix."""
 _FIELD = re.compile(r'field "(\w+)"')
-"""Where pydantic names the field with text that is not JSON."""
+"""Matches the field name in pydantic's error about invalid JSON."""
 
 
 class Section(BaseModel):
-    """Settings that belong together: a table of ``tidegate.toml``."""
+    """A group of related settings: a table in ``tidegate.toml``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,7 +45,7 @@ def _by_commas(value: object) -> object:
 
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_by_commas)]
-"""Texts that are separated by commas where they come as one."""
+"""Strings, or one string that separates them with commas."""
 
 
 class EnvironmentSettings(BaseSettings):
@@ -60,7 +60,7 @@ class EnvironmentSettings(BaseSettings):
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field of this type holds, if it holds one."""
+    """The section type of a field of this type, if it is a section."""
     if get_origin(annotation) in (Union, UnionType):
         found = [each for each in map(section_of, get_args(annotation)) if each is not None]
         return found[0] if found else None
@@ -69,8 +69,8 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def _walk(kind: type[BaseModel], above: str = "") -> Iterator[tuple[str, FieldInfo, bool]]:
-    """Dotted names of all settings and sections of ``kind``, a section before what is in it, each
-    with its field and whether it is a section."""
+    """Dotted names of all settings and sections of ``kind``, each with its field and whether it is
+    a section. A section precedes its contents."""
     for name, field in kind.model_fields.items():
         section = section_of(field.annotation)
         yield f"{above}{name}", field, section is not None
@@ -107,7 +107,7 @@ def guide_to(kind: type[BaseModel]) -> str:
 
 
 def problem_of(name: str, kind: type[BaseModel], what: str = "a setting") -> str:
-    """Error for a ``name`` that is no setting of ``kind``, called ``what``; empty for a setting."""
+    """Error if ``name`` is not a setting of ``kind``, called ``what``; empty if it is one."""
     known = fields_of(kind)
     if name in known:
         return ""
@@ -121,7 +121,7 @@ def variable_of(prefix: str, name: str) -> str:
 
 
 def nested(values: Mapping[str, object]) -> dict[str, Any]:
-    """Values by names as ``queue__max_waiting``, as an object of objects."""
+    """Convert values by names such as ``queue__max_waiting`` to an object of objects."""
     made: dict[str, Any] = {}
     for name, value in values.items():
         *sections, own = name.split(DELIMITER)
@@ -133,8 +133,8 @@ def nested(values: Mapping[str, object]) -> dict[str, Any]:
 
 
 def unknown_variables(kind: type[BaseSettings], others: Collection[str] = ()) -> list[str]:
-    """A line for each variable under the prefix of ``kind`` that is neither its setting nor one of
-    ``others``: whole names of variables, or beginnings that end in _."""
+    """One line for each variable with the prefix of ``kind`` that is neither its setting nor in
+    ``others``: full variable names, or prefixes that end in _."""
     prefix = str(kind.model_config["env_prefix"])
     stem = f"{prefix.rstrip('_')}_"
     known = {variable_of(prefix, name) for name in names_of(kind)}
@@ -154,7 +154,7 @@ def unknown_variables(kind: type[BaseSettings], others: Collection[str] = ()) ->
 
 
 def explained(kind: type[BaseSettings], error: ValidationError) -> list[str]:
-    """A line for each of the errors, with the variable of the setting that is wrong."""
+    """One line for each error, with the variable of the wrong setting."""
     prefix = str(kind.model_config["env_prefix"])
     known = frozenset(names_of(kind))
     values = frozenset(fields_of(kind))
@@ -193,7 +193,7 @@ def unreadable(kind: type[BaseSettings], error: SettingsError) -> str:
 
 
 def read_environment(kind: type[S], what: str) -> S:
-    """Settings from the environment. Raises ``ValueError`` that names each variable which is wrong;
+    """Read settings from the environment. Raises ``ValueError`` that names each wrong variable;
     ``what`` names the settings in that message."""
     lines = unknown_variables(kind)
     settings: S | None = None

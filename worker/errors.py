@@ -5,10 +5,10 @@
     LoadError                          the worker cannot start
     ├── DeviceUnavailable (RuntimeError)
     ├── CheckpointError (ValueError)
-    │   ├── UnsupportedModel           a sound checkpoint of something that this worker does not run
-    │   └── BrokenCheckpoint           files missing, corrupt, or not fitting each other
+    │   ├── UnsupportedModel           a valid checkpoint that this worker does not support
+    │   └── BrokenCheckpoint           files missing, corrupt or inconsistent
     ├── TokenizerError (ValueError)
-    ├── EngineMissing (ImportError)    the engine that was asked for is not installed
+    ├── EngineMissing (ImportError)    the requested engine is not installed
     └── NotDeterministic (RuntimeError)
     RequestError (ValueError)          one request is refused, with ``code``
     ├── InvalidCall
@@ -34,11 +34,11 @@ class LoadError(Exception):
     """The worker cannot start with these settings, files or on this machine."""
 
     def __str__(self) -> str:
-        return readable(super().__str__())  # paths in it may have no Unicode
+        return readable(super().__str__())  # paths in it may not be valid Unicode
 
 
 class DeviceUnavailable(LoadError, RuntimeError):
-    """The device that was asked for cannot be used."""
+    """The requested device cannot be used."""
 
 
 class CheckpointError(LoadError, ValueError):
@@ -46,11 +46,11 @@ class CheckpointError(LoadError, ValueError):
 
 
 class UnsupportedModel(CheckpointError):
-    """The checkpoint asks for something that this worker does not have."""
+    """The checkpoint needs a feature that this worker does not have."""
 
 
 class BrokenCheckpoint(CheckpointError):
-    """A file is missing or corrupt, or configuration and weights do not fit."""
+    """A file is missing or corrupt, or configuration and weights do not match."""
 
 
 class TokenizerError(LoadError, ValueError):
@@ -58,11 +58,11 @@ class TokenizerError(LoadError, ValueError):
 
 
 class EngineMissing(LoadError, ImportError):
-    """Packages of the engine that was asked for are missing; the message has the command."""
+    """Packages of the requested engine are missing; the message has the install command."""
 
 
 class NotDeterministic(LoadError, RuntimeError):
-    """Kernels of this machine make a token's result depend on what else is in its batch."""
+    """This machine's kernels make a token's result depend on the rest of its batch."""
 
 
 class InvalidCall(RequestError):
@@ -76,13 +76,13 @@ class LaneNotOpen(RequestError):
 
 
 class ContextOverflow(RequestError):
-    """Prompt and answer do not fit into the model's context; the message says what fits."""
+    """Prompt and answer do not fit in the model's context; the message says what fits."""
 
     code = Code.CONTEXT_OVERFLOW
 
 
 class Unauthenticated(RequestError):
-    """The request has a wrong access token, or none."""
+    """The request has a wrong access token or none."""
 
     code = Code.UNAUTHENTICATED
 
@@ -94,11 +94,11 @@ class WorkerDraining(RequestError):
 
 
 class MemoryLimitExceeded(MemoryError):
-    """The worker takes more than its hard limit; the message says how much and what to change."""
+    """The worker exceeds its hard memory limit; the message says by how much and what to change."""
 
 
 class DeviceLost(RuntimeError):
-    """The device computes nothing more for this process: only a new process can use it again."""
+    """The device no longer computes for this process: only a new process can use it again."""
 
 
 class ResponderLost(Exception):
@@ -106,7 +106,7 @@ class ResponderLost(Exception):
 
 
 def code_of(error: Exception) -> Code:
-    """The client's error code: what is not about its request is our failure."""
+    """The client's error code: any error that its request did not cause is our failure."""
     if isinstance(error, RequestError):
         return error.code
     is_malformed = isinstance(error, InvalidSampling | msgspec.DecodeError)

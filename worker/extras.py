@@ -1,7 +1,7 @@
-"""Commands that install optional packages: by their own names, since Tidegate is in no index whose
-extras ``pip`` could look up, and a checkout's path is not a wheel's.
+"""Commands that install optional packages by name: ``pip`` cannot look up Tidegate's extras,
+because Tidegate is in no package index, and a checkout's path differs from a wheel's.
 
-Standard library only, since it is imported where packages are missing.
+Standard library only, because it is imported when packages are missing.
 """
 
 import shlex
@@ -29,12 +29,12 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def pip_install(extra: str) -> str:
-    """The command that installs ``extra`` into the environment that this runs in."""
+    """The command that installs ``extra`` into the current environment."""
     named = " ".join(f"'{package}'" for package in PACKAGES[extra])
     return f"{_python()} -m pip install {named}"
 
 
 def _python() -> str:
-    """Path of this interpreter; ``python`` in Triton's stub, which cannot be called as one."""
+    """Path of this interpreter; ``python`` in Triton's stub, which cannot run as an interpreter."""
     path = sys.executable or ""
     return shlex.quote(path) if Path(path).name.startswith("python") else "python"

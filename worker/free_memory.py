@@ -1,5 +1,4 @@
-"""Reads from Linux how much memory is free, for workers and for what starts them. Standard library
-only."""
+"""Reads the free memory from Linux, for workers and their launchers. Standard library only."""
 
 import re
 from pathlib import Path
@@ -11,12 +10,12 @@ _OWN: Final = Path("/proc/self/cgroup")
 
 
 def memory_free() -> int | None:
-    """Bytes that programs could still have of the machine's, or that a container's limit leaves if
-    fewer; None if unknown."""
+    """Bytes of the machine's memory that programs can still use, or the bytes left under a
+    container's limit if fewer; None if unknown."""
     free = free_of_groups()
     try:
         found = re.search(r"^MemAvailable:\s*(\d+) kB", _MEMINFO.read_text("ascii"), re.M)
-    except (OSError, ValueError):  # no Linux
+    except (OSError, ValueError):  # not Linux
         return free
     if found is None:
         return free
@@ -25,10 +24,10 @@ def memory_free() -> int | None:
 
 
 def free_of_groups(own: Path = _OWN, mount: Path = _MOUNT) -> int | None:
-    """The fewest bytes that this process's control groups (version 2) leave; None without a limit.
+    """Minimum bytes left under the limits of this process's cgroups (v2); None without a limit.
 
-    The tightest group on the way to the root counts. Inside a container the path may be that of the
-    host, where the mount shows the container's own group as its root.
+    The tightest group up to the root counts. Inside a container, the path may be the host's path,
+    while the mount shows the container's own group as its root.
     """
     try:
         lines = own.read_text("utf-8").splitlines()

@@ -15,7 +15,7 @@ from worker.text import Tokenizer
 
 
 class LoadTiming:
-    """Milliseconds by phase, in the order in which phases ended. For any thread."""
+    """Milliseconds by phase, in the order in which the phases ended. For any thread."""
 
     def __init__(self) -> None:
         self._begun = time.monotonic()
@@ -44,15 +44,15 @@ EngineLoader = Callable[[WorkerSettings, Clock], "LoadedEngine"]
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """An engine that is loaded but not started, and what its callers need to talk to it."""
+    """An engine that is loaded but not started, with everything that its callers need."""
 
     engine: EngineService
     tokenizer: Tokenizer
     card: ModelCard
     load_ms: Mapping[str, float] = field(default_factory=dict)
-    """Milliseconds of each phase of the start; some overlap; ``total`` is all of it (LB-6)."""
+    """Milliseconds of each startup phase; some overlap; ``total`` covers all of them (LB-6)."""
     grammars: GrammarCompiler | None = None
-    """The compiler for grammars; None where texts cannot be made to match one."""
+    """The grammar compiler; None if texts cannot be constrained to a grammar."""
 
     @classmethod
     def timed(
@@ -63,7 +63,7 @@ class LoadedEngine:
         timing: LoadTiming,
         grammars: GrammarCompiler | None,
     ) -> Self:
-        """An engine that is loaded now, as ``timing`` says; logged."""
+        """Make a ``LoadedEngine`` with the times in ``timing``, and log them."""
         total_ms = timing.total_ms()
         model_log.info(
             "%s is ready on %s after %.2f s: %s %s, %d KV blocks of %d tokens, context %d;"

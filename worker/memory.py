@@ -1,4 +1,4 @@
-"""Keeps memory within two limits, for the text engine and for clips (WK-4, SL-3)."""
+"""Keeps memory within a soft and a hard limit, for the text engine and for clips (WK-4, SL-3)."""
 
 import logging
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from worker.errors import MemoryLimitExceeded
 
 GIB: Final = 2**30
 SOFT_SHARE: Final = 11.0 / 11.5
-"""Share of the hard limit above which one warning is logged: 11 GB of the 11.5 GB that clips have
-of a 12 GB card (SL-3)."""
+"""Share of the hard limit above which one warning is logged: 11 GB of the 11.5 GB that clips may
+use on a 12 GB card (SL-3)."""
 
 
 class LimitedMemory(Protocol):
@@ -18,18 +18,18 @@ class LimitedMemory(Protocol):
     def used_bytes(self) -> int: ...
 
     def drop_caches(self) -> None:
-        """Give back memory that is held only to be used again."""
+        """Free memory that is held only for reuse."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
-    """The hard limit in bytes, 0 for no limit, and its soft one."""
+    """The hard limit in bytes (0 for no limit) and the soft limit derived from it."""
 
     hard_bytes: int = 0
 
     @classmethod
     def of(cls, hard_gib: float) -> "MemoryLimits":
-        """Limits of which the hard one is ``hard_gib`` GiB."""
+        """Limits with a hard limit of ``hard_gib`` GiB."""
         return cls(round(hard_gib * GIB))
 
     @property
@@ -39,12 +39,12 @@ class MemoryLimits:
 
 
 class MemoryGuard:
-    """Compares a meter with limits: the soft one warns once, the hard one raises."""
+    """Compares a meter with limits: the soft limit warns once, the hard limit raises."""
 
     def __init__(
         self, meter: LimitedMemory, limits: MemoryLimits, advice: str, log: logging.Logger
     ) -> None:
-        """``advice``: what an operator can change, for messages."""
+        """``advice``: tells an operator what to change, for messages."""
         self.meter = meter
         self.limits = limits
         self._advice = advice
@@ -52,7 +52,7 @@ class MemoryGuard:
         self._has_warned = False
 
     def check(self, ahead_bytes: int = 0, what: str = "") -> None:
-        """Check the limits; ``ahead_bytes``, for ``what``, are allocated but may not count yet.
+        """Check the limits. ``ahead_bytes``, for ``what``, are allocated but maybe not counted yet.
 
         Raises ``MemoryLimitExceeded`` if dropping caches does not help.
         """

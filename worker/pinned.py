@@ -1,11 +1,11 @@
 """Reused page-locked host memory, and copies through it.
 
-A GPU copies from and to page-locked (pinned) memory without the host waiting. The memory here is
-never given back, for two reasons. Locking pages takes a hundred microseconds, which every step
-would pay. And torch's own allocator asks the driver when such memory is freed: on a lost device
-that raises where nothing may be thrown, and ends the process before the loss is reported. A buffer
-is reused when its tensor is gone and its last copy is done. All copies of a process are those of
-one GPU; any thread may call this.
+A GPU copies from and to page-locked (pinned) memory without blocking the host. This memory is never
+freed, for two reasons. Locking pages takes a hundred microseconds, which every step would pay. And
+torch's own allocator calls the driver when it frees such memory: on a lost device that call throws
+where no exception is allowed, and ends the process before the loss is reported. A buffer is reused
+once its tensor is gone and its last copy is done. All copies of a process are for one GPU. Any
+thread may call this module.
 """
 
 import ctypes
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 _MIN_BYTES: Final = 512
 _RESERVED_BITS: Final = 20
 _RESERVED_EACH: Final = 4
-"""``reserve`` has so many buffers of each size below 2 ** 20 bytes: 4 MiB in all."""
+"""``reserve`` makes this many buffers of each size below 2 ** 20 bytes: 4 MiB in total."""
 _ALIGNED: Final = 4
-"""int32 values per 16 bytes, the alignment that kernels want of their pointers."""
+"""int32 values per 16 bytes, the pointer alignment that kernels need."""
 
 
 class _Buffer:
@@ -32,20 +32,20 @@ class _Buffer:
     __slots__ = ("copied", "host", "memory")
 
     def __init__(self, nbytes: int) -> None:
-        with torch.inference_mode(False):  # its next user may be outside of that mode
+        with torch.inference_mode(False):  # its next user may be outside that mode
             self.memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         self.host: NDArray[np.uint8] = self.memory.numpy()
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        # One reference more than Python knows of, so that not even the interpreter's end frees it.
+        # One extra reference, so that even the interpreter's shutdown does not free it.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.memory))
 
 
 _free: Final[dict[int, deque[_Buffer]]] = defaultdict(deque)
-"""Buffers by size in bytes, a power of two; the one given back first comes first."""
+"""Buffers by size in bytes, a power of two; the one returned first comes first."""
 
 
 def upload(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """Return a copy of ``array`` on ``device``, queued behind what the current stream does."""
+    """Return a copy of ``array`` on ``device``, queued after the current stream's work."""
     if device.type != "cuda":
         return torch.from_numpy(array).to(device)
     buffer, source = _filled(array)
@@ -55,7 +55,7 @@ def upload(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
 
 
 def upload_to(target: torch.Tensor, array: NDArray[np.generic]) -> None:
-    """Copy ``array`` into ``target`` of the same shape, behind what the current stream does."""
+    """Copy ``array`` into ``target`` of the same shape, queued after the current stream's work."""
     if target.device.type != "cuda":
         target.copy_(torch.from_numpy(array))
         return
@@ -65,9 +65,9 @@ def upload_to(target: torch.Tensor, array: NDArray[np.generic]) -> None:
 
 
 def download(tensor: torch.Tensor) -> torch.Tensor:
-    """Start copying ``tensor`` to host memory, to be read after an event; on the CPU clone it.
+    """Start copying ``tensor`` to host memory; read it after an event. On the CPU, clone it.
 
-    Views of the result do not keep its memory: keep the result, too.
+    Views of the result do not keep its memory alive: keep the result too.
     """
     if tensor.device.type != "cuda":
         return tensor.clone()
@@ -81,9 +81,9 @@ def download(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def pinned(shape: Sequence[int]) -> NDArray[np.uint8]:
-    """Return an array of page-locked bytes, which its last view gives back.
+    """Return an array of page-locked bytes, which are reused once its last view is gone.
 
-    Copies from and to it must be done by then.
+    Copies from and to it must have finished by then.
     """
     nbytes = int(np.prod(shape))
     buffer = _take(nbytes)
@@ -96,9 +96,9 @@ def pinned(shape: Sequence[int]) -> NDArray[np.uint8]:
 def pack_int32(
     parts: Sequence[NDArray[np.int64]], device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """Flat int32 copies of ``parts`` on ``device``, in one transfer, each aligned to 16 bytes.
+    """Make flat int32 copies of ``parts`` on ``device`` in one transfer, each aligned to 16 bytes.
 
-    Kernels are compiled once for aligned and once for unaligned pointers: this avoids the second.
+    Kernels are compiled once for aligned and once for unaligned pointers: this avoids the latter.
     """
     starts = [0]
     for part in parts:
@@ -113,7 +113,7 @@ def pack_int32(
 
 
 def reserve() -> None:
-    """Lock pages for steps' copies ahead, because locking takes milliseconds."""
+    """Lock pages for the steps' copies in advance, because locking takes milliseconds."""
     for power in range(_MIN_BYTES.bit_length() - 1, _RESERVED_BITS):
         _free[1 << power].extend(_Buffer(1 << power) for _ in range(_RESERVED_EACH))
 

@@ -1,4 +1,4 @@
-"""Lowers the priority of threads, in favour of those that answer requests."""
+"""Lowers the priority of threads, in favor of the threads that answer requests."""
 
 import os
 import threading
@@ -6,8 +6,8 @@ from contextlib import suppress
 
 
 def lower_priority(by: int) -> None:
-    """Set this thread's niceness, and that of threads that it starts (such as torch's for one
-    operation), to ``by`` more than the process's, 19 at most. Never raises the priority."""
+    """Set the niceness of this thread and of threads that it starts (such as torch's for one
+    operation) to the process's plus ``by``, at most 19. Never raises the priority."""
     thread = threading.get_native_id()
     with suppress(OSError):  # a container may forbid it
         nice = min(19, os.getpriority(os.PRIO_PROCESS, os.getpid()) + by)

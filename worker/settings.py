@@ -1,7 +1,7 @@
 """Settings of a worker, read once from the environment (``TIDEGATE_WORKER__…``).
 
-The launcher sets them for each Triton that it starts; a hand-started Triton takes them from its
-own environment. A bad value stops the model from loading, with the variable's name.
+The launcher sets them for each Triton that it starts; a manually started Triton reads them from its
+own environment. If a value is invalid, the model does not load; the error names the variable.
 """
 
 import json
@@ -24,10 +24,10 @@ from worker.environment import (
 
 
 def read_engine_args(text: str) -> dict[str, str]:
-    """Parse ``name=value`` pairs with blanks between them (quoted as in a shell), or a JSON object.
+    """Parse ``name=value`` pairs separated by spaces (quoted as in a shell), or a JSON object.
 
-    Names get underscores (``--max-num-seqs``), values stay text for the engine. Raises
-    ``ValueError`` that says what is wrong.
+    Names get underscores (``--max-num-seqs``); values stay text for the engine. Raises
+    ``ValueError`` that names the problem.
     """
     text = text.strip()
     if text.startswith("{"):
@@ -63,12 +63,12 @@ def _put(pairs: dict[str, str], name: str, value: str) -> None:
 
 
 PREFIX: Final = "TIDEGATE_WORKER__"
-"""How every variable of a worker's settings begins."""
+"""Prefix of every variable of a worker's settings."""
 BLOCK_TOKENS: Final = 16
-"""Tokens of a KV block in our own and the synthetic engines; vLLM has its own."""
+"""Tokens per KV block in our own engine and the synthetic engines; vLLM has its own number."""
 SHARED_BY: Final = "TIDEGATE_SHARED_BY"
-"""Variable in which a launcher states how many workers share this machine's memory: on the CPU each
-takes its part."""
+"""Variable in which a launcher sets how many workers share this machine's memory: on the CPU, each
+uses its part."""
 EngineName = Literal[
     "auto",
     "torch",
@@ -88,7 +88,7 @@ def _empty_is_none(token: SecretStr | None) -> SecretStr | None:
 
 
 Token = Annotated[SecretStr | None, AfterValidator(_empty_is_none)]
-"""A secret; None where it is not set or empty."""
+"""A secret; None if it is unset or empty."""
 
 
 class KvSettings(Section):
@@ -98,28 +98,27 @@ class KvSettings(Section):
     """KV blocks in the pool; 0: ``max_running`` whole contexts, within free memory: on CUDA all but
     the largest step's and 3 %; on the CPU a quarter (up to half for one context)."""
     prefix_cache: bool = True
-    """Whether full blocks' KV is kept after their job, for prompts that begin alike."""
+    """Whether full blocks' KV is kept after a job, for prompts with the same beginning."""
     disk_path: LocalPath | None = None
-    """Directory in which the KV of conversations outlives memory and restarts; unset: none."""
+    """Directory that keeps the KV of conversations beyond memory and restarts; unset: none."""
     disk_bytes: int = Field(default=16 * 2**30, ge=0)
-    """Most bytes that ``kv.disk_path`` may hold for one model; in any case a fifth of the file
-    system, 20 GiB at most, stays free."""
+    """Maximum bytes in ``kv.disk_path`` for one model; a fifth of the file system, at most 20 GiB,
+    always stays free."""
 
 
 class MemorySettings(Section):
-    """Limits of what the worker takes of the GPU's memory or, on the CPU, of the
-    process's (WK-4)."""
+    """Limits on the worker's GPU memory or, on the CPU, its process memory (WK-4)."""
 
     hard_gib: float = Field(default=0.0, ge=0)
-    """Most GiB for weights, KV pool and steps: more stops the load, or ends the longest job; 96 %
-    of it logs a warning. 0: no limit."""
+    """Maximum GiB for weights, KV pool and steps. Beyond it, the load stops or the longest job
+    ends; at 96 % of it a warning is logged. 0: no limit."""
 
 
 class PlainSettings(Section):
-    """Requests by the plain contract, that is those of Triton's own clients."""
+    """Requests of the plain contract, which Triton's own clients use."""
 
     token: Token = None
-    """Token required of every plain request, as its parameter ``token``; unset: none."""
+    """Token that every plain request must send as its parameter ``token``; unset: none."""
 
 
 class WorkerSettings(EnvironmentSettings):
@@ -132,12 +131,12 @@ class WorkerSettings(EnvironmentSettings):
     model_path: LocalPath
     """Checkpoint directory in Hugging Face layout."""
     model_name: str = ""
-    """Name that clients use; when empty the directory's name, or ``org/name`` of a Hugging Face
-    cache's snapshot."""
+    """Name that clients use; if empty, the directory's name, or ``org/name`` for a snapshot in a
+    Hugging Face cache."""
     engine: EngineName = "auto"
-    """``auto``: on CUDA ``vllm`` if it is installed, has the architecture, and no other setting
-    needs ``torch``; else ``torch``, Tidegate's own (docs/engines.md). ``synthetic-…`` invents
-    tokens for benchmarks and tests; ``synthetic-scripted`` gives the answers of a file
+    """``auto``: on CUDA, ``vllm`` if it is installed, supports the architecture, and no other
+    setting needs ``torch``; otherwise ``torch``, Tidegate's own (docs/engines.md). ``synthetic-…``
+    invents tokens for benchmarks and tests; ``synthetic-scripted`` gives the answers of a file
     (docs/clients.md)."""
     engine_args: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """Settings of vLLM or llama.cpp's server, by its own names: ``name=value`` pairs or a JSON
@@ -147,36 +146,36 @@ class WorkerSettings(EnvironmentSettings):
     """LoRA adapters by name, each served as a model: a JSON object of PEFT folders; ``vllm``
     only."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """GPUs over which the weights are split, the first that the worker sees; ``vllm`` only.
-    ``tidegate pool`` sets it for a group of GPUs."""
+    """Number of GPUs over which the weights are split, starting with the first one that the worker
+    sees; ``vllm`` only. ``tidegate pool`` sets it for a group of GPUs."""
     device: Literal["cuda", "cpu"] = "cuda"
-    """Device to compute on. It never falls back: ``cpu`` must be asked for by name (WK-2)."""
+    """Device to compute on. It never falls back: ``cpu`` must be requested by name (WK-2)."""
     dtype: DTypeName = "auto"
-    """``auto``: the checkpoint's own type on CUDA. On the CPU bfloat16 if it is the checkpoint's
-    and our own products work (numba, AVX2 or more), or the model exceeds the caches and the CPU
-    has instructions for it; else float32."""
+    """``auto``: on CUDA, the checkpoint's own dtype. On the CPU, bfloat16 if the checkpoint has it
+    and our own products work (numba, AVX2 or more), or the model exceeds the caches and the CPU has
+    bfloat16 instructions; otherwise float32."""
     deterministic: bool = False
     """Whether equal prompts, parameters and seeds give equal tokens in any batch (WK-3); slower."""
     max_running: int = Field(default=64, ge=1)
-    """Most jobs that one step can carry. On CUDA, unless it is set: as many, up to 256, as still
-    make more tokens a second by the steps measured at load and find room for 512 tokens each; with
-    vLLM its own number."""
+    """Maximum jobs in one step. If unset on CUDA: as many, up to 256, as still raise the tokens per
+    second, by the steps measured at load, and have room for 512 tokens each; with vLLM, its own
+    number."""
     max_step_tokens: int = Field(default=512, ge=1)
-    """Token budget of one step, prompts and decodes together. On CUDA, unless it is set: 512 to
-    2048, so many that what each step costs however small it is takes at most 15 % of it."""
+    """Token budget of one step, prompts and decodes together. If unset on CUDA: 512 to 2048, so
+    that a step's fixed cost takes at most 15 % of the step."""
     overlap: bool = True
-    """Whether to launch a step before the previous one is read, where the runner can (CUDA, and
+    """Whether to launch a step before the previous one is read, if the runner supports it (CUDA and
     ``synthetic-paced``)."""
     min_start_budget_ms: float = Field(default=100.0, ge=0)
-    """A generation that has less time than this left at its start is refused (DL-3)."""
+    """A generation with less time left than this at its start is refused (DL-3)."""
     choices_path: LocalPath | None = None
-    """Directory that keeps the fastest products and attention, by machine and model; unset:
-    measured at each start. ``tidegate up`` takes ``TIDEGATE_HOME/choices``."""
+    """Directory that keeps the choice of the fastest products and attention, by machine and model;
+    unset: they are measured at each start. ``tidegate up`` uses ``TIDEGATE_HOME/choices``."""
     models: dict[str, LocalPath] = Field(default_factory=dict)
-    """Further models for swaps and loads on demand, by name: a JSON object of paths."""
+    """Other models for swaps and loads on demand, by name: a JSON object of paths."""
     lane_token: Token = None
-    """Token required to open a lane, drain or swap the worker; without one every client of Triton
-    may. ``tidegate up`` draws one at each start."""
+    """Token required to open a lane, or to drain or swap the worker; without it, every client of
+    Triton may do so. ``tidegate up`` generates one at each start."""
 
     kv: KvSettings = KvSettings()
     memory: MemorySettings = MemorySettings()
@@ -186,12 +185,12 @@ class WorkerSettings(EnvironmentSettings):
 
     @property
     def instances(self) -> int:
-        """Number of workers that share this machine's memory, this one included."""
+        """Number of workers that share this machine's memory, including this one."""
         return self._shared_by
 
     @property
     def computes_on_gpu(self) -> bool:
-        """Whether the engine computes on a GPU, which synthetic engines never do."""
+        """Whether the engine computes on a GPU; synthetic engines never do."""
         return self.device == "cuda" and not self.engine.startswith("synthetic")
 
     @property
@@ -201,7 +200,7 @@ class WorkerSettings(EnvironmentSettings):
 
     @property
     def team_steps(self) -> bool:
-        """Whether ``torch`` on the CPU has its threads do the parts of a step in turn."""
+        """Whether ``torch`` on the CPU computes steps as jobs of its thread team."""
         return self.engine_args.get("team_steps", "").lower() not in ("false", "0")
 
     @field_validator("engine_args", mode="before")
@@ -211,10 +210,10 @@ class WorkerSettings(EnvironmentSettings):
 
 
 def variable(name: str) -> str:
-    """The environment variable of a worker's setting, which is named with dots."""
+    """The environment variable of a worker's setting with a dotted name."""
     return variable_of(PREFIX, name)
 
 
 def read_settings() -> WorkerSettings:
-    """Read the environment. Raises ``ValueError`` that names each variable which is wrong."""
+    """Read the environment. Raises ``ValueError`` that names each wrong variable."""
     return read_environment(WorkerSettings, "the worker's settings")

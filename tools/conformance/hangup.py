@@ -1,4 +1,4 @@
-"""Hang-ups: when what a client held serves others, seen from outside by a second set of streams."""
+"""Hang-ups: how soon a client's resources serve others, measured by a second set of streams."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,13 +10,13 @@ from .rules import Finding, judged, unmeasured
 from .server import Server, hang_up
 
 _FREED: Final = 0.1
-"""Largest share of what a busy server costs the second set that it may cost after the hang-up."""
+"""Maximum delay of the second set after the hang-up, as a share of its delay on a busy server."""
 _LONG: Final = 6
-"""Times that a long answer is longer than a short one."""
+"""Ratio of a long answer's length to a short one's."""
 _HELD: Final = 2
-"""Long answers for each stream of the capacity."""
+"""Long answers per stream of the capacity."""
 _TOLD_APART: Final = 2.0
-"""Times the tolerance by which a busy server must differ from an idle one."""
+"""Minimum difference between a busy and an idle server, in multiples of the tolerance."""
 
 
 async def check(server: Server) -> list[Finding]:

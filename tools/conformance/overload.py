@@ -8,14 +8,14 @@ from .rules import NOT_TOLD, Finding, inapplicable, judged, unmeasured
 from .server import Answer, Server, hang_up, together
 
 _TIMES: Final = 2.0
-"""Offered over the capacity."""
+"""Offered load relative to the capacity."""
 _PATIENCE: Final = 2.0
-"""Deadline over an answer's time at capacity."""
+"""Deadline relative to an answer's time at capacity."""
 _LENGTH: Final = 3
-"""Deadlines that the load lasts; what comes during the first one does not count."""
+"""Duration of the load in deadlines; requests during the first deadline do not count."""
 _MET, _EARLY, _WASTE, _ENDS = 0.25, 0.5, 0.5, 0.95
 _NO_OVERLOAD: Final = 0.9
-"""Share of requests met from which on there was no overload to speak of."""
+"""Share of requests met from which there was no real overload."""
 
 
 async def check(server: Server) -> list[Finding]:

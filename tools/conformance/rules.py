@@ -1,7 +1,7 @@
 """The rules of ``rules.md``, and what is found about them.
 
-A rule is a sentence that holds for any server, whatever it calls a deadline. What a server was
-never told it cannot keep: then a rule is not applicable, and the finding says so.
+A rule is a sentence that applies to any server, whatever its name for a deadline. A server cannot
+keep a deadline that it was never told: then the rule is not applicable, and the finding says so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class Rule:
     sentence: str
     measured: str
     tolerance: str
-    """How much, and why that much."""
+    """The tolerance and its reason."""
 
     @property
     def group(self) -> str:
@@ -43,7 +43,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Outcome of a rule; ``said`` is what was seen, or why nothing was, in words."""
+    """Outcome of a rule; ``said`` describes the observation, or why there is none."""
 
     rule: str
     verdict: Verdict

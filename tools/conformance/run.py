@@ -1,4 +1,4 @@
-"""A whole run: see whether the server can be tested, measure its pace, then each group of rules."""
+"""A whole run: check that the server can be tested, measure its pace, then each group of rules."""
 
 import asyncio
 import textwrap
@@ -27,7 +27,7 @@ PASSED, FAILED, NO_TEST, UNKNOWN = 0, 1, 2, 3
 """Exit statuses: every rule that applies was kept; one was broken; the server or the arguments
 cannot be used; nothing was broken, but something could not be measured."""
 _KEPT_S: Final = 2.0
-"""Seconds for which idle connections are used again, as clients do: fewer than any server's own."""
+"""Seconds for which idle connections are reused, as in clients: fewer than any server's limit."""
 _LOOK_S: Final = 0.02
 
 
@@ -83,7 +83,7 @@ class Report:
 
 
 class Stillness:
-    """How long this client itself stood still: time that no server can be blamed for."""
+    """Measures how long this client itself stalled: the server is not to blame for that time."""
 
     worst_s = 0.0
 
@@ -99,11 +99,11 @@ class Stillness:
 async def examine(target: Target, effort: Effort | None = None, only: Sequence[str] = ()) -> Report:
     """Test a server by the rules named in ``only``, or by all.
 
-    Raises ``Unusable`` where it cannot be tested at all, ``ValueError``.
+    Raises ``Unusable`` if it cannot be tested at all, and ``ValueError``.
     """
     rules = chosen(only)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S)
-    timeout = aiohttp.ClientTimeout(total=None)  # each request has a limit of its own
+    timeout = aiohttp.ClientTimeout(total=None)  # each request has its own limit
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
         server, findings = Server(http, target, effort or Effort()), list[Finding]()
         await _measure(server)
@@ -146,7 +146,7 @@ async def _checked(
 
 
 def _fair(rule: Rule, finding: Finding, still_s: float, server: Server) -> Finding:
-    """Take nothing for broken that this client may have delayed itself."""
+    """Do not count a rule as broken if this client may have caused the delay."""
     is_fair = not rule.is_timed or still_s <= server.tolerance_s
     if is_fair or finding.verdict is not Verdict.FAIL:
         return finding

@@ -1,6 +1,6 @@
-"""The server as a run sees it: requests and their answers, and its pace, of which times are made.
+"""The server under test: requests and their answers, and its pace, from which times are derived.
 
-Every request ends, whatever the server does: the client closes the connection at ``limit_s``.
+Every request ends, even if the server hangs: the client closes the connection at ``limit_s``.
 """
 
 import asyncio
@@ -48,10 +48,10 @@ class Effort:
 
 @dataclass(slots=True)
 class Answer:
-    """Everything that came back. Times are seconds since the request was sent; an ``inf`` never
-    was. ``texts`` are events that had text; ``is_complete``: a whole body, or a stream with its
-    ``[DONE]``; ``is_hung_up``: this client closed the connection before the end; ``broken`` is why
-    what came cannot be read, in words; ``started`` is set with the first text or the end."""
+    """The complete response. Times are seconds since the request was sent; ``inf`` means never.
+    ``texts`` are events that had text; ``is_complete``: a whole body, or a stream with its
+    ``[DONE]``; ``is_hung_up``: this client closed the connection before the end; ``broken`` says
+    why the response cannot be read; ``started`` is set with the first text or the end."""
 
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """Tokens received: as the server counts them, else one for each event with text."""
+        """Tokens received: the server's count, otherwise one per event with text."""
         return self.texts if self.usage_tokens is None else self.usage_tokens
 
     @property
@@ -89,12 +89,12 @@ class Answer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is a whole answer, ended by the model or by ``max_tokens``."""
+        """Whether it is a complete answer, ended by the model or by ``max_tokens``."""
         return self.is_well and self.finish in ("stop", "length")
 
     @property
     def has_error_object(self) -> bool:
-        """Whether an error is told as OpenAI tells it."""
+        """Whether an error has OpenAI's form."""
         return self.error is not None and isinstance(self.error.get("message"), str)
 
     @property
@@ -106,7 +106,7 @@ class Answer:
         return max(1e-5, self.last_s / tokens)
 
     def outcome(self) -> str:
-        """Its outcome, in a few words."""
+        """A short description of the outcome."""
         if self.is_hung_up:
             return f"no end within {self.end_s:.3g} s"
         if self.broken:
@@ -117,7 +117,7 @@ class Answer:
         return f"status {self.status}, {self.tokens} tokens, finish_reason {self.finish or 'none'}"
 
     def take(self, data: bytes, at_s: float, kind: str) -> None:
-        """Read a body or an event; what has another shape than OpenAI's is passed over."""
+        """Read a body or an event; data in a form other than OpenAI's is skipped."""
         try:
             said = json.loads(data)
         except ValueError:
@@ -169,7 +169,7 @@ class Server:
 
     @property
     def left_s(self) -> float:
-        """Seconds left of the run, 0 at least."""
+        """Seconds left of the run, at least 0."""
         return max(0.0, self.began + self.effort.seconds - self.clock())
 
     @property

@@ -1,4 +1,4 @@
-"""The server to test: where it is, and how a deadline is said there."""
+"""The server to test: its address and its way to state a deadline."""
 
 import json
 import re
@@ -17,12 +17,12 @@ HANG_UP: Final = "hang-up"
 
 
 class BadTarget(ValueError):
-    """What was given cannot be used; the message says what was expected."""
+    """An argument is invalid; the message says what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saying:
-    """How a deadline is said: by a header, by a field, or by a hang-up of the client."""
+    """How a deadline is stated: by a header, by a field, or by the client's hang-up."""
 
     place: str
     name: str = ""

@@ -1,7 +1,7 @@
-"""Chooses the attention backend: measured when the worker loads, fixed if results must repeat.
+"""Chooses the attention backend: by measurement at load, or fixed if results must repeat.
 
-A backend that cannot run here, or whose results are wrong, is not a candidate; the trials, with
-errors and times, are logged and kept.
+A backend that cannot run here or has wrong results is not a candidate. The trials are logged and
+kept, with errors and times.
 """
 
 import math
@@ -27,7 +27,7 @@ from worker.choices import TURNS, KeptChoices, best_of, cpu_seconds, in_turns, o
 from worker.log import model_log
 
 TOLERANCE: Final = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-"""Largest ‖out - exact‖ / ‖exact‖ of a sound backend, by dtype: a few roundings of its products."""
+"""Largest ‖out - exact‖ / ‖exact‖ of a correct backend, by dtype: a few rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def make_trial(
 ) -> Trial:
     """Make a batch of decodes of ``contexts`` keys each, then ``chunks`` (new tokens, all keys).
 
-    Rows lie in distinct blocks in random order. Raises ``ValueError`` when the pool is too small.
+    Rows use distinct blocks in random order. Raises ``ValueError`` if the pool is too small.
     """
     blocks_total, page = pool.data.shape[1], pool.block_tokens
     query_tokens = np.array([1] * len(contexts) + [new for new, _ in chunks], np.int64)
@@ -76,7 +76,7 @@ def make_trial(
     )
     dim, device = pool.data.shape[-1], pool.device
     generator = torch.Generator(device).manual_seed(int(rng.integers(2**31)))
-    # As a fused projection gives them: heads of one token side by side.
+    # Laid out like the output of a fused projection: one token's heads are adjacent.
     heads = torch.randn(
         (len(batch.slots), num_heads + 2 * pool.kv_heads, dim), generator=generator, device=device
     ).to(pool.data.dtype)
@@ -112,7 +112,7 @@ def exact(pool: KVPool, layer: int, trial: Trial, window: int = 0) -> Tensor:
 
 
 def error_of(backend: AttentionBackend, layer: int, trial: Trial, expected: Tensor) -> float:
-    """‖out - expected‖ / ‖expected‖ of ``backend``; NaN when its results contain one."""
+    """‖out - expected‖ / ‖expected‖ of ``backend``; NaN if its results contain NaN."""
     out = backend.prepare(trial.batch).attend(layer, trial.queries, trial.keys_values)
     return float((out.double() - expected).norm() / expected.norm())
 
@@ -131,9 +131,9 @@ _TRIAL_CHUNK: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One backend on the trial batch. ``problem`` says why it is not a candidate, else None.
+    """One backend's trial. ``problem`` says why it is not a candidate; None if it is one.
 
-    ``error`` is relative to float64, ``step_us`` one layer's attention of the batch.
+    ``error`` is relative to float64; ``step_us`` is one layer's attention time for the batch.
     """
 
     name: AttentionName
@@ -144,7 +144,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """The backend in use and what led to it; ``tried`` is empty when nothing was measured."""
+    """The backend in use and its trials; ``tried`` is empty if nothing was measured."""
 
     name: AttentionName
     backend: AttentionBackend
@@ -152,7 +152,7 @@ class AttentionChoice:
 
 
 Timer = Callable[[Callable[[], object], torch.device], float]
-"""Measures a call: the microseconds that it takes on the device."""
+"""Measures a call's microseconds on the device."""
 
 
 def choose_attention(
@@ -165,13 +165,13 @@ def choose_attention(
     timer: Timer | None = None,
     choices: KeptChoices | None = None,
 ) -> AttentionChoice:
-    """The backend that ``setting`` names, or with ``auto`` the first sound one unless another is
-    clearly faster; on the CPU that of ``choices``, where one was kept.
+    """Return the backend that ``setting`` names; with ``auto``, the first correct one unless
+    another is clearly faster, or on the CPU the one kept in ``choices``, if any.
 
     With ``deterministic`` nothing is measured: ``auto`` is ``fixed`` on the CPU and ``triton`` on
-    CUDA, and every backend makes a row's result independent of the batch, which the reference and
-    FlashInfer cannot promise. The pool must be unused: trials write to it and zero it. Raises
-    ``ValueError`` if the requested backend cannot run here, or none can.
+    CUDA. A row's result must not depend on the batch; the reference and FlashInfer cannot guarantee
+    that. The pool must be unused: trials write to it and zero it. Raises ``ValueError`` if the
+    requested backend cannot run here, or if none can.
     """
     fixed = _fixed(setting, pool.device.type, deterministic)
     build = _Builder(pool, num_heads, tuple(windows), deterministic)
@@ -212,7 +212,7 @@ def choose_attention(
 def _fixed(
     setting: AttentionSetting, device_type: str, deterministic: bool
 ) -> AttentionName | None:
-    """The backend to use without a measurement, or None where a measurement has to decide."""
+    """The backend to use without a measurement, or None if a measurement must decide."""
     if setting in ("reference", "numba", "flashinfer") and deterministic:
         raise ValueError(
             f"deterministic mode cannot use the {setting} attention, whose results depend on the"
@@ -253,14 +253,14 @@ def _blocks_of(trial: Trial, pool: KVPool) -> torch.Tensor:
 
 
 def _trial(pool: KVPool, num_heads: int, windows: Sequence[int]) -> tuple[Trial, torch.Tensor]:
-    """A typical batch, as large as the pool allows, and its exact result (float64)."""
+    """Make a typical batch, as large as the pool allows, and its exact result (float64)."""
     blocks = pool.data.shape[1]
     decodes = min(_TRIAL_DECODES, max(1, blocks - 1))
     keys = min(_TRIAL_KEYS, max(1, blocks // (decodes + 1)) * pool.block_tokens)
     chunks = [(min(_TRIAL_CHUNK, keys), keys)] if blocks > 1 else []
     rng = np.random.default_rng(0)
     trial = make_trial(pool, num_heads, [keys] * decodes, chunks, rng)
-    # Only the blocks in use: on the CPU a pool takes no memory where nothing was written.
+    # Only the blocks in use: on the CPU, unwritten parts of a pool take no memory.
     used = _blocks_of(trial, pool)
     pool.data[0, used] = torch.randn_like(pool.data[0, used])
     return trial, exact(pool, 0, trial, windows[0] if windows else 0)
@@ -269,7 +269,7 @@ def _trial(pool: KVPool, num_heads: int, windows: Sequence[int]) -> tuple[Trial,
 def _try(
     name: AttentionName, build: _Builder, trial: Trial, expected: torch.Tensor
 ) -> tuple[Tried, Callable[[], object] | None]:
-    """What there is to say of a backend before its time, and its step if it is a candidate."""
+    """Test a backend, without timing it. Returns the trial, and its step if it is a candidate."""
     try:
         backend = build(name)
         error = error_of(backend, 0, trial, expected)
@@ -288,13 +288,13 @@ def _cpu_us(call: Callable[[], object], device: torch.device) -> float:
 
 
 def _time_us(call: Callable[[], object], device: torch.device) -> float:
-    """Median of several replays of a graph, timed by the device: what launching costs is the same
-    for all backends there, and no part of a decode."""
+    """Median of several replays of a graph, timed by the device. Launch costs are thus the same for
+    all backends and do not count, as in a decode."""
     for _ in range(3):
         call()
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    # A swap may load next to a serving engine, which uses the device at the same time.
+    # A swap may load next to a serving engine that uses the device at the same time.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         call()
     graph.replay()

@@ -1,12 +1,12 @@
-"""Attention with a result that depends only on the token's own text (WK-3). Kernels round
-differently for different shapes. Here each has one shape, in any batch: the queries of one token
-against one *span* of keys, counted from the beginning of its text. The spans' results are then
-summed in order, weighted as in Flash-Decoding (Dao et al. 2023)::
+"""Attention whose result depends only on the token's own text (WK-3). Kernels round differently for
+different shapes. Here each kernel has one shape in any batch: one token's queries and one *span* of
+keys, counted from the start of its text. The spans' results are then summed in order, weighted as
+in Flash-Decoding (Dao et al. 2023)::
 
     keys of a text    0 … 127 | 128 … 255 | 256 … 300        token at position 300: three spans
     batch of a step   [token 0: span 0, 1, 2], [token 1: span 0], …
 
-Keys beyond the token's position get the weight 0, which adds exactly nothing.
+Keys after the token's position get weight 0, which adds exactly 0.
 """
 
 import math
@@ -29,7 +29,7 @@ class FixedAttention:
     def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
         """``windows``: keys that a query of each layer sees, 0: all; empty: all keys in all layers.
 
-        Raises ``ValueError`` for blocks that do not divide a span.
+        Raises ``ValueError`` if the block size does not divide a span.
         """
         if SPAN_TOKENS % pool.block_tokens:
             raise ValueError(
@@ -41,7 +41,7 @@ class FixedAttention:
         self._windows = tuple(windows) or (0,) * len(pool.data)
 
     def prepare(self, batch: PackedBatch) -> "FixedStep":
-        """Lay out the spans of the step's tokens, with masks for keys that they must not see."""
+        """Lay out the spans of the step's tokens, with masks for keys that a token must not see."""
         assert batch.decodes == len(batch.query_tokens), "a row has more than one token"
         by_window = {window: self._spans(batch, window) for window in set(self._windows)}
         by_layer = [by_window[window] for window in self._windows]
@@ -57,7 +57,7 @@ class FixedAttention:
         span = (first_span[row_of] + nth)[:, None]
         blocks_per_span = SPAN_TOKENS // pool.block_tokens
         columns = span * blocks_per_span + np.arange(blocks_per_span)
-        # The last span may go beyond the table: any block will do, since it is masked.
+        # The last span may extend past the table: any block works there, because it is masked.
         blocks = table[row_of[:, None], np.minimum(columns, table.shape[1] - 1)]
         keys = span * SPAN_TOKENS + np.arange(SPAN_TOKENS)
         seen = (keys < contexts[row_of, None]) & (keys >= first_seen[row_of, None])
@@ -77,7 +77,7 @@ class FixedAttention:
 class _Spans:
     """``row_of`` [spans], ``blocks`` [spans * blocks of a span], ``mask`` [spans, 1, 1, keys].
 
-    ``by_number[i]``: the rows that have an i-th span, and which spans those are.
+    ``by_number[i]``: the rows that have an i-th span, and the indices of those spans.
     """
 
     row_of: Tensor
@@ -114,7 +114,7 @@ class FixedStep:
 def _attend_spans(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Attend to each span alone: results [spans, kv_heads, shared, dim] and log-sum-exp weights."""
+    """Attend to each span alone: results [spans, kv_heads, shared, dim], log-sum-exp weights."""
     mixed, weights = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         queries, keys, values, 0.0, False, attn_mask=mask
     )
@@ -123,7 +123,7 @@ def _attend_spans(
 
 def _merge(mixed: Tensor, weights: Tensor, spans: _Spans, tokens: int) -> Tensor:
     """Merge each token's spans, first to last: results [tokens, kv_heads, shared, dim]."""
-    # Every token has a first span, and these come in the order of the tokens.
+    # Every token has a first span; the first spans are in token order.
     highest = weights[spans.by_number[0][1]]
     for rows, which in spans.by_number[1:]:
         highest[rows] = torch.maximum(highest[rows], weights[which])

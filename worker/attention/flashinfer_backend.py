@@ -1,15 +1,15 @@
-"""Chunks of prompts by FlashInfer's kernels over the pool's pages, decodes by our own. CUDA only.
+"""FlashInfer's kernels for prompt chunks, our own kernel for decodes, on CUDA only.
 
 FlashInfer is optional. Its kernel is FlashAttention 3 on Hopper chips and FlashAttention 2 on
-others. It wants the host to plan each batch, which a recorded decode leaves no room for, so decodes
-stay with ``TritonAttention``, which reads the pool nearly as fast as the device can::
+others. It needs the host to plan each batch, which a recorded decode cannot do. So decodes use
+``TritonAttention``, which reads the pool nearly at the device's full bandwidth::
 
     packed tokens   d d d d | c c c c c c | c c c c
                      Triton |      FlashInfer, planned once per step and window
 
-It takes the pool as it is: keys and values are views, and their strides are passed on. Kernels are
-compiled for a dtype, a head size, and with or without a window, when first planned. That takes
-minutes unless ``flashinfer-jit-cache`` is installed; they are kept in ``~/.cache/flashinfer``.
+It uses the pool as it is: keys and values are views with their strides. A kernel is compiled for a
+dtype, a head size, and with or without a window, when it is first planned. That takes minutes
+unless ``flashinfer-jit-cache`` is installed; kernels are kept in ``~/.cache/flashinfer``.
 """
 
 import inspect
@@ -29,20 +29,20 @@ from worker.pinned import upload
 
 DTYPES: Final = (torch.float16, torch.bfloat16)
 HEAD_DIMS: Final = (64, 128, 256)
-"""Head sizes of both of its kernels; for others it would compile for minutes to find out."""
+"""Head sizes of both of its kernels. Others would fail only after minutes of compilation."""
 
 _NEEDED: Final = {
     "plan": frozenset({"causal", "window_left", "q_data_type", "seq_lens", "non_blocking"}),
     "run": frozenset({"q", "paged_kv_cache", "out"}),
 }
 _SCRATCH_BYTES: Final = 128 * 2**20
-"""What FlashInfer recommends for the partial results of split keys; more than it ever takes."""
+"""FlashInfer's recommended size for partial results of split keys; it never needs all of it."""
 _IN_TURN: Final = 2
-"""Wrappers of a window: one is planned while the device still runs what another has planned."""
+"""Wrappers per window: the host plans one while the device still runs the other one's plan."""
 
 
 class PagedPrefill(Protocol):
-    """The used part of FlashInfer's ``BatchPrefillWithPagedKVCacheWrapper``."""
+    """The part of FlashInfer's ``BatchPrefillWithPagedKVCacheWrapper`` that this module uses."""
 
     def plan(
         self,
@@ -66,7 +66,7 @@ class PagedPrefill(Protocol):
 
 
 def flashinfer_problem() -> str | None:
-    """Why FlashInfer cannot be used here, or None when it can. Imports it, which takes seconds."""
+    """Why FlashInfer cannot be used here; None if it can. Imports it, which takes seconds."""
     try:
         import flashinfer
     except ImportError as error:
@@ -90,7 +90,7 @@ class FlashInferAttention:
     def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
         """``windows``: keys that a query of each layer sees, 0: all; empty: all keys in all layers.
 
-        Raises ``ImportError`` that names what is missing, and ``ValueError`` for a dtype or head
+        Raises ``ImportError`` that names the missing part, and ``ValueError`` for a dtype or head
         size without FlashInfer kernels.
         """
         dtype, dim = pool.data.dtype, pool.data.shape[-1]
@@ -106,12 +106,12 @@ class FlashInferAttention:
         self._heads = num_heads
         self._windows = tuple(windows) or (0,) * len(pool.data)
         self._decodes = TritonAttention(pool, num_heads, windows=windows)
-        # Their kernels run one after the other, so all may write to the same.
+        # The kernels run one after another, so all wrappers can share it.
         scratch = torch.empty(_SCRATCH_BYTES, dtype=torch.uint8, device=pool.device)
         self._turns = {window: _Turns(scratch) for window in set(self._windows)}
 
     def prepare(self, batch: PackedBatch) -> AttentionStep:
-        """See ``AttentionBackend``. A step is valid until the second one with chunks after it."""
+        """See ``AttentionBackend``. A step is valid until the second later step with chunks."""
         decodes = batch.decodes
         if decodes == len(batch.query_tokens):
             return self._decodes.prepare(batch)
@@ -144,7 +144,7 @@ class FlashInferAttention:
             self._pool.data.shape[-1],
             self._pool.block_tokens,
             causal=True,
-            # Keys to the left of a query, not counting its own.
+            # Number of keys to the left of a query, without its own.
             window_left=window - 1 if window else -1,
             q_data_type=self._pool.data.dtype,
             seq_lens=chunks.contexts,
@@ -155,7 +155,7 @@ class FlashInferAttention:
 
 
 class FlashInferStep:
-    """See ``AttentionStep``: some decodes perhaps, then at least one chunk."""
+    """See ``AttentionStep``: any number of decodes, then at least one chunk."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class FlashInferStep:
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
         """See ``AttentionStep``."""
         data, decodes = self._pool.data[layer], self._decodes
-        # Before anything attends: a row may read pages that another one fills in this step.
+        # Store before attending: a row may read pages that another row fills in this step.
         data.flatten(0, 1).index_copy_(0, self._chunk_slots, keys_values[decodes:])
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         if self._decode_step is not None:
@@ -189,11 +189,11 @@ class FlashInferStep:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Chunks as FlashInfer has them: int32, on the host but for ``pages``.
+    """Chunks in FlashInfer's format: int32, on the host except ``pages``.
 
-    ``starts`` [chunks + 1]: where their tokens begin, and the end. ``pages``: all their blocks, one
-    chunk after the other, from ``first_pages`` [chunks + 1] on. ``last_page_tokens`` [chunks]: keys
-    in the last page, at least 1. ``contexts`` [chunks]: all keys.
+    ``starts`` [chunks + 1]: where each chunk's tokens begin, and the end. ``pages``: the blocks of
+    all chunks, chunk by chunk, from ``first_pages`` [chunks + 1] on. ``last_page_tokens`` [chunks]:
+    keys in the last page, at least 1. ``contexts`` [chunks]: number of keys.
     """
 
     starts: Tensor
@@ -245,8 +245,8 @@ def _decodes_of(batch: PackedBatch) -> PackedBatch:
 
 
 class _Turns:
-    """Wrappers of one window, planned in turn. ``plan`` queues a copy from the wrapper's pinned
-    memory and returns: another plan before the copy is done would change its data.
+    """Alternates between the wrappers of one window. ``plan`` queues a copy from the wrapper's
+    pinned memory and returns: another plan before the copy finishes would change its data.
     """
 
     def __init__(self, scratch: Tensor) -> None:
@@ -261,7 +261,7 @@ class _Turns:
         self._turn = 0
 
     def next(self) -> PagedPrefill:
-        """The wrapper to plan, once the device has copied what it last planned."""
+        """Return the wrapper to plan next, once the device has copied its last plan."""
         self._turn = (self._turn + 1) % _IN_TURN
         copied = self._copied[self._turn]
         if copied is not None:
@@ -269,7 +269,7 @@ class _Turns:
         return self._wrappers[self._turn]
 
     def planned(self) -> None:
-        """To be called when the wrapper is planned."""
+        """Note that the wrapper was planned. Call this after each ``plan``."""
         if self._on_cuda:
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()

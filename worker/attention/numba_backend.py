@@ -1,9 +1,9 @@
-"""Attends on the CPU straight from the pool's pages, compiled by numba.
+"""Attention on the CPU that reads the pool's pages directly, compiled by numba.
 
 The reference copies every row's pages, padded to the longest row, before it attends: twice the
 memory traffic, and more for short rows next to a long one. Here each decode reads its own pages
-once, and long rows are cut and spread over the threads (``attention_loops``). Prompts' chunks are
-packed and multiplied in tiles (``prompt_loops``), or left to the reference on a CPU without AVX2.
+once, and long rows are split over the threads (``attention_loops``). Prompt chunks are packed and
+multiplied in tiles (``prompt_loops``); on a CPU without AVX2, the reference computes them.
 """
 
 from collections.abc import Sequence
@@ -20,23 +20,23 @@ from worker.cpu_kernels.compiled import compiler_problem
 from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, Job, TeamTask
 
 _WORTH_A_TEAM_KEYS: Final = 128
-"""Fewest keys of all rows for several threads: fewer are done before another thread begins."""
+"""Minimum keys of all rows for several threads: fewer finish before another thread starts."""
 _DTYPES = (torch.float32, torch.bfloat16)
 _MOST_PACKED_BYTES: Final = 2**26
-"""Most memory for the packed keys and values of several chunks at a time, and most that is kept:
-16,000 tokens of an 8B model, whose step takes far longer than to get fresh memory."""
+"""Maximum memory for the packed keys and values of several chunks at once, and maximum that is
+kept: 16,000 tokens of an 8B model, whose step takes far longer than allocating fresh memory."""
 
 
 class NumbaAttention:
     """An ``AttentionBackend`` for pools of float32 or bfloat16 on the CPU."""
 
     def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
-        """``windows``: as of ``ReferenceAttention``. Raises ``ImportError`` without numba,
-        ``ValueError`` for another type or device."""
+        """``windows``: see ``ReferenceAttention``. Raises ``ImportError`` without numba and
+        ``ValueError`` for any other dtype or device."""
         if (problem := compiler_problem()) is not None:
             raise ImportError(problem)
         if pool.device.type != "cpu" or pool.data.dtype not in _DTYPES:
-            raise ValueError(f"it is for float32 and bfloat16 on the CPU, not {pool.data.dtype}")
+            raise ValueError(f"it supports float32 and bfloat16 on the CPU, not {pool.data.dtype}")
         from worker.cpu_kernels import attention_loops, prompt_loops
 
         is_bfloat16, dim = pool.data.dtype == torch.bfloat16, pool.data.shape[-1]
@@ -53,7 +53,7 @@ class NumbaAttention:
             attention_loops.attend(*shape, pool.block_tokens, is_bfloat16),
             attention_loops.merge(num_heads, dim, is_bfloat16),
         ]
-        """What a step does in turn, see ``Work``."""
+        """The tasks of a step, in order; see ``Work``."""
         self._reference: ReferenceAttention | None = None
         if products_problem() is None:
             self.tasks += (
@@ -67,7 +67,7 @@ class NumbaAttention:
         self._room = torch.empty(0, dtype=torch.uint8)
 
     def room(self, tiles: int) -> Tensor:
-        """Room for ``tiles`` of packed keys and values, kept: fresh memory costs more."""
+        """A buffer for ``tiles`` of packed keys and values. It is kept: fresh memory costs more."""
         needed = tiles * self.tile_bytes
         if needed > _MOST_PACKED_BYTES:
             return torch.empty(needed, dtype=torch.uint8)
@@ -76,7 +76,7 @@ class NumbaAttention:
         return self._room
 
     def chunk_groups(self, batch: PackedBatch) -> list[range]:
-        """Rows of the chunks that compiled loops attend, in groups that are packed at a time."""
+        """Rows of the chunks that compiled loops compute, in groups that are packed together."""
         if self._reference is not None:
             return []
         groups, left = list[range](), 0
@@ -99,16 +99,16 @@ class NumbaAttention:
 
 
 class Work:
-    """What a step's attention does in layers with one window; owns what its jobs are given.
+    """A step's attention in layers with the same window; owns the data of its jobs.
 
-    Decodes are cut into spans, and the results of those that are cut are merged; prompts' chunks
-    are packed in tiles, and then cut by heads and tokens.
+    Decodes are cut into spans, and the results of cut rows are merged. Prompt chunks are packed
+    into tiles, and then cut by heads and tokens.
     """
 
     def __init__(
         self, backend: NumbaAttention, batch: PackedBatch, window: int, layers: int = 1
     ) -> None:
-        """``layers``: how many have partial results of decodes at a time."""
+        """``layers``: number of layers that hold partial results of decodes at once."""
         at = backend.fields
         spans, merged = backend.cut(batch.context_tokens[: batch.decodes], window)
         partials = int(merged[-1, 2]) if len(merged) else 0
@@ -130,8 +130,8 @@ class Work:
             (attend, shared | {PARTS: len(spans), at.parts: spans.ctypes.data}),
             (merge, shared | {PARTS: len(merged)}),
         ]
-        """Tasks with the values of their jobs' fields; those of chunks, two for each group, only
-        where there are some."""
+        """Tasks with the values of their jobs' fields. Chunks add two tasks per group, if there are
+        any."""
         for rows in backend.chunk_groups(batch):
             chunks, tiles, cut = backend.cut_chunks(
                 batch.query_tokens,
@@ -150,12 +150,12 @@ class Work:
 
 
 class NumbaStep:
-    """Attention of one step, whose jobs are made once for all layers."""
+    """Attention of one step. Its jobs are made once for all layers."""
 
     def __init__(
         self, backend: NumbaAttention, batch: PackedBatch, chunks: ReferenceStep | None
     ) -> None:
-        """``chunks``: attends prompts' chunks, where compiled loops do not."""
+        """``chunks``: computes prompt chunks if compiled loops do not."""
         self._backend = backend
         self._decodes = batch.decodes
         self._chunks = chunks
@@ -164,7 +164,7 @@ class NumbaStep:
         self._jobs = {window: self._made(work) for window, work in self._work.items()}
 
     def _made(self, work: Work) -> list[tuple[TeamTask, Job, int]]:
-        """Tasks with their jobs, and how many threads each is worth."""
+        """Tasks with their jobs and the number of threads that each uses."""
         made, (attend, merge, *_) = [], self._backend.tasks
         for task, fields in work.jobs:
             job = np.zeros(FIRST_ARGUMENT + len(self._backend.fields), np.int64)
@@ -178,10 +178,10 @@ class NumbaStep:
         return made
 
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-        """See ``AttentionStep``. Raises ``ValueError`` for a type that is not the pool's."""
+        """See ``AttentionStep``. Raises ``ValueError`` for a dtype other than the pool's."""
         backend, at = self._backend, self._backend.fields
         if not queries.dtype == keys_values.dtype == backend.pool.data.dtype:
-            raise ValueError(f"expected {backend.pool.data.dtype} as in the pool: {queries.dtype}")
+            raise ValueError(f"expected the pool's {backend.pool.data.dtype}, got {queries.dtype}")
         queries, keys_values = _heads_together(queries), _heads_together(keys_values)
         out = torch.empty(queries.shape, dtype=queries.dtype)
         for task, job, threads in self._jobs[backend.windows[layer]]:

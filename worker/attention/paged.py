@@ -1,4 +1,4 @@
-"""The KV pool in memory, and how the rows of a step lie in a packed batch.
+"""The KV pool in memory, and the layout of a step's rows in a packed batch.
 
 ::
 
@@ -36,8 +36,8 @@ class KVPool:
     ) -> None:
         self.block_tokens = block_tokens
         self.kv_heads = kv_heads
-        # Zeros, since a slot that was never written is still gathered and then masked: it may
-        # hold any number but a NaN, which is why blocks that held some are cleared.
+        # Zeros, because a slot that was never written is still gathered and then masked: it may
+        # hold any number except NaN. That is why blocks that held NaN are cleared.
         shape = (layers, blocks, block_tokens, 2 * kv_heads, head_dim)
         if device.type == "cpu":
             self.data = _untouched_zeros(shape, dtype)
@@ -50,10 +50,10 @@ class KVPool:
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros on the CPU, in pages that the system provides as they are first written.
+    """Zeros on the CPU, in pages that the system allocates on first write.
 
-    ``torch.zeros`` writes all of them: a pool would take its memory, and the time to clear it, at
-    the start. Raises ``OSError`` or ``OverflowError`` when there is no room.
+    ``torch.zeros`` writes all pages: a pool would take its memory, and the time to clear it, at
+    startup. Raises ``OSError`` or ``OverflowError`` if there is no room.
     """
     nbytes = math.prod(shape) * dtype.itemsize
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -65,10 +65,10 @@ class PackedBatch:
     """Says where the rows of a step read and write the pool. Host arrays, int64.
 
     ``query_tokens`` [rows]: tokens that each row computes in this step. The first ``decodes`` rows
-    compute one each. ``context_tokens`` [rows]: tokens with KV after this step, those included.
-    ``block_table`` [rows, blocks]: padded with any block of the row's own, since 0 times NaN is NaN
-    and another row may have some. ``slots`` [tokens]: where each packed token's KV goes.
-    ``table_on_device``: the block table as int32 where it is on the device already; ``block_table``
+    compute one each. ``context_tokens`` [rows]: tokens with KV after this step, including those.
+    ``block_table`` [rows, blocks]: padded with one of the row's own blocks, because 0 times NaN is
+    NaN and another row may have NaN. ``slots`` [tokens]: where each packed token's KV goes.
+    ``table_on_device``: the block table as int32 if it is on the device already; ``block_table``
     then has no columns.
     """
 
@@ -81,7 +81,7 @@ class PackedBatch:
 
 
 class AttentionStep(Protocol):
-    """One step's attention; holds what all layers share."""
+    """One step's attention; holds the data that all layers share."""
 
     def attend(self, layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
         """Store this step's keys and values, then attend causally within each row.
@@ -92,6 +92,6 @@ class AttentionStep(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """A way to attend over one pool."""
+    """An implementation of attention over one pool."""
 
     def prepare(self, batch: PackedBatch) -> AttentionStep: ...

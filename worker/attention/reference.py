@@ -1,7 +1,7 @@
-"""Attention by gathering each row's pages and PyTorch's SDPA. Slow and plainly right.
+"""Attention that gathers each row's pages and calls PyTorch's SDPA. Slow, obviously right.
 
-The query heads that share a KV head are folded into the query axis: on a CPU this is several
-times faster than ``enable_gqa``, and equal on every device.
+The query heads that share a KV head are folded into the query axis: on a CPU this is several times
+faster than ``enable_gqa``, with the same results on every device.
 """
 
 import math
@@ -19,7 +19,7 @@ from worker.pinned import upload
 
 
 class ReferenceAttention:
-    """Attends decode rows in one padded batch, then each chunk of a prompt by itself."""
+    """Computes decode rows in one padded batch, then each prompt chunk separately."""
 
     def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
         """``windows``: keys that a query of each layer sees, 0: all; empty: all in all layers."""
@@ -29,7 +29,7 @@ class ReferenceAttention:
         self._scratch = pool.data.new_empty(0)
 
     def prepare(self, batch: PackedBatch, *, chunks_only: bool = False) -> "ReferenceStep":
-        """Masks and gather indices for all layers of a step; there must be a row to attend."""
+        """Make masks and gather indices for all layers of a step, which needs at least one row."""
         groups: list[_Group] = []
         if batch.decodes and not chunks_only:
             groups.append(self._group(batch, 0, batch.decodes, first_token=0))
@@ -42,14 +42,14 @@ class ReferenceAttention:
         return ReferenceStep(self._pool, slots, groups, self._pages(pages), self._windows)
 
     def _pages(self, count: int) -> Tensor:
-        """A scratch buffer for ``count`` pages, kept: fresh memory costs more than gathering."""
+        """A kept scratch buffer for ``count`` pages: fresh memory costs more than gathering."""
         if len(self._scratch) < count:
             page_values = self._pool.data[0, 0].numel()
             self._scratch = self._pool.data.new_empty(count, page_values)
         return self._scratch
 
     def _group(self, batch: PackedBatch, row: int, end: int, first_token: int) -> "_Group":
-        """Rows ``row … end-1``, which compute equally many tokens, as one padded batch."""
+        """Rows ``row … end-1``, which compute the same number of tokens, as one padded batch."""
         rows, queries = end - row, int(batch.query_tokens[row])
         contexts = batch.context_tokens[row:end]
         blocks = -(-int(contexts.max()) // self._pool.block_tokens)
@@ -110,7 +110,7 @@ class ReferenceStep:
         scratch: Tensor,
         windows: tuple[int, ...],
     ) -> None:
-        """``scratch`` [pages, values of a page] takes the pages of one group after the other."""
+        """``scratch`` [pages, values of a page] holds the pages of one group at a time."""
         self._pool = pool
         self._slots = slots
         self._groups = groups
@@ -123,7 +123,7 @@ class ReferenceStep:
         return self.attend_stored(layer, queries)
 
     def attend_stored(self, layer: int, queries: Tensor) -> Tensor:
-        """Attend for the prepared rows only; the step's keys and values are in the pool already."""
+        """Attend for the prepared rows only; the step's keys and values are already in the pool."""
         pages = self._pool.data[layer].flatten(1)
         window = self._windows[layer] if self._windows else 0
         if len(self._groups) == 1:

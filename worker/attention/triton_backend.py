@@ -1,8 +1,8 @@
-"""Attention by our own kernel in the ``triton`` language, straight from the pool's pages.
+"""Attention by our own kernel in the ``triton`` language, which reads the pool's pages directly.
 
-Decodes run on small tiles, chunks of prompts on large tiles of queries. The keys of a tile are
-split over as many programs as its share of the step's work asks for. Everything that a decode reads
-may lie in fixed tensors, so that a CUDA graph can hold it (``decode_step``).
+Decodes use small tiles of queries, prompt chunks large ones. A tile's keys are split over several
+programs, in proportion to its share of the step's work. A decode can read all of its inputs from
+fixed tensors, so that a CUDA graph can record it (``decode_step``).
 """
 
 import math
@@ -21,9 +21,9 @@ from worker.pinned import pack_int32, upload, upload_to
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a pass is cut: queries times heads (``lines``) and keys of a tile, the warps of a program
-    and its loads in flight; programs of a multiprocessor that run at once, and the fewest tiles of
-    keys in an item."""
+    """How a pass is cut: queries times heads (``lines``) and keys per tile; warps and loads in
+    flight (``stages``) per program; programs that run at once per multiprocessor; and the minimum
+    tiles of keys per item."""
 
     lines: int
     keys: int
@@ -34,21 +34,21 @@ class Tiling:
 
 
 _DECODES: Final = Tiling(lines=16, keys=64, warps=4, stages=2, at_once=5, least_tiles=2)
-"""16 lines are the fewest that the matrix units multiply. Chosen, as those below, as the fastest of
-several on an H100; ``tests/worker/attention`` has their use of it."""
+"""The matrix units multiply at least 16 lines. This tiling and those below were the fastest of
+several on an H100; ``tests/worker/attention`` has their utilization of it."""
 _CHUNKS: Final = Tiling(lines=64, keys=64, warps=4, stages=2, at_once=2, least_tiles=16)
 LARGE_CHUNKS: Final = Tiling(lines=128, keys=128, warps=8, stages=3, at_once=1, least_tiles=8)
 _LARGE_CHUNKS_BYTES: Final = 200 * 1024
-"""Shared memory of a multiprocessor at which they fit well."""
+"""Shared memory of a multiprocessor, in bytes, from which large chunk tiles fit well."""
 _CPU_PROGRAMS: Final = 16
-"""Programs to aim at under Triton's interpreter, which has no multiprocessors to count."""
+"""Target number of programs under Triton's interpreter, which has no multiprocessors."""
 _PARTS_VALUES: Final = 8192
-"""Numbers that a program of ``combine`` reads at once."""
+"""Number of values that a program of ``combine`` reads at once."""
 _PLAN_BLOCK: Final = 64
 
 
 class TritonAttention:
-    """See ``AttentionBackend``. Raises ``ImportError`` where ``triton`` is not installed."""
+    """See ``AttentionBackend``. Raises ``ImportError`` if ``triton`` is not installed."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class TritonAttention:
     ) -> None:
         """``windows``: keys that a query of each layer sees, 0: all; empty: all keys in all layers.
 
-        ``invariant``: the same tiles and one order of sums for decodes and chunks, in any batch, so
-        that no result depends on other rows or on how a prompt was cut (WK-3); slower. ``chunks``
-        is chosen by the device where it is None.
+        ``invariant``: decodes and chunks use the same tiles and one summation order in any batch,
+        so that no result depends on other rows or on how a prompt was cut (WK-3); this is slower.
+        ``chunks``: the tiling of chunks; None to choose it by the device.
         """
         from worker.attention import triton_kernels
 
@@ -87,11 +87,11 @@ class TritonAttention:
         self._chunks = self._fitted(chunks)
         self._decodes = self._chunks if invariant else self._fitted(decodes)
         self.tile_tokens = self._chunks.lines // self._shared
-        """Queries of a chunk that a tile has."""
+        """Queries of a chunk per tile."""
 
     def _fitted(self, tiling: Tiling) -> Tiling:
-        """``tiling`` for the pool's numbers, so that those with the largest tiles do not spill (by
-        ptxas), and with lines for all heads that share a KV head."""
+        """``tiling`` adapted to the pool's dtype and head size, so that the largest tiles do not
+        spill registers (according to ptxas), with lines for all heads that share a KV head."""
         if self._exact:  # float32 has no matrix units
             tiling = replace(tiling, lines=min(tiling.lines, 32), keys=16, warps=8, stages=2)
         elif self._padded_dim >= 256:
@@ -155,14 +155,14 @@ class TritonAttention:
     def _shares_of(
         self, batch: PackedBatch
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], "_HostItems", "_HostItems"]:
-        """Row and first query of each tile of the chunks' queries; the items of all decodes, and
-        of all these tiles (``_items_of``)."""
+        """Row and first query of each query tile of the chunks; the items of all decodes and of all
+        these tiles (``_items_of``)."""
         rows, decodes, contexts = len(batch.query_tokens), batch.decodes, batch.context_tokens
         tiles = -(-batch.query_tokens[decodes:] // self.tile_tokens)
         tile_rows = np.repeat(np.arange(decodes, rows), tiles)
         firsts = np.repeat(np.cumsum(tiles) - tiles, tiles)
         tile_firsts = (np.arange(len(tile_rows)) - firsts) * self.tile_tokens
-        # Keys that a tile's last query sees.
+        # Number of keys that a tile's last query sees.
         ends = contexts[tile_rows] - batch.query_tokens[tile_rows] + tile_firsts + self.tile_tokens
         decoding = self._items_of(contexts[:decodes], self._decodes)
         reading = self._items_of(np.minimum(ends, contexts[tile_rows]), self._chunks)
@@ -171,7 +171,7 @@ class TritonAttention:
     def decode_step(
         self, slots: Tensor, table: Tensor, contexts: Tensor, most_keys: int
     ) -> "TritonStep":
-        """A step of decodes that reads its batch from tensors which the caller refills.
+        """A step of decodes that reads its batch from tensors that the caller refills.
 
         ``slots`` [rows] int64, ``table`` [rows, blocks] int32, ``contexts`` [rows] int32, at most
         ``most_keys`` each, at least 1. Its layers must be attended in order, from the first.
@@ -196,18 +196,18 @@ class TritonAttention:
 
     @property
     def _decode_lines(self) -> int:
-        """Lines of a decode's tile that can be in use. Invariant ones are as those of chunks."""
+        """Lines in use in a decode's tile; with ``invariant``, the same as for chunks."""
         if self._invariant:
             return self.tile_tokens * self._shared
         return self._shared
 
     def _aimed(self, tiling: Tiling) -> int:
-        """Items to share a pass out to, for each KV head."""
+        """Target number of items of a pass, for each KV head."""
         return max(1, tiling.at_once * self._processors // self._pool.kv_heads)
 
     def _items_of(self, keys: NDArray[np.int64], tiling: Tiling) -> "_HostItems":
-        """What ``share_out`` computes, for tiles with ``keys`` [tiles]: the items, flat, the index
-        of each tile's first, and how many it has."""
+        """The same as ``share_out``, for tiles with ``keys`` [tiles]: the items, flat; the index of
+        each tile's first item; and each tile's number of items."""
         tiles = -(-keys // tiling.keys)
         size = max(tiling.least_tiles, -(-int(tiles.sum()) // self._aimed(tiling)))
         counts = np.maximum((2 * tiles + size) // (2 * size), 1)
@@ -221,7 +221,7 @@ class TritonAttention:
         end = np.minimum(begin + each, tiles[of_tile])
         parts = np.where(counts[of_tile] > 1, index, -1)
         items = np.stack((of_tile, begin, end, parts), axis=1)
-        # Longest first, so that none runs alone at the end.
+        # Longest first, so that no long item runs alone at the end.
         order = np.argsort(begin - end, kind="stable")
         return items[order].reshape(-1), firsts, counts
 
@@ -241,7 +241,7 @@ class TritonAttention:
         return self._pool.data.shape[-1]
 
     def plan(self, step: "TritonStep") -> None:
-        """Divide the keys of passes with lengths that only the device knows."""
+        """Divide the keys of passes whose lengths only the device knows."""
         for a_pass in step.passes:
             if not a_pass.is_planned_on_device:
                 continue
@@ -255,7 +255,7 @@ class TritonAttention:
                 rows,
                 count,
                 max(1, count - rows),
-                # With one item for each row, none is split.
+                # With one item per row, no row is split.
                 MIN_TILES=2**30 if count == rows else a_pass.tiling.least_tiles,
                 TILE_KEYS=a_pass.tiling.keys,
                 ROWS=_power_of_two(rows),
@@ -301,7 +301,7 @@ class TritonAttention:
             )
             if shares is not None:
                 tiles = len(a_pass.tile_rows)
-                # Most of a large step's tiles have one part: few programs are to find that out.
+                # Most tiles of a large step have one part: use few programs to find that out.
                 is_busy = tiles * kv_heads >= self._processors
                 group = min(a_pass.lines, self._shared) if is_busy else 1
                 self._kernels.combine[(tiles, kv_heads, -(-a_pass.lines // group))](
@@ -393,8 +393,8 @@ class TritonStep:
 
 
 class TritonMixedSteps:
-    """Steps of any rows, decodes and chunks, in tensors that ``fill`` refills. The grids are those
-    of the largest batch: what a smaller one leaves over are items with nothing to do."""
+    """Steps of any rows, decodes and chunks, in tensors that ``fill`` refills. The grids have the
+    size of the largest batch; a smaller batch leaves items without work."""
 
     most_chunks = 32
 
@@ -459,7 +459,7 @@ class TritonMixedSteps:
 
 _DECODE_ITEMS: Final = 5
 _CHUNK_ITEMS: Final = 10
-"""Places of the items in the packed tensors of ``TritonMixedSteps``."""
+"""Indices of the items in the packed tensors of ``TritonMixedSteps``."""
 
 
 def _shared_out(tensors: Sequence[Tensor], counts: NDArray[np.int64]) -> _Items:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Paged attention in the ``triton`` language: one kernel for decodes and chunks of prompts.
+"""Paged attention in the ``triton`` language: one kernel for decodes and prompt chunks.
 
 ::
 
@@ -9,11 +9,11 @@
 
     keys          ├─ item 7 ─┼─ item 8 ─┼ … ┤   then ``combine`` adds up a tile's items, its parts
 
-The query heads that share a KV head are rows of one matrix, so that a decode of one token too is a
-matrix product and each key is read once. A softmax over tiles: Milakov and Gimelshein 2018; the
-split over keys: Dao et al. 2023 (flash-decoding). Items are about equally long whatever the lengths
-of the texts are, as in FlashInfer's planner (Ye et al. 2025): one long text among short ones
-occupies many programs instead of delaying all. Importing this module needs ``triton``.
+The query heads that share a KV head are rows of one matrix, so that even a decode of one token is a
+matrix product and each key is read once. The softmax over tiles is from Milakov and Gimelshein
+2018, the split over keys from Dao et al. 2023 (flash-decoding). Items have about equal length for
+any text lengths, as in FlashInfer's planner (Ye et al. 2025): one long text among short ones uses
+many programs instead of delaying all. Importing this module needs ``triton``.
 """
 
 import triton
@@ -34,12 +34,12 @@ def share_out(
     ROWS: tl.constexpr,  # at least ``rows``
     BLOCK: tl.constexpr,  # items of a program
 ):
-    """Share the keys of a step's decodes out to items of one size, on the device."""
+    """Divide the keys of a step's decodes into items of equal size, on the device."""
     row = tl.arange(0, ROWS)
     context = tl.load(contexts + row, mask=row < rows, other=0)
     tiles = (context + TILE_KEYS - 1) // TILE_KEYS
     size = tl.maximum((tl.sum(tiles, 0) + aimed - 1) // aimed, MIN_TILES)
-    # Rounded: splitting something hardly longer than an item costs more than it saves.
+    # Rounded: splitting a row that is barely longer than an item costs more than it saves.
     counts = tl.where(tiles > 0, tl.maximum((2 * tiles + size) // (2 * size), 1), 0)
     ends = tl.cumsum(counts, 0)
     if tl.program_id(0) == 0:
@@ -82,7 +82,7 @@ def _add_keys(
     PRECISION: tl.constexpr,
     MASKED: tl.constexpr,  # whether a line may not see all keys of the tile
 ):
-    """Add a tile of keys to what each line has seen so far: its softmax's largest exponent, sum of
+    """Add a tile of keys to each line's running results: its softmax's largest exponent, sum of
     weights, and weighted sum of values."""
     dims = tl.arange(0, PADDED_DIM)
     keys = key_tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
@@ -109,7 +109,7 @@ def _add_keys(
     higher = tl.maximum(best, tl.max(scores, 1) * scale)
     pivot = higher
     if MASKED:
-        # A line that has seen no key yet keeps -inf; subtracting that from itself is not a number.
+        # A line that has seen no key yet keeps -inf; -inf minus -inf is NaN.
         pivot = tl.where(higher == float("-inf"), 0.0, higher)
     weights = tl.exp2(scores * scale - pivot[:, None])
     fade = tl.exp2(best - pivot)
@@ -125,7 +125,7 @@ def _add_keys(
     return higher, total, mixed
 
 
-# An argument that differs between batches must not cost a compilation for each value.
+# An argument that differs between batches must not cause a compilation for each value.
 @triton.jit(do_not_specialize=["table_stride"])
 def attend(
     queries,  # [tokens, heads, head_dim]
@@ -286,7 +286,7 @@ def combine(
     LINES: tl.constexpr,
     PARTS: tl.constexpr,  # parts that it adds at once
 ):
-    """Add up the parts of some lines of a tile, each weighted by the sum of its weights."""
+    """Sum the parts of some lines of a tile, each weighted by the sum of its weights."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     first_line = tl.program_id(2) * group
@@ -310,7 +310,7 @@ def combine(
             there = part < count
             log_sum = tl.load(log_sums + line, mask=there, other=float("-inf"))
             higher = tl.maximum(best, tl.max(log_sum, 0))
-            # Of a window's layer the parts before the window have seen nothing.
+            # In a layer with a window, parts before the window have seen no keys.
             pivot = tl.where(higher == float("-inf"), 0.0, higher)
             weights = tl.exp2(log_sum - pivot)
             fade = tl.exp2(best - pivot)

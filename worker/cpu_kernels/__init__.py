@@ -1,16 +1,16 @@
-"""Arithmetic on the CPU, compiled when a worker loads: by numba, with LLVM vectors and AMX inside.
+"""Arithmetic on the CPU, compiled by numba when a worker loads, with LLVM vectors and AMX.
 
-Two modules need no numba to be imported:
+Two modules can be imported without numba:
 
-- ``block_products`` rows times weights in blocks
-- ``draws``           tokens drawn from logits
+- ``block_products`` multiplies rows by weights in blocks
+- ``draws``           draws tokens from logits
 
-and two are for where there is a compiler:
+Two need a compiler:
 
-- ``attention_loops`` attention of decodes
-- ``step_loops``      norms and rotations of a decoder, and all of a step in turn
+- ``attention_loops`` attention of decodes on the CPU
+- ``step_loops``      a decoder's norms and rotations, and a whole step as a sequence of jobs
 
-``compiled`` says whether there is a compiler here and calls it, ``team`` is the threads that share
-a job's parts, ``native`` has addresses, atomic counters and vectors. ``*_code`` and ``*_loops``
-hold the compiled code.
+``compiled`` checks for a compiler and calls it. ``team`` runs a job's parts on several threads.
+``native`` has addresses, atomic counters and vectors. ``*_code`` and ``*_loops`` have the code to
+compile.
 """

@@ -1,18 +1,18 @@
 """The inner loop of ``block_products`` on AMX, the matrix unit of Intel's CPUs.
 
-A block's bfloat16 are laid out as this unit needs its second factor: pairs of adjacent inputs, 16
-outputs to a line. Registers ("tiles", 16 lines of 64 bytes) hold the sums of up to 32 rows times 32
-outputs in four, a tile of rows and one of weights in two more, one of which is reloaded for each
-further product. To be imported only where numba is installed, and used only where
-``block_products.tiles_problem`` is None.
+A block's bfloat16 values have the layout that AMX needs for its second factor: pairs of adjacent
+inputs, 16 outputs per line. AMX registers are "tiles" of 16 lines of 64 bytes. Four tiles hold the
+sums of up to 32 rows times 32 outputs. Two more hold a tile of rows and a tile of weights, one of
+which is reloaded for each product. Import this module only if numba is installed, and use it only
+if ``block_products.tiles_problem`` is None.
 
-With all eight, four loads instead of five would be enough; but both threads of a core rename theirs
-from one set, and if the other thread (another virtual machine) uses some, that takes 1.5 times as
-long. Four products, measured from the nearest cache: 110 ns instead of 74 then, 33 and 33
+With all eight tiles, four loads would be enough instead of five. But both threads of a core share
+one set of rename registers: if the other thread (another virtual machine) uses tiles, eight take
+1.5 times as long. Four products from the L1 cache took 110 ns instead of 74 then, 33 and 33
 otherwise.
 
-Instructions: Intel's Software Developer's Manual, volume 2, LDTILECFG and TDPBF16PS. The sum of
-each row and output depends only on these two, so a row is the same in any batch.
+Instructions: Intel's Software Developer's Manual, volume 2, LDTILECFG and TDPBF16PS. The sum for a
+row and an output depends only on these two, so a row's results do not depend on the batch.
 """
 
 import struct
@@ -25,9 +25,9 @@ from worker.cpu_kernels.native import Vectors, cgutils
 
 MAX_ROWS: Final = 32
 TURN_BYTES: Final = 2048
-"""Bytes of weights that one turn of the loop takes: 32 inputs of 32 outputs."""
+"""Bytes of weights per iteration ("turn") of the loop: 32 inputs of 32 outputs."""
 LINES: Final = 16
-"""Rows of a tile."""
+"""Rows per tile."""
 TURN_INPUTS: Final = 32
 
 SOURCE: Final = Path(__file__).read_bytes()
@@ -39,12 +39,12 @@ _CONFIGURATION: Final = struct.pack(
 )
 _SUMS, _WEIGHT, _ROW = (0, 1, 2, 3), 4, 5
 _ORDER: Final = {1: ((0, 0), (0, 1)), 2: ((0, 0), (1, 0), (1, 1), (0, 1))}
-"""Order of products of a tile of rows and half a block, by the number of tiles of rows."""
+"""Order of the products (row tile, half of a block), by the number of row tiles."""
 _byte, _int64, _void = ir.IntType(8), ir.IntType(64), ir.VoidType()
 
 
 def configure(builder: Any) -> None:
-    """Emit code that sets all tiles of the thread to their full size, until ``release``."""
+    """Emit code that configures all tiles of the thread at full size, until ``release``."""
     kind = ir.ArrayType(_byte, len(_CONFIGURATION))
     constant = ir.Constant(kind, bytearray(_CONFIGURATION))
     address = cgutils.global_constant(builder, "tile_configuration", constant)
@@ -53,7 +53,7 @@ def configure(builder: Any) -> None:
 
 
 def release(builder: Any) -> None:
-    """Emit code that releases the tiles, so that the thread's next switch need not save them."""
+    """Emit code that releases the tiles, so that a context switch does not save them."""
     Vectors(builder).call("llvm.x86.tilerelease", _void)
 
 
@@ -69,13 +69,13 @@ def tile_sums(
     out: Any,
     is_added: Any,
 ) -> None:
-    """Emit ``out`` [32, 32] float32: ``count`` rows of bfloat16, 1 to 32, times a block's weights.
+    """Emit code for ``out`` [32, 32] float32: ``count`` (1 to 32) bfloat16 rows times a block.
 
-    ``is_added``: added to the present values. Rows are laid out as [rows / 16][turns][16][32], so
-    that no tile's lines share a cache set, and are ``row_bytes`` long. They are read, and sums
-    written, to the next multiple of 16. In each turn ``ahead_bytes``, 0 or ``TURN_BYTES`` or half
-    of it, are prefetched, from ``ahead`` on; half only as far as the second cache, as other rows
-    come first.
+    ``is_added``: add to the current values. Rows have the layout [rows / 16][turns][16][32], so
+    that a tile's lines do not share a cache set, and are ``row_bytes`` long. The number of rows
+    read and sums written is rounded up to a multiple of 16. Each turn prefetches ``ahead_bytes``
+    from ``ahead`` on: 0, ``TURN_BYTES``, or half of it; half goes only to the L2 cache, because
+    other rows come first.
     """
     end = builder.append_basic_block("end")
     for tiles in (1, 2):
@@ -150,7 +150,7 @@ def _loop(
 
 
 def _sum(row: int, half: int) -> int:
-    """The register that sums products of a tile of rows and half a block."""
+    """The register that sums the products of a row tile and half a block."""
     return 2 * row + half
 
 

@@ -1,4 +1,4 @@
-"""Attention of decodes on the CPU, in *spans* of a row's keys, each of which is one part of a job.
+"""Attention of decodes on the CPU. Each *span* of a row's keys is one part of a job.
 
 ::
 
@@ -6,9 +6,9 @@
     row 1   keys 0 … 63                    part 2
     row 2   keys 0 … 255 | 256 … 511 | …   parts 3, 4, …: spread over the threads
 
-A span is read page by page with the softmax carried along (Milakov and Gimelshein 2018); spans are
-merged as in Flash-Decoding (Dao et al. 2023). How a row is cut depends on its own length only. To
-be imported only where numba is installed.
+A span is read page by page with a running softmax (Milakov and Gimelshein 2018); spans are merged
+as in Flash-Decoding (Dao et al. 2023). A row's cuts depend only on its own length. Import this
+module only if numba is installed.
 """
 
 import math
@@ -36,7 +36,7 @@ SPAN_TOKENS: Final = 256
 
 
 class AttentionArguments(NamedTuple):
-    """The fields of a job that follow its counters: addresses, and strides in elements."""
+    """The fields of a job after its counters: addresses, and strides in elements."""
 
     job: int
     queries: int
@@ -50,19 +50,19 @@ class AttentionArguments(NamedTuple):
     table: int
     table_stride: int
     parts: int
-    """[parts, 5]: row, first key, end, which partial result or -1, whether the row ends there."""
+    """[parts, 5]: row, first key, end, its partial result or -1, whether the row ends there."""
     partial: int
     """[partial results, heads, dim + 2] float32: weighted sum, largest score, sum of weights."""
     merged: int
-    """[merged rows, 3]: row, its first partial result, the end of them; each is a part of the
-    merging's job."""
+    """[merged rows, 3]: row, its first partial result, their end. Each is a part of the merge
+    job."""
     chunks: int
-    """[chunks, 5]: row, its first token of the step, its tokens, its keys with those, and where its
-    tiles begin in ``packed``, in bytes."""
+    """[chunks, 5]: row, its first token in the step, its tokens, its keys including those, and the
+    offset of its tiles in ``packed``, in bytes."""
     packed: int
     """Keys and values of chunks, see ``prompt_loops``."""
     window: int
-    """Keys that a query sees, itself included; 0: all."""
+    """Number of keys that a query sees, including its own; 0: all."""
 
 
 AT: Final = AttentionArguments(
@@ -73,8 +73,8 @@ AT: Final = AttentionArguments(
 
 @cache
 def spans() -> Function:
-    """A function (contexts, window) that cuts rows which have ``contexts`` [rows] int64 keys, of
-    which they see the last ``window``, 0 for all: ``parts`` and ``merged``, see
+    """Compile a function (contexts, window) that cuts rows with ``contexts`` [rows] int64 keys, of
+    which they see the last ``window`` (0: all). It returns ``parts`` and ``merged``, see
     ``AttentionArguments``."""
     span = SPAN_TOKENS
 
@@ -115,18 +115,18 @@ def spans() -> Function:
 
 @cache
 def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: bool) -> TeamTask:
-    """Compile attention of a job: results [rows, heads, dim], in the pool's type, go to its
-    ``out``, those of cut rows to ``partial``. For one shape: its loops are then vector code.
+    """Compile a job's attention: results [rows, heads, dim], in the pool's dtype, go to ``out``,
+    those of cut rows to ``partial``. The shape is fixed so that the loops become vector code.
 
-    Exponentials of x ≤ 0 are made a page at a time, which libm's cannot do: e^x = 2^n · 2^r with n
-    whole and r within ½ of 0; the bits of 2^n are n + 127 as a float's exponent, and Taylor's seven
+    Exponentials of x ≤ 0 are computed a page at a time, which libm cannot do: e^x = 2^n · 2^r with
+    integer n and r within ½ of 0. The bits of 2^n are n + 127 as a float's exponent; seven Taylor
     terms give 2^r to the last bit but one.
     """
     shared = heads // kv_heads
     scale = np.float32(1 / math.sqrt(dim))
     log2_e, ln_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
     item = 2 if is_bfloat16 else 4
-    values = 2 * kv_heads * dim  # of a token
+    values = 2 * kv_heads * dim  # values per token
     stored = uint16 if is_bfloat16 else float32
     size = FIRST_ARGUMENT + len(AT)
 
@@ -271,8 +271,7 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
 
 @cache
 def merge(heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
-    """Compile the merging of ``partial`` results into those of the rows that were cut, a part
-    each."""
+    """Compile the merge of ``partial`` results into the results of cut rows, one part per row."""
     stored = uint16 if is_bfloat16 else float32
     item = 2 if is_bfloat16 else 4
     size, width = FIRST_ARGUMENT + len(AT), dim + 2

@@ -1,7 +1,7 @@
 """The inner loop of ``block_products``, as vector code.
 
-LLVM by itself would neither keep the sums in registers nor read a weight once for all rows.
-``amx_code`` has the loop for AMX. To be imported only where numba is installed.
+LLVM alone would not keep the sums in registers and would not read a weight only once for all rows.
+``amx_code`` has the loop for AMX. Import this module only if numba is installed.
 """
 
 import math
@@ -17,14 +17,14 @@ from worker.cpu_kernels.compiled import cpu_features, has_dots
 from worker.cpu_kernels.native import Vectors, cgutils, intrinsic, types
 
 MAX_ROWS: Final = 12 if "avx512f" in cpu_features() else 3
-"""Most rows at once: with two vectors each, sums take 24 of AVX-512's 32 registers, or, as two
-registers are a vector of AVX2, 12 of its 16."""
+"""Maximum rows at once. With two vectors per row, sums take 24 of AVX-512's 32 registers or, since
+a vector is two registers with AVX2, 12 of its 16."""
 BLOCK_OUTPUTS: Final = 32
 TURN_BYTES: Final = 128
-"""Bytes of weights that one turn of the loop takes: 4 of each output."""
+"""Bytes of weights per iteration ("turn") of the loop: 4 per output."""
 
 SOURCES = (Path(__file__).read_bytes(), amx_code.SOURCE, native.SOURCE)
-"""Source code that is compiled into every caller, and is part of its key in numba's cache."""
+"""Source code that is compiled into every caller and is part of its key in numba's cache."""
 _VECTOR_BYTES = 64
 CACHE_LINE: Final = 64
 _int32, _int64 = ir.IntType(32), ir.IntType(64)
@@ -69,10 +69,10 @@ def block_sums(
     is_added: Any,
     form: Any,
 ) -> Any:
-    """Set ``out`` [count, 32] float32 to ``count`` rows, 1 to 12, times a block of ``form``.
+    """Set ``out`` [count, 32] float32 to ``count`` (1 to 12) rows times a block of ``form``.
 
-    In each turn the two cache lines from ``ahead`` on, which then moves by ``ahead_bytes``, are
-    prefetched. For tiles, and for ``is_added``, which only they use, see ``amx_code.tile_sums``.
+    Each turn prefetches the two cache lines at ``ahead``, which then advances by ``ahead_bytes``.
+    For tiles and for ``is_added``, which only they use, see ``amx_code.tile_sums``.
     """
     signature = types.void(*[types.int64] * 8, types.boolean, form)
 
@@ -105,8 +105,8 @@ def block_sums(
 def _call_once_written(
     builder: Any, name: str, arguments: Any, write: Callable[[Any, Any], None]
 ) -> None:
-    """Call a function of the module by ``name``, of which ``write`` gives the code: long code that
-    is called in two places is then compiled once."""
+    """Call the module's function ``name``, whose code ``write`` emits: long code with two callers
+    is then compiled once."""
     kind = ir.FunctionType(ir.VoidType(), [each.type for each in arguments])
     function = cgutils.get_or_insert_function(builder.module, kind, name)
     if function.is_declaration:
@@ -119,8 +119,8 @@ def _call_once_written(
 
 @intrinsic
 def finish(typing: Any, sums: Any, bias: Any, out: Any, is_gated: Any) -> Any:
-    """Set ``out`` to one row's ``sums`` [32] float32 + ``bias``; gated: silu of the first 16 times
-    the other ones, + ``bias``. Addresses; ``out`` may be ``sums``, ``bias`` 0: no bias.
+    """Set ``out`` to one row's ``sums`` [32] float32 + ``bias``; gated: SiLU of the first 16 times
+    the other 16, + ``bias``. All are addresses; ``out`` may be ``sums``; ``bias`` 0: no bias.
     """
     signature = types.void(*[types.int64] * 3, types.boolean)
 
@@ -130,7 +130,7 @@ def finish(typing: Any, sums: Any, bias: Any, out: Any, is_gated: Any) -> Any:
         values = [write.load(sums, _floats, offset, align=4) for offset in (0, _VECTOR_BYTES)]
 
         def put(values: list[Any]) -> None:
-            # Each once: another thread may read what a late one writes again (``team``).
+            # Write each value once: a late thread may write again while another reads (``team``).
             with builder.if_else(builder.icmp_signed("!=", bias, _long(0))) as (with_bias, without):
                 with with_bias:
                     for i, value in enumerate(values):
@@ -152,7 +152,7 @@ def finish(typing: Any, sums: Any, bias: Any, out: Any, is_gated: Any) -> Any:
 
 @intrinsic
 def rounded(typing: Any, values: Any, out: Any) -> Any:
-    """Round float32 ``values`` [32] to bfloat16 ``out``: to nearest, ties to even; NaN stays."""
+    """Round float32 ``values`` [32] to bfloat16 ``out``: to nearest, ties to even; keeps NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         write = Vectors(builder)
@@ -173,8 +173,8 @@ def rounded(typing: Any, values: Any, out: Any) -> Any:
 
 @intrinsic
 def top_of(typing: Any, scores: Any, step_bytes: Any, blocks: Any, known: Any) -> Any:
-    """The largest of ``known`` and the scores of ``blocks`` times 32 keys, float32, each
-    ``step_bytes`` after the one before. NaNs are ignored."""
+    """The maximum of ``known`` and the float32 scores of ``blocks`` blocks of 32 keys,
+    ``step_bytes`` apart. NaNs are ignored."""
     signature = types.float32(types.int64, types.int64, types.int64, types.float32)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -205,7 +205,7 @@ def shares_of(
     form: Any,
 ) -> Any:
     """Set ``out`` [blocks * 32], as rows of ``form``, to e^((score - ``top``) · ``scale``) of the
-    scores (``top_of``). → Their sum, before they are rounded."""
+    scores (``top_of``). Returns their sum before rounding."""
     signature = types.float32(*[types.int64] * 3, *[types.float32] * 2, types.int64, form)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -262,11 +262,11 @@ def _narrowed(write: Vectors, bits: Any) -> Any:
 
 
 def _power(write: Vectors, exponent: Any) -> Any:
-    """2^``exponent``, which is limited to ±126: a power with a whole exponent, as the bits of a
-    float, times Taylor's terms of 2^r for the rest within ½ of 0 (as in ``attention_loops``)."""
+    """2^``exponent``, limited to ±126: an integer power, made from a float's bits, times Taylor
+    terms of 2^r with r within ½ of 0 (as in ``attention_loops``)."""
     builder = write.builder
     most, least = write.constant(126.0), write.constant(-126.0)
-    z = builder.select(builder.fcmp_ordered("<", exponent, most), exponent, most)  # a NaN too
+    z = builder.select(builder.fcmp_ordered("<", exponent, most), exponent, most)  # also limits NaN
     z = builder.select(builder.fcmp_ordered(">", z, least), z, least)
     whole = write.call("llvm.floor.v16f32", _floats, builder.fadd(z, write.constant(0.5)))
     r = builder.fmul(builder.fsub(z, whole), write.constant(math.log(2)))
@@ -292,7 +292,7 @@ def _loop(
     ahead: Any,
     ahead_bytes: Any,
 ) -> list[Any]:
-    """Sums of the rows that begin at ``starts``, two vectors for each."""
+    """Sums of the rows that begin at ``starts``, two vectors per row."""
     builder = write.builder
     before = builder.block
     body = builder.append_basic_block("turn")
@@ -330,7 +330,7 @@ def _loop(
 def _add_products(
     write: Vectors, form: Form, starts: list[Any], first: Any, halves: list[Any], sums: list[Any]
 ) -> None:
-    """Add a turn of float32 rows, ``first`` bytes behind ``starts``, to ``sums``."""
+    """Add one turn of float32 rows, ``first`` bytes after ``starts``, to ``sums``."""
     for i in range(form.inputs_per_turn):
         wide = [_widened(write, form == Form.BFLOAT16, i, half) for half in halves]
         for row, start in enumerate(starts):
@@ -343,7 +343,7 @@ def _add_products(
 def _add_dots(
     write: Vectors, starts: list[Any], first: Any, halves: list[Any], sums: list[Any]
 ) -> None:
-    """Add a turn of rows of bfloat16, ``first`` bytes behind ``starts``, to ``sums``."""
+    """Add one turn of bfloat16 rows, ``first`` bytes after ``starts``, to ``sums``."""
     for row, start in enumerate(starts):
         pair = write.splat(write.load(write.builder.add(start, first), _int32, align=2))
         for half in (0, 1):
@@ -352,14 +352,14 @@ def _add_dots(
 
 
 def dot(write: Vectors, a: Any, b: Any, sums: Any, is_native: bool) -> Any:
-    """``sums`` plus the products of ``a`` and ``b``, pairs of bfloat16: by one instruction, or, so
-    that its form can be tested where the CPU has none, by two multiply-adds."""
-    if is_native:  # LLVM's own function takes bfloat16, which llvmlite has no type for
+    """``sums`` plus the products of ``a`` and ``b``, pairs of bfloat16: by one instruction or, to
+    test the form on CPUs without it, by two multiply-adds."""
+    if is_native:  # LLVM's intrinsic takes bfloat16, a type that llvmlite lacks
         binding.initialize_native_asmparser()
         kind = ir.FunctionType(_floats, [_floats, _ints, _ints])
         code = ir.InlineAsm(kind, "vdpbf16ps $3, $2, $0", "=v,0,v,v")
         return write.builder.call(code, [sums, a, b])
-    for i in (1, 0):  # the instruction's order
+    for i in (1, 0):  # in the instruction's order
         sums = write.multiply_add(_widened(write, True, i, a), _widened(write, True, i, b), sums)
     return sums
 

@@ -1,7 +1,7 @@
-"""The compiled loops of ``block_products``. To be imported only where numba is installed.
+"""The compiled loops of ``block_products``. Import this module only if numba is installed.
 
-Their code is in the module's globals: numba's cache takes closures as constants, and these would be
-new ones in every process.
+The code is in the module's globals: numba's cache treats closures as constants, which would be new
+in every process.
 """
 
 from pathlib import Path
@@ -40,18 +40,18 @@ from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, TeamTask, compiled_ta
 _SOURCE: Final = Path(__file__).read_bytes()
 _AHEAD_BYTES: Final = 4096
 _ROUNDED_AT_ONCE: Final = 4
-"""Rows that a thread rounds at a time."""
+"""Number of rows that a thread rounds at a time."""
 _LINE_BYTES: Final = 2 * TURN_INPUTS
 _SUM_BYTES: Final = 4 * BLOCK_OUTPUTS
-"""Bytes of the sums of a row and a block."""
+"""Bytes of the sums for one row and one block."""
 
 
 @jitable
 def _round_rows(job: Any) -> None:
-    """Write ``job``'s rows as AMX reads them, see ``Arguments.rounded``.
+    """Write ``job``'s rows in AMX's layout, see ``ProductArguments.rounded``.
 
-    Each thread does a few; then all wait for the last, or do everything again, with the same
-    result, since another process may have the late thread's core for long.
+    Each thread rounds a few rows; then all wait for the last thread, or redo all rows with the same
+    result, because another process may hold the late thread's core for long.
     """
     count, inputs, turns = job[AT.row_count], job[AT.inputs], job[AT.turns]
     whole = inputs // TURN_INPUTS
@@ -89,7 +89,7 @@ def _round_rows(job: Any) -> None:
 
 @jitable
 def _bounds(number: Any, passes: Any, count: Any, is_tiled: Any) -> Any:
-    """First row and end of a pass: rows divided evenly, but tiles full except the last."""
+    """First row and end of a pass: rows are divided evenly, but only the last tile is partial."""
     if is_tiled:
         return number * PASS_ROWS, min(count, (number + 1) * PASS_ROWS)
     return count * number // passes, count * (number + 1) // passes
@@ -97,7 +97,7 @@ def _bounds(number: Any, passes: Any, count: Any, is_tiled: Any) -> Any:
 
 @jitable
 def _aligned(sums: Any) -> Any:
-    """The first address in ``sums`` on a cache line; they have one line to spare."""
+    """The first address in ``sums`` aligned to a cache line; ``sums`` has a spare line."""
     return (sums.ctypes.data + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
 
 
@@ -105,7 +105,7 @@ def _aligned(sums: Any) -> Any:
 def _finish_block(
     job: Any, block: Any, first: Any, last: Any, sums: Any, width: Any, is_gated: Any
 ) -> None:
-    """Write results of rows ``first`` to ``last`` (exclusive) from their ``sums`` of a block."""
+    """Write the results of rows ``first`` to ``last`` (exclusive) from a block's ``sums``."""
     outputs, output, bias = job[AT.outputs], block * width, job[AT.bias]
     if bias != 0:
         bias += 4 * output
@@ -124,7 +124,7 @@ def _finish_block(
 
 
 def multiply(form: int, is_gated: bool) -> TeamTask:
-    """Compile the product of a job (``Arguments``) with weights of ``Form(form)``."""
+    """Compile the product of a job (``ProductArguments``) with weights of ``Form(form)``."""
     code = amx_code if form == Form.TILES else block_code
     most_rows, turn_bytes = code.MAX_ROWS, code.TURN_BYTES
     is_tiled, input_bytes = form == Form.TILES, 2 if form == Form.DOTS else 4
@@ -146,9 +146,9 @@ def multiply(form: int, is_gated: bool) -> TeamTask:
             _round_rows(job)
             rows, row_bytes = job[AT.rounded], turns * _LINE_BYTES
             panel_turn_bytes = LINES * _LINE_BYTES
-        # Prefetch what comes a little later, or, if weights are read several times, half of the
-        # next ones each of the first two times (except for the last of blocks that share panels,
-        # where it is too much).
+        # Prefetch weights a little ahead. If weights are read several times, prefetch half of the
+        # next ones in each of the first two reads (except for the last of the blocks that share
+        # panels, where that is too much).
         step = _AHEAD_BYTES
         if passes > 1:
             step = block_bytes

@@ -1,23 +1,23 @@
 """Multiplies rows by weights in blocks, compiled by numba for CPUs with AVX2, AVX-512 or AMX.
 
-A step of few rows takes as long as reading its weights, so they are stored in the order of use, and
-read once::
+A step of few rows takes as long as reading its weights. They are stored in order of use, and read
+once::
 
     weights  [outputs / 32][inputs / 2][32 outputs][2]   bfloat16, pairs of adjacent inputs
              [outputs / 32][inputs]    [32 outputs]      float32
-    gated    the same, a block being 16 of the gate's outputs and then 16 of the other's
+    gated    the same; a block has 16 of the gate's outputs and then 16 of the other's
 
-With AVX-512, sums of 32 outputs and up to 12 rows stay in registers, with AVX2 up to 3. bfloat16
-is widened to float32 (a shift, a mask) and summed by plain multiply-adds: on Intel (Emerald Rapids)
-that is 1.7 times the rate of its bfloat16 instruction, which gives a result every other cycle. On
-others (AMD, from Zen 4 on) the same blocks may be multiplied by that instruction, with rows rounded
-to bfloat16: if the worker finds that faster when it loads.
+With AVX-512, sums of 32 outputs and up to 12 rows stay in registers; with AVX2, up to 3 rows.
+bfloat16 is widened to float32 (a shift, a mask) and summed by plain multiply-adds: on Intel
+(Emerald Rapids) that is 1.7 times as fast as its bfloat16 instruction, which gives a result every
+other cycle. On other CPUs (AMD, from Zen 4 on), the worker uses that instruction on the same
+blocks, with rows rounded to bfloat16, if it measures at load that it is faster.
 
-With AMX, rows are rounded to bfloat16 before, and sums of up to 32 of them stay in registers. With
-more rows arithmetic dominates, and weights must not come from memory again for each 32: a panel,
-some turns of a block, is computed for 512 rows, with sums that go to memory and back for the next
-one; and if the rows exceed the second cache, for up to 7 blocks before the next panel, so that some
-inputs of all rows stay there. Each sum runs over the inputs in order, for any number of rows.
+With AMX, rows are first rounded to bfloat16, and sums of up to 32 rows stay in registers. With more
+rows arithmetic dominates, and memory must not be read again for every 32 rows: a panel (some turns
+of a block) is computed for 512 rows, and the sums go to memory and back for the next panel. If the
+rows exceed the L2 cache, up to 7 blocks are computed before the next panel, so that some inputs of
+all rows stay there. Each sum runs over the inputs in order, for any number of rows.
 """
 
 import ctypes
@@ -32,26 +32,26 @@ from worker.cpu_kernels.compiled import compiler_problem, cpu_features
 from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS_PER_THREAD, has_team
 
 _FEWEST_PARTS: Final = 2
-"""Fewest parts per thread where blocks share panels; there each thread gets equally many."""
+"""Minimum parts per thread if blocks share panels; each thread then gets the same number."""
 _NONE_BEGUN: Final = 0
 TILE_ROWS: Final = 16
-"""Rows of a tile of AMX."""
+"""Rows per AMX tile."""
 _TILE_BYTES: Final = 1024
 PASS_ROWS: Final = 32
 _PASSES_AT_ONCE: Final = 16
-"""Most passes that go through a panel in a row; their sums of a block are 64 KiB."""
+"""Maximum number of consecutive passes through a panel; their sums for a block take 64 KiB."""
 _BLOCKS_AT_ONCE: Final = 7
-"""Most blocks that are computed for one panel before the next."""
+"""Maximum number of blocks computed for one panel before the next panel."""
 _MAX_ROUNDED_BYTES: Final = 1 << 20
-"""Most bytes of rounded rows before blocks share panels: more would be reloaded from beyond the
-second cache for each block."""
+"""Maximum bytes of rounded rows before blocks share panels: more would be reloaded from beyond the
+L2 cache for each block."""
 
 
 _Job = ctypes.c_int64 * (FIRST_ARGUMENT + len(ProductArguments._fields))
 
 
 def products_problem() -> str | None:
-    """Why this machine cannot have these products, or None."""
+    """Why this machine does not support these products; None if it does."""
     if (problem := compiler_problem()) is not None:
         return problem
     if not {"avx2", "fma"} <= cpu_features():
@@ -63,12 +63,12 @@ def products_problem() -> str | None:
 
 @cache
 def may_use_amx() -> bool:
-    """Whether the CPU has AMX and the system allows its use, which this asks Linux for."""
+    """Whether the CPU has AMX and the system allows its use; asks Linux for permission."""
     return bool(torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx())
 
 
 def tiles_problem() -> str | None:
-    """Why products cannot use AMX, where ``products_problem`` is None; None if they can."""
+    """Why products cannot use AMX, given that ``products_problem`` is None; None if they can."""
     if not {"amx-tile", "amx-bf16"} <= cpu_features():
         return "the CPU has no AMX for bfloat16"
     if not may_use_amx():
@@ -89,12 +89,12 @@ def blocks_of(outputs: int, *, is_gated: bool) -> int:
 
 
 def parts_of(blocks: int, threads: int) -> int:
-    """Parts into which ``blocks`` are divided, where they do not share panels."""
+    """Number of parts into which ``blocks`` are divided if they do not share panels."""
     return -(-blocks // max(1, blocks // (threads * PARTS_PER_THREAD)))
 
 
 class Product:
-    """Computes rows · weightsᵀ + bias; gated: silu of the first product times the second."""
+    """Computes rows · weightsᵀ + bias; gated: SiLU of the first product times the second."""
 
     def __init__(self, form: Form, *, is_gated: bool) -> None:
         """Compile the product."""
@@ -105,7 +105,7 @@ class Product:
         self._is_gated = is_gated
 
     def __call__(self, weights: int, x: Tensor, bias: int, outputs: int) -> Tensor:
-        """Multiply ``x`` [rows, inputs] float32: [rows, outputs] float32. Releases the GIL.
+        """Multiply ``x`` [rows, inputs] float32 → [rows, outputs] float32. Releases the GIL.
 
         ``weights`` and ``bias`` are addresses, see ``ProductArguments``.
         """

@@ -1,8 +1,8 @@
-"""Loops compiled for the CPU at hand by numba, where it is installed (``tidegate[cpu]``).
+"""Loops that numba compiles for this CPU, if numba is installed (``tidegate[cpu]``).
 
-torch's operators cost some microseconds each, which dominates a decode of a few rows of a small
-model. Everything is compiled while the worker loads. Compiled code is kept on disk (next to the
-module, or in NUMBA_CACHE_DIR), so that only a first start pays for it.
+Each torch operator costs a few microseconds, which dominates a decode of a few rows of a small
+model. Everything is compiled while the worker loads. Compiled code is cached on disk (next to the
+module, or in NUMBA_CACHE_DIR), so that only the first start pays for it.
 """
 
 import hashlib
@@ -14,10 +14,10 @@ from typing import Any, Final
 from worker.log import model_log
 
 Function = Callable[..., Any]
-"""A compiled function: it takes numpy arrays and numbers, of its signature's types only."""
+"""A compiled function. It takes numpy arrays and numbers, only of its signature's types."""
 
 FASTMATH: Final = ("arcp", "contract", "nsz", "reassoc")
-"""LLVM's fast-math flags: sums may be reordered; infinities (masks) and NaNs stay exact."""
+"""LLVM's fast-math flags: sums may be reordered; infinities (masks) and NaNs remain exact."""
 
 
 class _State:
@@ -26,7 +26,7 @@ class _State:
 
 
 def compiler_problem() -> str | None:
-    """Why nothing can be compiled here, or None where it can."""
+    """Why nothing can be compiled here; None if the compiler works."""
     if not _State.is_known:
         _State.is_known = True
         try:
@@ -34,26 +34,26 @@ def compiler_problem() -> str | None:
 
             if getattr(numba.config, "DISABLE_JIT", 0):
                 give_up("NUMBA_DISABLE_JIT is set")
-        except Exception as error:  # its libraries may be missing or not fit
+        except Exception as error:  # its libraries may be missing or incompatible
             give_up(f"numba cannot be imported ({error}); pip install numba, or run without it")
     return _State.problem
 
 
 def give_up(problem: str) -> None:
-    """Stop compiling and using compiled code: torch's operators do everything from here on."""
+    """Stop compiling and using compiled code: torch's operators do everything from now on."""
     _State.problem, _State.is_known = problem, True
     model_log.warning("CPU loops are not compiled, which is slower: %s", problem)
 
 
 def toolchain() -> str:
-    """Versions and CPU that, with our code, decide the machine code; empty without a compiler."""
+    """Versions and CPU that, with our code, fix the machine code; empty without a compiler."""
     if compiler_problem() is not None:
         return ""
     import llvmlite
     import numba
     from llvmlite import binding
 
-    # CPUs of one name may show different features, virtual ones above all.
+    # CPUs with the same name may show different features, especially virtual ones.
     features = hashlib.sha256(binding.get_host_cpu_features().flatten().encode()).hexdigest()[:8]
     versions = f"numba {numba.__version__}, llvmlite {llvmlite.__version__}"
     return f"{versions}, {binding.get_host_cpu_name()} {features}"
@@ -61,7 +61,7 @@ def toolchain() -> str:
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """CPU features that numba compiles for: NUMBA_CPU_NAME may allow fewer than this CPU has."""
+    """CPU features that numba compiles for; NUMBA_CPU_NAME may exclude some of the CPU's."""
     from numba.core.registry import cpu_target
 
     features: str = cpu_target.target_context.codegen().magic_tuple()[2]
@@ -69,15 +69,15 @@ def cpu_features() -> frozenset[str]:
 
 
 def has_dots() -> bool:
-    """Whether code may use AVX-512's dot products of bfloat16."""
+    """Whether code may use AVX-512's bfloat16 dot products."""
     return "avx512bf16" in cpu_features()
 
 
 def compiled(signature: str, *constants: object) -> Callable[[Function], Function]:
-    """Make machine code of a function that takes ``signature`` (numba's), without the GIL.
+    """Compile a function with numba's ``signature`` to machine code that runs without the GIL.
 
-    Closure variables are constants to the compiler; name their values as ``constants``. Raises
-    ``ImportError`` without numba, and what numba raises for code that it cannot compile.
+    Closure variables are constants to the compiler; pass their values as ``constants``. Raises
+    ``ImportError`` without numba, and numba's errors for code that it cannot compile.
     """
 
     def compile_it(function: Function) -> Function:
@@ -96,7 +96,7 @@ def compiled_once(
     constants: tuple[object, ...],
     **options: object,
 ) -> Any:
-    """Compile ``function`` with ``compiler`` (numba's ``njit`` or ``cfunc``), cached on disk where
+    """Compile ``function`` with ``compiler`` (numba's ``njit`` or ``cfunc``); cache it on disk if
     there is room. For ``constants`` see ``compiled``.
     """
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -105,14 +105,14 @@ def compiled_once(
                 f"{function.__name__} takes {name}, compiled code, from a closure: numba's cache"
                 " would find it in no other process; have it in the module's globals"
             )
-    # numba keeps all versions of a name under one index that it writes without a lock: two
-    # processes with different constants would swap theirs. So each gets a name of its own.
+    # numba keeps all versions of a name in one index, which it writes without a lock: two processes
+    # with different constants would mix up their versions. So each version gets its own name.
     parts = inspect.getsource(function), repr(signature), FASTMATH, constants, toolchain()
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     function.__qualname__ = f"{function.__name__}_{key}"
     options |= {"error_model": "numpy", "fastmath": set(FASTMATH)}
     try:
         return compiler(signature, cache=True, **options)(function)
-    except (RuntimeError, OSError) as error:  # no directory to keep it in, or no room there
+    except (RuntimeError, OSError) as error:  # no cache directory, or no room in it
         model_log.warning("compiled loops cannot be cached (%s): each start compiles them", error)
         return compiler(signature, **options)(function)

@@ -1,6 +1,6 @@
-"""The compiled loops of ``draws``. To be imported only where numba is installed.
+"""The compiled loops of ``draws``. Import this module only if numba is installed.
 
-Their code is in the module's globals, as in ``worker.cpu_kernels.block_loops``.
+The code is in the module's globals, as in ``worker.cpu_kernels.block_loops``.
 """
 
 from functools import cache
@@ -34,11 +34,11 @@ _GIVEN: Final = "f4[::1], u4[::1], f8[::1], i8[::1]"
 
 
 class DrawArguments(NamedTuple):
-    """The fields of a job, a part for each row, after its counters: addresses, and ``vocabulary``.
+    """The fields of a job, with one part per row, after its counters: addresses and ``vocabulary``.
 
-    All are [rows] float32, but ``top_k`` and ``out`` int64, and ``logits`` [rows, vocabulary].
-    ``least``: weight relative to the likeliest token's; ``draws`` in [0, 1); for ``top_k`` and
-    ``top_p`` see ``filters.kept_``.
+    All are [rows] float32, except ``top_k`` and ``out`` (int64) and ``logits`` [rows, vocabulary].
+    ``least``: minimum weight relative to the likeliest token's; ``draws`` in [0, 1); for ``top_k``
+    and ``top_p`` see ``filters.kept_``.
     """
 
     job: int
@@ -65,13 +65,13 @@ def edge(
     most: int,
     share: float,
 ) -> tuple[Any, int, Any]:
-    """Find the edge of the largest ``weights``, which top-k and top-p keep.
+    """Find the edge of the largest ``weights``, the ones that top-k and top-p keep.
 
-    In descending order, equals by ascending id, a token stays while fewer than ``most`` came before
-    it, of a sum less than ``share``. Returns the last one's weight, how many of that weight stay,
-    and the sum of all that stay. No sort: the weights' bits order like the weights, so sums over
-    buckets of them, and over finer ones of the bucket in question, find the edge. ``bits`` are the
-    weights' own; ``sums`` and ``counts`` have room for the buckets.
+    In descending order (equal weights by ascending id), a token stays while fewer than ``most``
+    precede it and their sum is less than ``share``. Returns the last token's weight, how many of
+    that weight stay, and the sum of all that stay. It needs no sort: the weights' bits sort like
+    the weights, so sums over buckets, and over finer buckets within the one at the edge, find it.
+    ``bits`` are the weights' bits; ``sums`` and ``counts`` have room for the buckets.
     """
     sums[:] = 0
     counts[:] = 0
@@ -127,9 +127,9 @@ def edge(
 
 @cache
 def draw() -> TeamTask:
-    """Compile the draw of one token per row of a job (``loops.Arguments``).
+    """Compile the draw of one token per row of a job (``DrawArguments``).
 
-    The exponential is that of ``attention_loops``, but 0 below 2^-126.
+    The exponential is the one of ``attention_loops``, but 0 below 2^-126.
     """
     block, size, buckets = _BLOCK, FIRST_ARGUMENT + len(AT), _BUCKETS
     log2_e, ln_2 = np.float32(1 / np.log(2)), np.float32(np.log(2))
@@ -182,7 +182,7 @@ def draw() -> TeamTask:
                 weights[i] *= powers[i]
             most = top_ks[row] if 0 < top_ks[row] < vocabulary else vocabulary
             if (most < vocabulary or top_ps[row] < 1) and top == top:
-                # Rounding may take the likeliest beyond 1, and so beyond the buckets.
+                # Rounding may lift the likeliest above 1, and so beyond the buckets.
                 total = np.float64(0)
                 for i in range(vocabulary):
                     weights[i] = min(weights[i], np.float32(1))
@@ -219,12 +219,12 @@ def draw() -> TeamTask:
                 total += part
                 sums[b] = total
             target = np.float64(draws[row]) * total
-            # The first block, and in it the first token, with a sum beyond the target; with NaNs
-            # there is none, and the last token is at least valid.
+            # Find the first block, and in it the first token, whose sum exceeds the target. With
+            # NaNs there is none; the last token is at least valid.
             b = 0
             while b < len(sums) - 1 and not sums[b] > target:
                 b += 1
-            reached = sums[b - 1] if b else np.float64(0)  # what lies before the block
+            reached = sums[b - 1] if b else np.float64(0)  # sum before the block
             picked = -1
             for i in range(b * block, min(vocabulary, b * block + block)):
                 reached += weights[i]

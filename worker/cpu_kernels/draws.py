@@ -1,4 +1,4 @@
-"""Draws on the CPU, a row at a time, compiled by numba: see ``Sampler._draw``."""
+"""Token draws on the CPU, one row at a time, compiled by numba: see ``Sampler._draw``."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,7 +7,7 @@ from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, WORTH_A_TEAM
 
 
 def compile_draws() -> None:
-    """Compile the loops while the worker loads, so that no request waits for that."""
+    """Compile the loops while the worker loads, so that no request waits for the compiler."""
     from worker.cpu_kernels.draw_loops import draw
 
     draw()

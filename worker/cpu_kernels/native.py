@@ -1,8 +1,8 @@
 """Addresses, atomic counters and vectors for compiled functions.
 
-Each is one LLVM instruction or a few (``numba.extending.intrinsic``); vectors have 16 lanes, which
-LLVM maps to one, two or four registers, as the machine has. To be imported only where numba is
-installed. numba is not typed; these are functions of ints (addresses) and floats.
+Each is one or a few LLVM instructions (``numba.extending.intrinsic``). Vectors have 16 lanes, which
+LLVM maps to one, two or four of the machine's registers. Import this module only if numba is
+installed. numba is not typed; these functions take ints (addresses) and floats.
 """
 
 import platform
@@ -19,7 +19,7 @@ from worker.cpu_kernels.team import DONE, FLAGS, PARTS, TAKEN, TOOK
 
 LANES = 16
 SOURCE = Path(__file__).read_bytes()
-"""Source of this module, compiled into its users and so a constant of theirs (``compiled``)."""
+"""Source of this module: its users compile it in, so it is one of their constants."""
 
 # numba's own annotations are for plain Python, which calls none of these.
 _numba: Any = numba
@@ -40,7 +40,7 @@ def intrinsic(function: Callable[..., Any]) -> Any:
 
 
 def jitable(function: Callable[..., Any]) -> Any:
-    """Make ``function`` callable by compiled ones; its source is a constant of theirs."""
+    """Make ``function`` callable from compiled functions; its source is one of their constants."""
     return _numba.extending.register_jitable(function)
 
 
@@ -51,7 +51,7 @@ _ints = ir.VectorType(_int32, LANES)
 
 
 class Vectors:
-    """Writes vector code; ``builder`` is llvmlite's."""
+    """Emits vector code with llvmlite's ``builder``."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
@@ -89,7 +89,7 @@ class Vectors:
         return self.builder.call(function, arguments, fastmath=fast)
 
     def fetch(self, address: Any, offset_bytes: int = 0, *, is_near: bool = True) -> None:
-        """Prefetch the cache line at ``address`` into all caches, or all but the nearest."""
+        """Prefetch the cache line at ``address`` into all caches, or all except L1."""
         how = (ir.Constant(_int32, value) for value in (0, 3 if is_near else 2, 1))  # read, data
         line = self.at(address, ir.IntType(8), offset_bytes)
         self.call("llvm.prefetch.p0", ir.VoidType(), line, *how)
@@ -112,7 +112,7 @@ def as_pointer(typing: Any, address: Any, item: Any) -> Any:
 
 @intrinsic
 def prefetch(typing: Any, address: Any) -> Any:
-    """Fetch the cache line at ``address``, which need not be readable, without waiting for it."""
+    """Prefetch the cache line at ``address`` without waiting; the address may be unreadable."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         Vectors(builder).fetch(arguments[0])
@@ -135,7 +135,7 @@ def take(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def look_at(typing: Any, address: Any) -> Any:
-    """Read the int64 at ``address``, which others ``take``, and see what they wrote before."""
+    """Read the int64 at ``address``, which other threads ``take``, and see their earlier writes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.PointerType(_int64))
@@ -170,7 +170,7 @@ def swap_first(typing: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def cycle(typing: Any) -> Any:
-    """The processor's cycle counter."""
+    """Read the processor's cycle counter."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return Vectors(builder).call("llvm.readcyclecounter", _int64)
@@ -194,7 +194,7 @@ def call_task(typing: Any, function: Any, job: Any) -> Any:
 
 @intrinsic
 def pause(typing: Any) -> Any:
-    """Pause between two reads, in favor of the core's other thread, where there is a way."""
+    """Pause between two reads, for the core's other thread, if the CPU has such an instruction."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if platform.machine() in ("x86_64", "AMD64"):
@@ -205,18 +205,18 @@ def pause(typing: Any) -> Any:
 
 
 LOOKS = 1000
-"""Looks at what another thread has yet to do, some 50 µs together, after which something else is
-taken to have its core."""
+"""Polls of another thread's unfinished work, about 50 µs in total, after which another process is
+assumed to hold its core."""
 _MANY_LOOKS = 20 * LOOKS
-"""The same where nobody knows yet how long it takes."""
+"""The same while no part's time is known yet."""
 _PART_DONE = 1
-"""Flag of a part; before that, the cycle in which it was begun, or 0."""
+"""Flag of a finished part; before that, the flag is the cycle at which the part began, or 0."""
 
 
 @jitable
 def next_part(job: Any) -> Any:
-    """The next part of the job at an address that this thread is to do; -1 when none is left and,
-    if it has flags, all are done."""
+    """The next part that this thread must do of the job at an address; -1 if no part is left and,
+    with flags, all parts are done."""
     part, parts = take(job + 8 * TAKEN), look_at(job + 8 * PARTS)
     flags = look_at(job + 8 * FLAGS)
     if part < parts:
@@ -242,7 +242,7 @@ def next_part(job: Any) -> Any:
 
 @jitable
 def part_done(job: Any, part: Any) -> None:
-    """Say that a part is done, once however often it was done."""
+    """Mark a part as done. It counts once, however often it was done."""
     flags = look_at(job + 8 * FLAGS)
     if flags == 0:
         take(job + 8 * DONE)
@@ -265,8 +265,8 @@ def is_done(job: Any) -> Any:
 
 @intrinsic
 def largest(typing: Any, values: Any, tiles: Any) -> Any:
-    """Largest of ``tiles`` · 16 float32 at an address, at least one tile. NaNs are ignored, but one
-    in the first tile hides the later values of its lane."""
+    """Maximum of ``tiles`` · 16 float32 at an address, at least one tile. NaNs are ignored, but a
+    NaN in the first tile hides the later values of its lane."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         write = Vectors(builder)

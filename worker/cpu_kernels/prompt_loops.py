@@ -1,16 +1,15 @@
-"""Attention of prompts' chunks, by the inner loop of the block products.
+"""Attention of prompt chunks, with the inner loop of the block products.
 
-A chunk's keys and values are first packed as that loop reads weights, ``TILE_KEYS`` at a time::
+A chunk's keys and values are first packed in that loop's weight layout, ``TILE_KEYS`` at a time::
 
     packed  [tiles][kv_heads][keys | values]
     keys    [TILE_KEYS / 32][dim / unit][32 keys][unit]          unit: 2 for bfloat16, 1 for float32
     values  [dims / 32][TILE_KEYS / unit][32 dims][unit]         dims: dim, padded to whole blocks
 
-Then each part of a second job, some tokens of one head, goes through the tiles that it sees with
-the softmax carried along (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022): what the
-causal mask hides is not computed, and no scores go to memory. Shares are rounded to the pool's
-type before they weigh values, as torch's attention does. To be imported only where numba is
-installed.
+Then each part of a second job, some tokens of one head, reads the tiles that it sees with a running
+softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022): tiles hidden by the causal
+mask are not computed, and no scores go to memory. Shares are rounded to the pool's dtype before
+they weight the values, as in torch's attention. Import this module only if numba is installed.
 """
 
 import math
@@ -47,16 +46,16 @@ from worker.cpu_kernels.native import (
 from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, TeamTask, compiled_task
 
 TILE_KEYS: Final = 128
-"""Keys of a tile: with 64 dimensions in bfloat16 its keys and values, 32 KiB, stay in the nearest
-cache while all groups of a part's rows go through them."""
+"""Keys per tile: with 64 dimensions in bfloat16, its 32 KiB of keys and values stay in the L1 cache
+while all groups of a part's rows read them."""
 PART_TOKENS: Final = 48
-"""Most tokens of a part, which go through a tile in groups of as many rows as fit registers."""
+"""Maximum tokens per part, which read a tile in groups of as many rows as fit in registers."""
 _SOURCE: Final = Path(__file__).read_bytes()
 Rows = NDArray[np.int64]
 
 
 def tile_bytes(kv_heads: int, dim: int, item: int) -> int:
-    """Bytes of a tile's keys and values, of ``item`` bytes each."""
+    """Bytes of a tile's keys and values, with ``item`` bytes per number."""
     return kv_heads * TILE_KEYS * (dim + _padded(dim)) * item
 
 
@@ -72,11 +71,11 @@ def cut(
     heads: int,
     bytes_of_tile: int,
 ) -> tuple[Rows, Rows, Rows]:
-    """The chunks of a batch, as in ``AttentionArguments``; the parts that pack them: chunk, tile;
-    and the parts that attend: chunk, head, first token, end.
+    """Returns the chunks of a batch, as in ``AttentionArguments``; the parts that pack them: chunk,
+    tile; and the parts that attend: chunk, head, first token, end.
 
-    ``query_tokens`` and ``context_tokens`` [rows]: tokens that rows compute, and have then; the
-    chunks are ``rows`` of them. ``window``: keys that a query sees, 0: all.
+    ``query_tokens`` and ``context_tokens`` [rows]: tokens that rows compute, and have afterwards;
+    ``rows`` are the chunks' rows. ``window``: number of keys that a query sees, 0: all.
     """
     chunks, tiles, parts = list[tuple[int, ...]](), list[Rows](), list[Rows]()
     first_token, count = int(query_tokens[: rows.start].sum()), 0
@@ -98,15 +97,15 @@ def cut(
 
 
 def _rows(*columns: NDArray[np.int64] | int) -> Rows:
-    """All combinations of ``columns``, which are broadcast."""
+    """Rows of ``columns``, which are broadcast to each other."""
     rows: Rows = np.stack(np.broadcast_arrays(*columns), axis=-1)
     return rows.reshape(-1, len(columns))
 
 
 @cache
 def pack(kv_heads: int, dim: int, block_tokens: int, is_bfloat16: bool) -> TeamTask:
-    """Compile the first job: each part stores the new ones of a tile's keys and values in the pool,
-    and packs the tile."""
+    """Compile the first job: each part stores a tile's new keys and values in the pool and packs
+    the tile."""
     item, unit = (2, 2) if is_bfloat16 else (4, 1)
     stored = uint16 if is_bfloat16 else float32
     values, padded = 2 * kv_heads * dim, _padded(dim)
@@ -184,7 +183,7 @@ def pack(kv_heads: int, dim: int, block_tokens: int, is_bfloat16: bool) -> TeamT
 
 @cache
 def attend(heads: int, kv_heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
-    """Compile the second job: each part sets ``out`` [tokens, heads, dim], in the pool's type, for
+    """Compile the second job: each part sets ``out`` [tokens, heads, dim], in the pool's dtype, for
     some tokens of a head."""
     item, unit = (2, 2) if is_bfloat16 else (4, 1)
     form = int(Form.DOTS if is_bfloat16 else Form.FLOAT32)
@@ -215,7 +214,7 @@ def attend(heads: int, kv_heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
             part = next_part(job[AT.job])
             if part < 0:
                 break
-            # Here, since numba frees an array after its last use.
+            # Used here, because numba frees an array after its last use.
             scores_at = (room.ctypes.data + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
             sums_at = scores_at + blocks * score_bytes
             shares_at = sums_at + score_bytes
@@ -241,8 +240,8 @@ def attend(heads: int, kv_heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
                 values_at = keys_at + key_bytes
                 for first in range(0, end - begin, MAX_ROWS):
                     count = min(MAX_ROWS, end - begin - first)
-                    # Of the tile's keys, the first row sees those before ``seen``, and each
-                    # further row one more.
+                    # The first row sees the tile's keys before ``seen``; each further row sees one
+                    # more.
                     seen = before + begin + first + 1 - tile * TILE_KEYS
                     last_block = min(blocks, (seen + count + BLOCK_OUTPUTS - 2) // BLOCK_OUTPUTS)
                     first_block = max(0, seen - window) // BLOCK_OUTPUTS if window else 0
@@ -274,7 +273,7 @@ def attend(heads: int, kv_heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
                         line = scores_at + first_block * score_bytes + i * sum_bytes
                         highest = top_of(line, score_bytes, some, known)
                         top[first + i] = highest
-                        # A row that sees nothing yet keeps nothing of this tile either.
+                        # A row that has seen no key yet keeps nothing of this tile either.
                         shrink[i] = np.exp((known - highest) * scale) if highest > known else 1
                         if highest == -infinity:
                             highest = np.float32(0)

@@ -1,6 +1,6 @@
-"""The loops between the products of a decoder's step, and the task that does jobs in turn.
+"""The loops between the products of a decoder's step, and the task that runs jobs in order.
 
-To be imported only where numba is installed.
+Import this module only if numba is installed.
 """
 
 from functools import cache
@@ -27,14 +27,14 @@ from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, TeamTask, compiled_ta
 
 
 class RowArguments(NamedTuple):
-    """The fields of a job of rows, after its counts: addresses of contiguous float32, then sizes.
+    """The fields of a job over rows, after its counts: addresses of contiguous float32, then sizes.
 
-    Results go to ``out``, to ``short`` rounded to bfloat16, or to both; 0: not wanted.
+    Results go to ``out``, to ``short`` (rounded to bfloat16), or to both; 0 to skip one.
     """
 
     job: int
     rows: int
-    """How many, divided among the parts."""
+    """Number of rows, divided among the parts."""
     x: int
     y: int
     weight: int
@@ -55,7 +55,7 @@ _SOURCE: Final = Path(__file__).read_bytes()
 
 @jitable
 def _store(values: Any, out: Any, short: Any, at: Any) -> None:
-    """Write ``values`` to the results' addresses ``out`` and ``short``, from element ``at`` on."""
+    """Write ``values`` to the result addresses ``out`` and ``short``, from element ``at`` on."""
     width = len(values)
     if out != 0:
         exact = carray(as_pointer(out + 4 * at, float32), (width,), float32)
@@ -77,7 +77,7 @@ def _rows_of(job: Any, part: Any) -> Any:
 
 @jitable
 def _norm_of(values: Any, epsilon: Any) -> Any:
-    """What ``values`` are multiplied by in their RMS norm."""
+    """The factor of ``values`` in their RMS norm."""
     squares = np.float32(0)
     for i in range(len(values)):
         squares += values[i] * values[i]
@@ -86,8 +86,8 @@ def _norm_of(values: Any, epsilon: Any) -> Any:
 
 @cache
 def add_norm() -> TeamTask:
-    """Compile: ``sums``, which may be ``x``, = ``x`` + ``y``; the results are their RMS norm. All
-    [rows, ``width``], ``weight`` [``width``]."""
+    """Compile ``sums`` (may be ``x``) = ``x`` + ``y``; the results are the RMS norm of ``sums``.
+    All are [rows, ``width``], ``weight`` is [``width``]."""
 
     @compiled_task(AT, native.SOURCE, _SOURCE)
     def add_norm(pointer: Any) -> None:
@@ -119,17 +119,16 @@ def add_norm() -> TeamTask:
 
 @cache
 def rotate() -> TeamTask:
-    """Compile: the results, of which ``out`` may be ``x``, are ``x`` [rows, ``heads``, ``width``]
-    with the first ``rotated`` heads rotated by cosines ``y`` and signed sines ``weight`` [rows,
-    ``width``] (``AngleTable``), after an RMS norm of each by ``sums`` [``rotated``, ``width``]; 0:
-    no norm."""
+    """Compile the rotation of the first ``rotated`` heads of ``x`` [rows, ``heads``, ``width``] by
+    cosines ``y`` and signed sines ``weight`` [rows, ``width``] (``AngleTable``), after an RMS norm
+    of each head by ``sums`` [``rotated``, ``width``] (0: no norm). ``out`` may be ``x``."""
 
     @compiled_task(AT, native.SOURCE, _SOURCE)
     def rotate(pointer: Any) -> None:
         job = carray(pointer, (SIZE,), int64)
         heads, width, half = job[AT.heads], job[AT.width], job[AT.width] // 2
         if job[AT.out] == job[AT.x]:
-            heads = job[AT.rotated]  # the others are where they belong
+            heads = job[AT.rotated]  # the others are already in place
         epsilon = carray(as_pointer(job[AT.job] + 8 * AT.epsilon, float64), (1,), float64)[0]
         given, turned = np.empty(width, np.float32), np.empty(width, np.float32)
         while True:
@@ -168,7 +167,7 @@ def rotate() -> TeamTask:
 
 @cache
 def convert(is_short: bool) -> TeamTask:
-    """Compile: the results are ``x`` [rows, ``width``], which is bfloat16 if ``is_short``."""
+    """Compile the copy of ``x`` [rows, ``width``] to the results. ``is_short``: ``x`` is bfloat16."""
     item = 2 if is_short else 4
 
     @compiled_task(is_short, AT, native.SOURCE, _SOURCE)
@@ -199,9 +198,9 @@ def convert(is_short: bool) -> TeamTask:
 
 @cache
 def in_turn() -> TeamTask:
-    """Compile the task that does others in turn: after its counts its job has the address and the
-    number of pairs, each a task's address and its job's. A thread that cannot do its part, for want
-    of memory, does no more."""
+    """Compile the task that runs other tasks in order. After its counts, its job has the address
+    and the number of pairs; each pair is a task's address and its job's address. A thread that
+    lacks memory for its part stops."""
     size = FIRST_ARGUMENT + 2
 
     @compiled_task(native.SOURCE, _SOURCE)

@@ -1,19 +1,19 @@
 """Runs compiled loops on torch's own threads.
 
-Threads of our own would compete with torch's for the cores: after each parallel loop, OpenMP's spin
-for some time and wait for the next one. So a compiled task runs like torch's own loops, by
-``GOMP_parallel`` of the OpenMP that torch is linked with. Where there is none, tasks run on the
+Our own threads would compete with torch's for the cores: after each parallel loop, OpenMP's threads
+spin for some time and wait for the next one. So a compiled task runs like torch's own loops,
+through ``GOMP_parallel`` of the OpenMP that torch is linked with. Without it, tasks run on the
 calling thread.
 
-A *job* is an array of int64: how many of its parts are taken, how many there are, how many are
-done, the address of their flags, the cycles that one took, then the task's data, mostly addresses.
-Every thread takes parts until none is left (``native.next_part``), so that a long one does not
-delay the others.
+A *job* is an array of int64: the number of parts taken, the number of parts, the number done, the
+address of their flags, the cycles that one part took, then the task's data, mostly addresses. Every
+thread takes parts until none is left (``native.next_part``), so that a long part does not delay the
+others.
 
-Flags, an int64 for each part, are for jobs that the same threads do one after the other
-(``step_loops.in_turn``): none continues before all parts are done. A part that takes another thread
-much longer than the others, since something else has its core, is then done again, with the same
-result.
+Flags, one int64 per part, are for jobs that the same threads run one after another
+(``step_loops.in_turn``): no thread continues before all parts are done. If a part takes another
+thread much longer than the other parts, because another process holds its core, it is done again,
+with the same result.
 """
 
 import ctypes
@@ -36,9 +36,9 @@ FLAGS: Final = 3
 TOOK: Final = 4
 FIRST_ARGUMENT: Final = 5
 PARTS_PER_THREAD: Final = 8
-"""Parts of a job per thread: several, so that a thread held up by another process does fewer."""
+"""Parts of a job per thread: several, so that a thread delayed by another process does fewer."""
 WORTH_A_TEAM: Final = 65_536
-"""Fewest values to use several threads for: fewer are done before another thread starts."""
+"""Minimum values to use several threads: fewer finish before another thread starts."""
 
 Job = NDArray[np.int64]
 
@@ -51,36 +51,36 @@ class TeamTask:
 
     def __init__(self, function: Function, made: Any) -> None:
         self.function = function
-        self._made = made  # owns the machine code
+        self._made = made  # keeps the machine code alive
         self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(made.address)
         self.address: int = made.address
 
     def run(self, job: Job, threads: int) -> None:
         """Run all parts of ``job`` on at most ``threads`` threads, including this one.
 
-        Raises ``MemoryError`` when one could not be done.
+        Raises ``MemoryError`` if a part lacks memory.
         """
         job[TAKEN] = job[DONE] = 0
         self.run_at(job.ctypes.data, threads)
 
     def run_at(self, job_address: int, threads: int) -> None:
-        """Like ``run``, for the address of a job of which no part is taken yet."""
+        """Like ``run``, for the address of a job none of whose parts is taken yet."""
         parallel = _parallel() if threads > 1 else None
         if parallel is None:
             self._call(job_address)
         else:
             parallel(self.address, job_address, threads, 0)
         counts = _Counts.from_address(job_address)
-        # Lack of memory is the only failure of such code: numba prints it, and the call returns.
+        # Lack of memory is this code's only failure: numba prints it, and the call returns.
         if counts[DONE] != counts[PARTS]:
             raise MemoryError(f"{self.function.__name__}: no memory for a compiled loop")
 
 
 def compiled_task(*constants: object) -> Callable[[Function], TeamTask]:
-    """Make a ``TeamTask`` of a function of one pointer to int64, which is the job.
+    """Make a ``TeamTask`` from a function of one pointer to int64: the job.
 
-    Otherwise like ``compiled.compiled``: ``constants`` are all that the code depends on and does
-    not contain, such as the layout of its arguments.
+    Otherwise like ``compiled.compiled``: ``constants`` are everything that the code depends on but
+    does not contain, such as the layout of its arguments.
     """
 
     def compile_it(function: Function) -> TeamTask:
@@ -100,7 +100,7 @@ def has_team() -> bool:
 
 @cache
 def _parallel() -> Callable[..., None] | None:
-    """``GOMP_parallel(function, data, threads, flags)`` of torch's OpenMP, None without one."""
+    """``GOMP_parallel(function, data, threads, flags)`` of torch's OpenMP; None if it has none."""
     try:
         libraries = Path(torch.__file__).parent / "lib"
         found = ctypes.CDLL(str(next(libraries.glob("libtorch_cpu.*")))).GOMP_parallel

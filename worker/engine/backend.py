@@ -1,10 +1,10 @@
-"""What computes for the engine's loop: our own scheduler and runner, or a third party's engine.
+"""The interface to what computes steps: our own scheduler and runner, or a third-party engine.
 
-The loop (``EngineLoop``) owns deadlines, aborts, ends and accounts. A backend owns the queue, the
-batch and the memory, and computes steps.
+The loop (``EngineLoop``) owns deadlines, aborts, job ends and counters. A backend owns the queue,
+the batch and the memory, and computes the steps.
 """
 
-# ruff: noqa: B027 - what most backends need not do, they leave out
+# ruff: noqa: B027 - backends override only the hooks that they need
 
 import math
 from abc import ABC, abstractmethod
@@ -20,34 +20,34 @@ from worker.scheduler.step_time import StepTime
 
 
 def _no_row(row: Row) -> None:
-    """There is nothing to drop."""
+    """Do nothing: there is nothing to drop."""
 
 
 @dataclass(slots=True)
 class Executed:
     """The outcome of a step or, with overlap, of the step before it.
 
-    ``plan`` is the computed part of the plan, in ``duration_s``. ``book`` records a row's new
-    tokens; ``drop`` forgets a row whose request gets none of them.
+    ``plan`` is the computed part of the plan; it took ``duration_s``. ``book`` records a row's new
+    tokens; ``drop`` discards a row whose request gets none of them.
     """
 
     plan: Plan | None = None
     result: StepResult = field(default_factory=lambda: StepResult([]))
     duration_s: float = 0.0
     was_launched: bool = False
-    """Whether its rows were told to the scheduler when it was launched, one step ahead."""
+    """Whether the scheduler learned of its rows at launch, one step ahead."""
     book: Callable[[Row, list[int]], None] | None = None
     drop: Callable[[Row], None] = _no_row
     failed: dict[Request, EndReason | None] = field(default_factory=dict)
-    """Requests that were not computed, with the reason to end; None: they are planned again."""
+    """Requests that were not computed, with the reason to end; None means to plan them again."""
     ended: dict[Request, EndReason] = field(default_factory=dict)
-    """Requests that the backend ended by its own rules, after the tokens in ``result``."""
+    """Requests that the backend ended by its own rules; the tokens in ``result`` come first."""
     freed: list[Request] = field(default_factory=list)
-    """Requests with a ``release`` that has just finished."""
+    """Requests whose ``release`` has just finished."""
 
 
 class Backend(ABC):
-    """Queue, batch, memory and steps of an engine; on its thread unless stated otherwise."""
+    """An engine's queue, batch, memory and steps. Called on its thread unless stated otherwise."""
 
     step_time: StepTime
     min_start_budget_s: float
@@ -60,13 +60,13 @@ class Backend(ABC):
     # ── any thread ───────────────────────────────────────────────────────────────────────────
 
     def prepare(self, request: Request) -> None:
-        """Do what a request needs once and that need not wait for the engine's thread."""
+        """Do a request's one-time work that does not need the engine's thread."""
 
     def attach(self, wake: Callable[[], None]) -> None:
-        """Set the callback, on any thread, for news from outside."""
+        """Set the callback for news from outside; any thread may call it."""
 
     def interrupt(self) -> None:
-        """Have a ``compute`` that waits return soon, since there is news."""
+        """Make a waiting ``compute`` return soon because of news."""
 
     def kv_reports(self) -> list[KvReport]:
         """See ``EngineService``."""
@@ -74,40 +74,40 @@ class Backend(ABC):
 
     @property
     def has_failed(self) -> bool:
-        """Whether nothing more can be computed although no step has said so."""
+        """Whether nothing more can be computed, even if no step has reported that yet."""
         return False
 
     @property
     @abstractmethod
     def largest_step_tokens(self) -> int:
-        """Most tokens that the current step may have."""
+        """Maximum number of tokens in the current step."""
 
     # ── the queue and the batch ──────────────────────────────────────────────────────────────
 
     @property
     @abstractmethod
     def has_work(self) -> bool:
-        """Whether any request is held."""
+        """Whether the backend holds any request."""
 
     @abstractmethod
     def enqueue(self, request: Request, now: float) -> EndReason | None:
-        """Put a request in the queue, or say why not."""
+        """Put a request in the queue, or return why that is not possible."""
 
     def unblock(self) -> None:
-        """Note that a request that could not be admitted perhaps can be now."""
+        """Note that a request that was not admitted before may fit now."""
 
     @property
     @abstractmethod
     def can_pause(self) -> bool:
-        """Whether requests can be paused; else that is ignored."""
+        """Whether requests can be paused; if not, pauses are ignored."""
 
     @abstractmethod
     def pause(self, request: Request) -> bool:
-        """Take a running request out of the batch. False where that is not possible now: ask again
+        """Take a running request out of the batch. False if that is not possible now: ask again
         after the next step."""
 
     def unpause(self, request: Request) -> None:
-        """Forget that a pause was asked for, which was not possible yet."""
+        """Forget a requested pause that was not possible yet."""
 
     @abstractmethod
     def resume(self, request: Request) -> bool:
@@ -115,11 +115,11 @@ class Backend(ABC):
 
     @abstractmethod
     def release(self, request: Request, now: float) -> bool:
-        """Drop a request, in any state. True if its slot and memory are free now; else they are
-        when a row of it comes next, or when ``Executed.freed`` has it."""
+        """Drop a request, in any state. True if its slot and memory are free now; otherwise its
+        next row frees them, or ``Executed.freed`` lists it."""
 
     def spoil(self, request: Request) -> None:
-        """Discard a request's results: its numbers are not finite."""
+        """Discard a request's results, because its numbers are not finite."""
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
 
@@ -128,7 +128,7 @@ class Backend(ABC):
 
     @abstractmethod
     def next_prompt_tokens(self, now: float, *, is_more_coming: bool) -> int:
-        """Most prompt tokens that the next step can carry with its decodes."""
+        """Maximum number of prompt tokens that the next step can carry with its decodes."""
 
     @abstractmethod
     def schedule(self, now: float) -> Schedule:
@@ -136,9 +136,9 @@ class Backend(ABC):
 
     @abstractmethod
     def compute(self, plan: Plan | None, patience_s: Callable[[], float]) -> Executed | None:
-        """Compute a step, or launch it and return the one before; None if there is nothing to do.
+        """Compute a step, or launch it and return the one before it; None if there is no work.
 
-        May wait for work, for ``patience_s()`` seconds. Raises ``DeviceLost`` if nothing can be
+        May wait up to ``patience_s()`` seconds for work. Raises ``DeviceLost`` if nothing can be
         computed any more.
         """
 
@@ -147,20 +147,20 @@ class Backend(ABC):
 
     @abstractmethod
     def counts(self) -> dict[str, Any]:
-        """Fields of ``WorkerStats`` about the queue, the batch and the memory."""
+        """Return the ``WorkerStats`` fields about the queue, the batch and the memory."""
 
     # ── idle, and the end ────────────────────────────────────────────────────────────────────
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` when the books do not add up. Called while nothing is held."""
+        """Raise ``AssertionError`` if the accounting is wrong. Called while nothing is held."""
 
     @property
     def next_expiry(self) -> float:
-        """When ``begin`` has something to do although nothing is held."""
+        """Time at which ``begin`` has work to do even if nothing is held."""
         return math.inf
 
     def halt(self) -> None:
-        """Compute no more, so that every ``release`` is over at once."""
+        """Stop computing, so that every ``release`` finishes at once."""
 
     @abstractmethod
     def close(self) -> None:

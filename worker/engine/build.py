@@ -34,12 +34,12 @@ from worker.text import Tokenizer
 def build_engine(
     settings: WorkerSettings, clock: Clock = time.monotonic, *, measures: bool = False
 ) -> LoadedEngine:
-    """Load what ``settings`` name; with ``measures`` the card says what a model's steps take.
+    """Load the model in ``settings``; with ``measures`` the card has measured step times.
 
-    Raises ``DeviceUnavailable``, ``CheckpointError``, ``TokenizerError``, ``ValueError`` for
-    settings that do not fit each other, each with what to do about it.
+    Raises ``DeviceUnavailable``, ``CheckpointError``, ``TokenizerError``, and ``ValueError`` for
+    settings that conflict; each message says what to do.
     """
-    if settings.engine == "auto":  # called directly, not by ``load_engine``, which chooses
+    if settings.engine == "auto":  # not called by ``load_engine``, which chooses
         settings = settings.model_copy(update={"engine": "torch"})
     _check(settings)
     timing = LoadTiming()
@@ -49,9 +49,9 @@ def build_engine(
     if script is not None:
         config = replace(config, context_tokens=script.context_tokens)
     if settings.engine == "torch" and (problem := why_unservable(path)) is not None:
-        raise BrokenCheckpoint(problem)  # before the tokenizer, which such a folder may lack too
-    # On a thread that ends afterwards: OpenMP keeps workers for every thread that has computed, and
-    # when they outnumber the cores none may spin any more, which costs a third of every step.
+        raise BrokenCheckpoint(problem)  # before the tokenizer: such a folder may lack that too
+    # Runs on a thread that ends afterwards: OpenMP keeps workers for every thread that has
+    # computed. When they outnumber the cores, none may spin, which costs a third of every step.
     with ThreadPoolExecutor(3, "tidegate-build") as threads:
         hashing = threads.submit(timing.timed("digest")(model_digest), path)
         return threads.submit(
@@ -60,23 +60,23 @@ def build_engine(
 
 
 def _check(settings: WorkerSettings) -> None:
-    """Raise ``ValueError`` for settings of which one makes another meaningless."""
+    """Raise ``ValueError`` if one setting makes another one meaningless."""
     if settings.kv.disk_path is not None and not settings.kv.prefix_cache:
         raise ValueError(
-            "TIDEGATE_WORKER__KV__DISK_PATH keeps what the prefix cache holds, and that is off; set"
-            " TIDEGATE_WORKER__KV__PREFIX_CACHE=true or name no path"
+            "TIDEGATE_WORKER__KV__DISK_PATH is set, but the prefix cache that it stores is off; set"
+            " TIDEGATE_WORKER__KV__PREFIX_CACHE=true or leave the path unset"
         )
 
 
 def _script(settings: WorkerSettings) -> Script | None:
-    """The script of ``synthetic-scripted``, None for any other engine. Raises ``ValueError``."""
+    """The script of ``synthetic-scripted``; None for any other engine. Raises ``ValueError``."""
     if settings.engine == "synthetic-scripted":
         return read_script(synthetic_args(settings).script or DEFAULT_SCRIPT)
     return None
 
 
 def _model_digest(checkpoint: str, script: Script | None) -> str:
-    """The model's digest: another script's texts cannot be continued."""
+    """The model's digest. It covers the script: another script cannot continue its texts."""
     if script is None:
         return checkpoint
     return hashlib.sha256(checkpoint.encode() + script.text).hexdigest()
@@ -103,7 +103,7 @@ def _build(
         max_waiting=MAX_WAITING,
         max_step_tokens=settings.max_step_tokens,
         min_start_budget_s=settings.min_start_budget_ms / 1e3,
-        tile_tokens=1,  # the runner says how many, once it is built
+        tile_tokens=1,  # replaced by the runner's number once it is built
         prefix_cache=settings.kv.prefix_cache,
     )
     path = settings.model_path
@@ -112,10 +112,10 @@ def _build(
     eos = end_tokens(config.eos_token_ids, tokenizer, config.vocab_size, path)
     compiling: Future[GrammarCompiler | None] | None = None
     if settings.engine == "torch" or script is not None:
-        # A second and more for a large vocabulary, in parallel to the weights.
+        # Takes a second or more for a large vocabulary; runs while the weights load.
         compiling = threads.submit(build_compiler, tokenizer.json, config.vocab_size, eos)
     if settings.engine == "torch":
-        # Imported here, so that a synthetic engine starts without torch.
+        # Imported here so that a synthetic engine starts without torch.
         from worker.runner.build import build_torch_runner
 
         built = build_torch_runner(settings, config, eos, timing)
@@ -133,8 +133,8 @@ def _build(
             )
         if costs is not None:
             model_log.info(
-                "ms of a step by its rows: %s; each prompt token adds %.3f, each 1,000 tokens of "
-                "rows' contexts %.3f; as a logarithm, they may be faster by %.2f",
+                "step time in ms by rows: %s; each prompt token adds %.3f, each 1,000 tokens of "
+                "context %.3f; steps may be faster by %.2f in natural logarithm",
                 ", ".join(f"{n} {ms:.2f}" for n, ms in zip(costs.rows, costs.step_ms, strict=True)),
                 costs.prompt_token_ms,
                 1000 * costs.context_token_ms,
@@ -193,7 +193,7 @@ def _open_tier(
         return None
     origin, engine = digests
     if settings.deterministic:
-        # What another engine computed is as good, but not the same to the last bit (WK-3).
+        # Another engine's KV is just as good, but not bit-identical (WK-3).
         origin += engine
     return open_disk_tier(
         scheduler, built.memory, settings.kv.disk_path, settings.kv.disk_bytes, origin

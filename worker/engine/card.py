@@ -1,4 +1,4 @@
-"""Makes the model card of a loaded engine, with the digest of what decides its tokens (PF-6)."""
+"""Makes a loaded engine's model card, with the digest of everything that affects tokens (PF-6)."""
 
 import hashlib
 import os
@@ -28,11 +28,11 @@ class DeviceFacts(NamedTuple):
 
 
 def device_facts(device: str, count: int = 1) -> DeviceFacts:
-    """Facts about the process's current GPU for ``cuda…``, and about those after it where
-    ``count`` are used together; zeros and "" for any other device."""
+    """Facts about the process's current GPU for ``cuda…``, and about the next GPUs if ``count`` are
+    used together; zeros and "" for any other device."""
     if not device.startswith("cuda"):
         return DeviceFacts()
-    import torch  # engines without a GPU may not need it
+    import torch  # some engines without a GPU do not need it
 
     if not torch.cuda.is_available():
         return DeviceFacts()
@@ -48,9 +48,9 @@ def device_facts(device: str, count: int = 1) -> DeviceFacts:
 
 
 def mask_of(index: int, visible: str | None) -> int:
-    """The bit of a GPU that is number ``index`` among those of ``CUDA_VISIBLE_DEVICES``.
+    """The bit of the GPU with number ``index`` in ``CUDA_VISIBLE_DEVICES`` (``visible``).
 
-    0 where that names the GPU by its UUID: its number on the host is not known then.
+    0 if that variable names the GPU by UUID: its number on the host is unknown then.
     """
     if visible is None:
         return 1 << index
@@ -70,11 +70,11 @@ RESULT_CODE: Final = (
     "cpu_kernels",
     "core.py",
 )
-"""Parts of the worker with code that affects the tokens."""
+"""Parts of the worker whose code affects the tokens."""
 
 
 def engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
-    """Hex SHA-256 over ``RESULT_CODE``, and the settings and versions that have a say too."""
+    """Hex SHA-256 of ``RESULT_CODE`` and of the settings and versions that affect the tokens."""
     digest = hashlib.sha256()
     root = Path(__file__).resolve().parent.parent
     for part in RESULT_CODE:
@@ -99,7 +99,7 @@ def engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
 
 
 def version_of(package: str) -> str:
-    """Version of an installed package; ``unknown`` in a checkout that was not installed."""
+    """Version of an installed package; ``unknown`` in a checkout that is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -109,8 +109,8 @@ def version_of(package: str) -> str:
 def end_tokens(
     found: tuple[int, ...], tokenizer: Tokenizer, vocab_size: int, path: Path
 ) -> tuple[int, ...]:
-    """Ids of all tokens that end an answer: those ``found`` with the model, and the tokenizer's own
-    (a chat model's end of turn)."""
+    """Ids of all tokens that end an answer: the ids ``found`` with the model and the tokenizer's
+    own end token (a chat model's end of turn)."""
     own = tokenizer.eos_token_id
     if own is not None and own not in found:
         if own < vocab_size:
@@ -137,8 +137,8 @@ def model_card(
     gpus: int = 1,
     **own: Any,
 ) -> ModelCard:
-    """Make the card of an engine on ``gpus`` GPUs, or none; ``own`` are the fields that only it
-    knows, or knows better. ``model_digest`` is in hex."""
+    """Make the card of an engine on ``gpus`` GPUs, or none. ``own`` has the fields that only the
+    engine knows or knows better. ``model_digest`` is in hex."""
     common = {
         "model": settings.model_name or model_name(settings.model_path),
         "tokenizer_json": tokenizer.json,
@@ -160,8 +160,8 @@ def model_card(
 
 
 def read_sampling_defaults(path: Path) -> SamplingDefaults:
-    """Sampling defaults of checkpoint directory ``path``; logged, because they change what clients
-    get. Unfit ones are left out with a warning.
+    """Read the sampling defaults of checkpoint directory ``path``. They are logged, because they
+    change what clients get. Values out of range are skipped with a warning.
 
     Raises ``BrokenCheckpoint`` for a file that cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Our own engine: the loop over our scheduler, our runner and the tiers below them."""
+"""Our own engine: the loop over our scheduler, our runner and their KV tiers."""
 
 import time
 from collections.abc import Callable, Collection
@@ -23,7 +23,7 @@ from worker.scheduler.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """``hash_salt`` is the card's; ``overlap`` is for runners that can (``OverlappingRunner``)."""
+    """``hash_salt`` is the card's; ``overlap`` needs an ``OverlappingRunner``."""
 
     eos_token_ids: Collection[int] = ()
     hash_salt: bytes = b""

@@ -1,16 +1,15 @@
-"""Runs planned steps, one after the other or one ahead, and in parts where one fails.
+"""Runs planned steps one by one or one ahead, and splits a step that fails.
 
-With overlap a step is launched before the one before it is read, so that the device never waits
-for the engine::
+With overlap, the engine launches a step before it reads the previous one. The device never waits::
 
     engine     launch 1 │ launch 2 │ read 1, apply │ launch 3 │ read 2, apply │ …
     device              ├─────── 1 ───────┼────── 2 ──────┼────── 3 ──────┼ …
 
-A step takes what the device took for it, by the device's clock, or its own launch where that is
-longer (WK-15): a step is read only after the next launch, so that the host's clock would bill a
-long launch to the step before it.
+A step's duration is its time on the device's clock, or its launch time if that is longer (WK-15).
+The host's clock would not do: a step is read only after the next launch, so a long launch would
+count for the step before it.
 
-A step that fails is retried in halves, until only the requests that make it fail end::
+A failed step is retried in halves, until only the requests that make it fail end::
 
     a b c d e f g h    failed                  one step each, deadlines and aborts checked between
     ├─ a b c d         computed
@@ -20,8 +19,8 @@ A step that fails is retried in halves, until only the requests that make it fai
        │  └─ f         computed
        └─ g h          computed
 
-A failed step has changed nothing that matters: its KV is written again, and a draw is a function of
-seed and position. If memory ran out, ``out_of_memory`` says what may fit.
+A failed step leaves no lasting change: the retry writes its KV again, and a draw is a function of
+seed and position. If memory ran out, ``out_of_memory`` decides what may fit.
 """
 
 from collections.abc import Sequence
@@ -42,11 +41,11 @@ from worker.scheduler.request import Request
 from worker.scheduler.scheduler import Scheduler
 
 _USE_SMOOTHING: Final = 1 / 256
-"""A few seconds of steps, as long as a scrape of the metrics looks back."""
+"""Averages over a few seconds of steps, about one scrape interval of the metrics."""
 
 
 class Bisection:
-    """The groups that are still to be tried. Used by the engine's thread."""
+    """The groups of rows still to try after a failure. Used by the engine's thread."""
 
     def __init__(self) -> None:
         self._groups: list[frozenset[Request]] = []
@@ -57,7 +56,7 @@ class Bisection:
         return bool(self._groups)
 
     def cut(self, plan: Plan) -> Plan:
-        """The part of ``plan`` in the next group to be tried; all of it if no group is left."""
+        """The part of ``plan`` in the next group to try; all of it if no group is left."""
         while self._groups:
             group = self._groups[-1]
             rows = [row for row in plan.rows if row.request in group]
@@ -70,17 +69,17 @@ class Bisection:
         return plan
 
     def passed(self) -> None:
-        """Note that the rows that ``cut`` gave last were computed."""
+        """Note that the rows of the last ``cut`` were computed."""
         if self._groups:
             self._groups.pop()
 
     def failed(self, rows: Sequence[Row], error: Exception) -> Request | None:
-        """Note that these rows failed; returns the request to end for it, once only one is left."""
+        """Note that these rows failed. Returns the request to end once only one is left."""
         self._log(len(rows), error)
         return self.halve(rows)
 
     def halve(self, rows: Sequence[Row]) -> Request | None:
-        """Have these rows tried in halves; returns the request, once only one is left."""
+        """Split these rows into halves to try. Returns the request once only one is left."""
         if self._groups:
             self._groups.pop()
         requests = list(dict.fromkeys(row.request for row in rows))
@@ -91,7 +90,7 @@ class Bisection:
         return None
 
     def _log(self, rows: int, error: Exception) -> None:
-        """Log the failure, with a traceback only the first time, not for each half."""
+        """Log the failure; only the first log entry has a traceback, not each half's."""
         what = f"{type(error).__name__}: {error}"
         engine_log.error(
             "step of %d rows failed (%s)%s",
@@ -127,27 +126,27 @@ class Executor:
         self._scheduler = scheduler
         self.runner = runner
         self.launcher = runner if overlap and isinstance(runner, OverlappingRunner) else None
-        """The runner, if it is to compute one step ahead; None: each step is computed at once."""
+        """The runner, if steps are launched one ahead; None if each step is computed at once."""
         self._memory = memory
         self._clock = clock
         self._bisection = Bisection()
         self._in_flight: StepInFlight | None = None
-        """The step that was launched and has not been read yet."""
+        """The step that was launched but not read yet."""
         self.stream_utilization = 0.0
-        """Share of time in which the device computed a step, a moving average; 0 without a device
+        """Share of time for which the device computes steps, a moving average; 0 without a device
         clock (LB-7)."""
         self._launch_failed = False
         """Whether the next step is computed without overlap."""
 
     @property
     def in_flight(self) -> frozenset[Request]:
-        """Requests that a launched step still has a row of."""
+        """Requests with a row in the launched step."""
         return frozenset() if self._in_flight is None else self._in_flight.requests
 
     def run(self, plan: Plan | None) -> Executed | None:
         """Compute what fits of ``plan``, or launch it and read the step before; None if idle.
 
-        Raises ``DeviceLost``: no request is to blame, and none can continue here.
+        Raises ``DeviceLost``, for which no request is to blame; none can continue here.
         """
         if plan is not None:
             plan = self._bisection.cut(plan)
@@ -184,7 +183,7 @@ class Executor:
         except Exception as error:
             if not is_out_of_memory(error):
                 return self._failed(plan.rows, error)
-            # Not the error itself: its traceback keeps the tensors of the step alive.
+            # Keep only the text: the error's traceback keeps the step's tensors alive.
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
         else:
             duration_s = self._clock() - started
@@ -197,7 +196,7 @@ class Executor:
         return self._without_memory(plan.rows, problem)
 
     def _without_memory(self, rows: Sequence[Row], problem: str) -> Executed:
-        """Have rows that did not fit tried again, or in parts."""
+        """Retry rows that did not fit in memory, whole or in parts."""
         tokens = sum(row.count for row in rows)
         if not self._memory.lacked(len(rows), tokens, problem):
             request = self._bisection.halve(rows)
@@ -237,7 +236,7 @@ class Executor:
         except DeviceLost:
             raise
         except Exception as error:
-            # The step launched after it has taken its tokens as inputs.
+            # The next step was launched with this step's tokens as inputs, so both are undone.
             after, self._in_flight = self._in_flight, None
             rows = step.plan.rows + (after.plan.rows if after is not None else [])
             for row in reversed(rows):
@@ -246,7 +245,7 @@ class Executor:
         self._memory.computed()
         device = result.device
         if device is None:
-            # Its host time, without counting any twice.
+            # The step's time on the host, with no part counted twice.
             duration_s = step.launch_s + self._clock() - began
         else:
             self._note_use(device)
@@ -259,7 +258,7 @@ class Executor:
             self.stream_utilization += excess * (_USE_SMOOTHING if self.stream_utilization else 1.0)
 
     def _failed(self, rows: Sequence[Row], error: Exception) -> Executed:
-        """End the request if it failed a step alone; else have the rows tried in halves."""
+        """End the request if it failed alone in a step; otherwise retry the rows in halves."""
         guilty = self._bisection.failed(rows, error)
         requests = dict.fromkeys(row.request for row in rows)
         return Executed(

@@ -1,7 +1,7 @@
-"""What every request is asked in every step: deadline and abort (DL-3, DL-4), and pauses.
+"""Checks every request in every step: deadline and abort (DL-3, DL-4), and pauses.
 
-Pauses and resumes take effect between two steps, and the latest counts: a pause that is taken back
-before it took effect leaves no trace.
+Pauses and resumes take effect between two steps, and the latest one counts: a pause that is
+withdrawn before it takes effect has no effect.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ _EARLY_FADES = 1 / 256
 
 
 class ExpiryCheck:
-    """Finds requests that must stop. A check is a flag and a float compare, no call."""
+    """Finds requests that must stop. A check is a flag test and a float comparison."""
 
     def __init__(self, clock: Clock, step_time: StepTime, steps_in_flight: int = 0) -> None:
         """``steps_in_flight``: steps launched but not yet read at the time of each check."""
@@ -34,17 +34,17 @@ class ExpiryCheck:
         self._step_time = step_time
         self._checks = 0
         self._early_s = 0.0
-        """Largest recent lead with which jobs end cleanly before their deadline: a prompt that
-        arrives makes the next step slow again."""
+        """How early jobs end cleanly before their deadline, in seconds, the largest recent value:
+        an arriving prompt makes the next step slow again."""
         self.check_us = 0.0
-        """Sampled cost of a check per request in µs, a moving average (DL-13)."""
+        """Cost of a check per request in µs, a moving average of samples (DL-13)."""
 
     def expired(
         self, running: Sequence[Request], now: float, prompt_tokens: Callable[[], int]
     ) -> list[Request]:
         """Running requests that must stop before the next step.
 
-        That step may carry up to ``prompt_tokens()`` of prompts; called only where it matters.
+        That step may carry up to ``prompt_tokens()`` prompt tokens; called only if needed.
         """
         self._checks += 1
         if not running or self._checks % _SAMPLE_EVERY != 1:
@@ -60,7 +60,7 @@ class ExpiryCheck:
     ) -> list[Request]:
         last_call = None
         token_s = self._step_time.least_token_s
-        # A step in flight has to be read before anything can end; its tokens count already.
+        # A step in flight must be read before a request can end; its tokens already count.
         spared = BOUND_STEPS + self._steps_in_flight
         expired = []
         for request in running:
@@ -84,7 +84,7 @@ class ExpiryCheck:
         return expired
 
     def unfinishable(self, waiting: Sequence[Request], now: float) -> list[Request]:
-        """Waiting requests that were aborted, or with certain work that no longer fits (DL-3)."""
+        """Waiting requests that were aborted, or whose certain work no longer fits (DL-3)."""
         token_s = self._step_time.least_token_s
         unfinishable = []
         for request in waiting:
@@ -107,7 +107,7 @@ class ExpiryCheck:
 
 
 def _goes_on(request: Request, now: float) -> bool:
-    """Whether a request that is certain to miss continues anyway, to test that (DL-17)."""
+    """Whether a request that is certain to miss its deadline continues as a test (DL-17)."""
     job = request.job
     if not job.keeps_on or job.abort is not None or request.ends_cleanly or now >= job.deadline:
         return False
@@ -122,24 +122,24 @@ class Pauses:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self.asked = False
-        """Whether a flag has changed, or could not be followed yet."""
+        """Whether a flag has changed or has not taken effect yet."""
 
     def ask(self) -> None:
-        """Have the flags checked before the next step. For any thread."""
+        """Ask for a check of the flags before the next step. Any thread may call it."""
         self.asked = True
 
     def settle(self) -> list[Event]:
         """Pause and resume as the flags say."""
         if not self.asked:
             return []
-        # Before the flags are read: what changes from here on is seen next time.
+        # Cleared before the flags are read: the next call sees later changes.
         self.asked = False
         events: list[Event] = []
         for request in list(self._backend.running):
             self._pause(request, events)
         for request in self._backend.waiting:
             self._hold(request, events)
-        # Requests that pause have left their slots by now.
+        # Paused requests have left their slots by now.
         for request in least_slack_first(self._backend.paused, self._backend.step_time):
             if request.job.pause_requested:
                 continue

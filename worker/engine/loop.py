@@ -1,4 +1,4 @@
-"""The engine: one thread that turns jobs into tokens, a step at a time, on any ``Backend``.
+"""The engine: one thread turns jobs into tokens, a step at a time, on any ``Backend``.
 
 ::
 
@@ -8,8 +8,8 @@
                     │ expire → take commands → pause → schedule → compute → apply      │ ─▶ sink
                     └──────────────────────────── one step ────────────────────────────┘
 
-A request that has ended is freed when the backend no longer touches its memory: with overlap, when
-the last step that was launched with it has been read.
+An ended request is freed once the backend no longer touches its memory. With overlap, that is once
+the last step launched with it has been read.
 """
 
 import math
@@ -54,21 +54,21 @@ from worker.scheduler.plan import Plan, Row
 from worker.scheduler.request import Request
 
 IDLE_CHECK_S = 1.0
-"""Idle seconds after which the backend's integrity is checked: no job waits for it then."""
+"""Idle seconds before the backend's integrity is checked: no job waits for the check then."""
 STALLED_S = 0.005
 """Seconds between checks of deadlines while requests wait for blocks to be loaded."""
 PAUSED_S = 0.1
 """Seconds between checks while no request can be computed, unless a deadline is nearer."""
 STATS_AGE_S = 0.02
 """Age in seconds at which statistics are renewed: a snapshot costs as much as several rows of a
-step, and few are ever read."""
+step, and few snapshots are read."""
 
 
 @dataclass(slots=True)
 class _Totals:
-    """Counters since the engine was built. ``busy_s`` is the time spent in ``steps``,
-    ``prompt_tokens`` were computed, without those found in the cache; ``context_tokens`` is the sum
-    over steps of the tokens that decoding rows attended to."""
+    """Counters since the engine was built. ``busy_s`` is the time spent in ``steps``.
+    ``prompt_tokens`` counts computed tokens, not those found in the cache. ``context_tokens`` sums
+    the tokens that decoding rows attended to in each step."""
 
     jobs: int = 0
     tokens: int = 0
@@ -83,8 +83,8 @@ class _Totals:
 
 
 class EngineLoop:
-    """An ``EngineService`` over a backend. ``start`` runs ``step`` on a thread of its own; tests
-    and simulators call it themselves. ``clock`` is monotonic seconds."""
+    """An ``EngineService`` over a backend. ``start`` runs ``step`` on its own thread; tests and
+    simulators call ``step`` directly. ``clock`` returns monotonic seconds."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class EngineLoop:
         clock: Clock = time.monotonic,
         draw_seed: Callable[[], int] = lambda: randbits(64),
     ) -> None:
-        """``draw_seed`` gives 64 random bits for a job without a seed."""
+        """``draw_seed`` returns 64 random bits for a job without a seed."""
         self.backend = backend
         self._clock = clock
         self._eos = frozenset(eos_token_ids)
@@ -104,7 +104,7 @@ class EngineLoop:
         self._stopped = False
         self._has_failed = False
         self._step_began_at: float | None = None
-        """When the engine's thread began its current step, on the clock; None between two steps."""
+        """Clock time at which the current step began; None between two steps."""
         self._thread: threading.Thread | None = None
         self._sink: EventSink | None = None
         self._step_time = backend.step_time
@@ -113,15 +113,15 @@ class EngineLoop:
         self._expiry = ExpiryCheck(clock, self._step_time, backend.steps_in_flight)
         self._inbox: deque[Request] = deque()
         self._news = False
-        """Whether something came since the latest look."""
+        """Whether news came since the last check."""
         self._compiled = False
-        """Whether a grammar became ready since the latest look."""
+        """Whether a grammar became ready since the last check."""
         self._stalled = False
-        """Whether there are requests, but none can be computed until one is loaded or resumed."""
+        """Whether requests exist but none can be computed until one is loaded or resumed."""
         self._pauses = Pauses(backend)
         self._totals = _Totals()
         self._stats_due = False
-        """Whether something began or ended since the latest snapshot, made at ``_stats_at``."""
+        """Whether a job began or ended since the last snapshot, which was made at ``_stats_at``."""
         self._stats_at = -math.inf
         backend.attach(self._notify)
         self._stats = self._snapshot()
@@ -129,19 +129,19 @@ class EngineLoop:
     # ── the surface: any thread ──────────────────────────────────────────────────────────────
 
     def start(self, sink: EventSink) -> None:
-        """Start the engine's thread; ``sink`` is called on it and slows it down by blocking."""
+        """Start the engine's thread, which calls ``sink`` and waits while ``sink`` blocks."""
         if self._thread is not None or self._stopped:
-            raise RuntimeError("an engine starts once; build another one")
+            raise RuntimeError("an engine starts once, and this one has started; build another one")
         self.connect(sink)
         self._thread = threading.Thread(target=self._run, name="tidegate-engine", daemon=True)
         self._thread.start()
 
     def connect(self, sink: EventSink) -> None:
-        """Send events that need not wait for a step to ``sink`` at once; ``start`` calls this."""
+        """Send events that do not depend on a step to ``sink`` at once; ``start`` calls this."""
         self._sink = sink
 
     def submit(self, job: Job) -> None:
-        """Queue a job. After ``stop`` its refusal reaches the sink on the caller's thread."""
+        """Queue a job. After ``stop`` the caller's thread sends its refusal to the sink."""
         request = Request(job, submitted_at=self._clock(), own_seed=self._draw_seed())
         sampling = job.sampling
         request.end_ids = frozenset() if sampling.ignore_eos else self._eos
@@ -174,7 +174,7 @@ class EngineLoop:
         self._request_pause(job, True)
 
     def resume(self, job: Job) -> None:
-        """Resume a paused job, before any that waits to start. Idempotent."""
+        """Resume a paused job before any job that waits to start. Idempotent."""
         self._request_pause(job, False)
 
     def _request_pause(self, job: Job, wanted: bool) -> None:
@@ -185,8 +185,8 @@ class EngineLoop:
                 self._tell()
 
     def stats(self) -> WorkerStats:
-        """The state after a step: at most ``STATS_AGE_S`` old, and never older than a published
-        end; that of the latest step where the engine has no thread of its own."""
+        """The state after a step, at most ``STATS_AGE_S`` old and never older than a published end.
+        Without an engine thread, it is the state after the last step."""
         if self._thread is None:
             self._stats = self._snapshot()
         return self._stats
@@ -220,7 +220,7 @@ class EngineLoop:
             self._thread.join()
 
     def _tell(self) -> None:
-        """Note news, and wake the engine and its backend. With ``_wake`` held."""
+        """Note news, and wake the engine and its backend. The caller holds ``_wake``."""
         self._news = True
         self._wake.notify()
         if not self._stopped:
@@ -277,7 +277,7 @@ class EngineLoop:
         return bool(self._inbox) or self.backend.has_work
 
     def idle_s(self) -> float:
-        """Seconds for which no step is needed unless there is news; 0 while one can be computed."""
+        """Seconds until a step is needed if no news comes; 0 while one can be computed."""
         if not self.backend.has_work:
             return math.inf
         return self._patience_s() if self._stalled else 0.0
@@ -293,7 +293,7 @@ class EngineLoop:
         return max(STALLED_S, min(PAUSED_S, left_s))
 
     def step(self) -> list[Event]:
-        """Do one step; returns the events not yet published during it, in order for each job."""
+        """Do one step. Returns its events that are not published yet, in order for each job."""
         events: list[Event] = []
         backend = self.backend
         self._news = False
@@ -346,7 +346,7 @@ class EngineLoop:
                 events.append(self._record(request, refusal))
                 continue
             if request.compiling:
-                # Its grammar may have become ready before the request could be found here.
+                # Its grammar may have become ready before the request was registered here.
                 self._compiled = True
             if request.job.pause_requested:
                 self._pauses.ask()
@@ -366,7 +366,7 @@ class EngineLoop:
     def _schedule(self, now: float, events: list[Event]) -> Plan | None:
         schedule = self.backend.schedule(now)
         for request in schedule.started:
-            if request.started_at is not None:  # had given way to a more urgent one
+            if request.started_at is not None:  # it was preempted by a more urgent one
                 continue
             # It may have been submitted since the step began, at ``now``.
             request.started_at = max(now, request.submitted_at)
@@ -379,7 +379,7 @@ class EngineLoop:
         return schedule.plan
 
     def _take(self, done: Executed, events: list[Event]) -> None:
-        """Take in what a step has computed, and end what could not be or is over with it."""
+        """Apply a step's results, and end the requests that failed or finished in it."""
         for request in done.freed:
             events.append(self._record(request, self._deferred.pop(request)))
         for request, failure in done.failed.items():
@@ -391,7 +391,7 @@ class EngineLoop:
             self._measure(done.plan, done)
             self._apply(done.plan, done, events)
         for request, reason in done.ended.items():
-            if request in self.backend.running:  # else it ended as its tokens were taken in
+            if request in self.backend.running:  # otherwise it ended when its tokens were applied
                 if reason.code is None and request.generated:
                     self._step_time.answered(request.generated)
                 self._finish(request, reason, events)
@@ -417,7 +417,7 @@ class EngineLoop:
         now = self._clock()
         book = done.book
         assert book is not None
-        # This loop runs for each row of each step: what does not change is looked up once.
+        # This loop runs for each row of each step, so invariants are looked up once.
         logprobs = done.result.logprobs or [None] * len(plan.rows)
         deferred, tokens = self._deferred, 0
         for index in done.result.not_finite:
@@ -431,7 +431,7 @@ class EngineLoop:
                 self._end_late(row, len(ids), now, done, events)
                 continue
             if job.constraint is not None and job.constraint.error:
-                # No mask could be made, so that the token drawn may break the grammar.
+                # There was no mask, so the drawn token may violate the grammar.
                 done.drop(row)
                 self._finish(request, grammar_failed(job.constraint.error), events)
                 continue
@@ -462,14 +462,14 @@ class EngineLoop:
             if job.sampling.max_tokens:
                 events.append(JobTokens(job, ids, row_logprobs, cached))
                 self._step_time.answered(text_tokens - request.prompt_tokens)
-            else:  # it was to read its prompt only
+            else:  # this row only processed its prompt
                 tokens -= new
                 end_reason, request.tokens = LENGTH, request.tokens[: request.prompt_tokens]
             self._finish(request, end_reason, events)
         self._totals.tokens += tokens
 
     def _spoil(self, request: Request) -> None:
-        """Fail a request with NaN or infinite logits, and do not reuse its KV blocks."""
+        """Fail a request with NaN or infinite logits, and never reuse its KV blocks."""
         if not request.spoilt:
             engine_log.error(NOT_FINITE_LOG, request.computed)
             self._totals.not_finite += 1
@@ -483,7 +483,7 @@ class EngineLoop:
         now: float,
         events: list[Event],
     ) -> None:
-        """Publish prompt log-probabilities, except those of jobs that were to stop."""
+        """Publish prompt log-probabilities, except for jobs that must stop."""
         for index, read in prompts.items():
             request = plan.rows[index].request
             job = request.job
@@ -493,7 +493,7 @@ class EngineLoop:
     def _end_late(
         self, row: Row, tokens: int, now: float, done: Executed, events: list[Event]
     ) -> None:
-        """End a job that was to stop while its row was computed; its new ``tokens`` are waste."""
+        """End a job that must stop but was in this step; its new ``tokens`` are wasted."""
         request = row.request
         why = self._deferred.pop(request, None) or self._expiry.end_reason(request, now)
         if why.reason is not FinishReason.STOP:
@@ -503,9 +503,9 @@ class EngineLoop:
         self._finish(request, why, events)
 
     def _publish_early(self, events: list[Event]) -> None:
-        """Publish events before the step: ends and pauses need not wait for a step of others."""
+        """Publish events before the step: ends and pauses do not wait for other jobs' step."""
         if events and self._sink is not None:
-            # A reader of an end must not count its job by older statistics.
+            # A reader of a job's end must not see older statistics that still count the job.
             self._stats = self._snapshot()
             self._publish(list(events))
             events.clear()
@@ -513,7 +513,7 @@ class EngineLoop:
     # ── endings ──────────────────────────────────────────────────────────────────────────────
 
     def _finish(self, request: Request, end_reason: EndReason, events: list[Event]) -> None:
-        """End a request: at once, or when its memory is free."""
+        """End a request at once, or as soon as its memory is free."""
         if self.backend.release(request, self._clock()):
             events.append(self._record(request, end_reason))
         else:

@@ -1,11 +1,11 @@
-"""Measures at load what steps of each size take, so that forecasts need not wait for a crowd.
+"""Measures the time of steps of each size at load, so that forecasts work before traffic comes.
 
-A step's time is no straight line over its rows: products change their shape, graphs their size. It
-is measured as a service will see it, by the runner, in internal requests.
+A step's time is not linear in its rows: matrix products change shape and graphs change size. The
+runner computes internal requests, so the measured time is what the service will see.
 
-On CUDA the rows and tokens of a step follow from it where the operator does not say (WK-13): a GPU
-differs from the next one in what a step costs before it does any work. So an engine is built for
-the largest sizes, and the smallest ones that lose nothing are taken once steps were measured.
+On CUDA the measurement sets a step's maximum rows and tokens if the operator does not (WK-13): GPU
+models differ in a step's fixed cost. So the engine is built for the largest sizes, and once steps
+are measured, the smallest sizes that lose nothing are used.
 """
 
 import math
@@ -25,18 +25,18 @@ from worker.scheduler.scheduler import Scheduler
 from worker.settings import WorkerSettings
 
 ROUNDS: Final = 10
-"""Most times that each size is measured, in turns; the least counts, which neighbors disturbed
-least. Next to two busy processes 3 rounds had 2.7 to 7.8 ms for the demo model's step of one row,
-10 rounds 2.4 to 2.6 in two of three starts."""
+"""Maximum number of rounds; each round measures every size once. The minimum counts, because other
+processes disturbed it least. Next to two busy processes, 3 rounds measured 2.7 to 7.8 ms for the
+demo model's step of one row; 10 rounds measured 2.4 to 2.6 ms in two of three starts."""
 _LEAST_S: Final = 1e-9
 CONTEXT_TOKENS, CONTEXT_BYTES = 512, 2**26
-"""Context of each row in the steps that show what a context costs, and the least that a row should
-find room for, or rows pause each other; the most memory of all of these contexts, more than caches
-hold and little compared with a model."""
+"""The first: tokens of context per row in the steps that measure the cost of context, and the least
+room that a row needs so that rows do not pause each other. The second: maximum bytes of these
+contexts together, more than caches hold and little compared with a model."""
 _CONTEXT_STEPS: Final = 4
-"""Most steps of each, of which the least counts."""
+"""Maximum number of steps per context length; the minimum time counts."""
 BUDGET_S: Final = 0.5
-"""Seconds after which no further round begins, so that a start stays short on a slow machine."""
+"""Seconds after which no further round begins, so that startup stays short on a slow machine."""
 
 
 def measure(
@@ -47,10 +47,9 @@ def measure(
     *,
     on_cpu: bool = False,
 ) -> StepCosts | None:
-    """Measure steps that decode 1, 2, 4 … rows, one full of a prompt, and what long contexts add.
-    None where the pool of ``blocks``, which ``memory`` can write to, cannot hold two requests.
-    ``on_cpu``: other processes may take the processors, which shows in the time that this one had
-    them."""
+    """Measure steps that decode 1, 2, 4 … rows, a step full of prompt tokens, and the cost of long
+    contexts. None if the pool of ``blocks``, which ``memory`` can write to, cannot hold two
+    requests. ``on_cpu``: other processes may take the cores; this process's CPU time shows that."""
     scheduler = Scheduler(replace(config, prefix_cache=False), BlockPool(blocks))
     most = 1 + config.max_running.bit_length()
     rounds = min(ROUNDS, (scheduler.capacity_tokens - 2) // most)
@@ -62,7 +61,7 @@ def measure(
     sizes.append(len(rows))
     if len(sizes) < 2 or rounds < 1:
         return None
-    _step(runner, scheduler, rows)  # the prompts: all that has to be set up once
+    _step(runner, scheduler, rows)  # process the prompts, which covers all one-time setup
     took_s = dict.fromkeys(sizes, math.inf)
     began, cpu_began_s, all_s = monotonic(), process_time(), 0.0
     for number in range(rounds):
@@ -73,7 +72,7 @@ def measure(
             took_s[size] = min(took_s[size], row_s)
             all_s += row_s
     cpu_s = max(process_time() - cpu_began_s, _LEAST_S)
-    for request in [*scheduler.running, *scheduler.waiting]:  # a small pool has no room for some
+    for request in [*scheduler.running, *scheduler.waiting]:  # some wait if the pool is small
         scheduler.release(request)
     tokens = min(config.max_step_tokens, scheduler.capacity_tokens - 2)
     few = max(1, tokens // 4)
@@ -84,7 +83,7 @@ def measure(
         own_blocks = min(own_blocks, most_blocks // config.max_running)
     own_tokens = min(CONTEXT_TOKENS, own_blocks * config.block_tokens, scheduler.capacity_tokens)
     context_s = 0.0 if memory is None else _context_s(runner, scheduler, memory, own_tokens)
-    # More rows never take less: what looks so is noise.
+    # More rows never take less time; a lower measurement is noise.
     times = [1000 * max(took_s[s] for s in sizes[: at + 1]) for at in range(len(sizes))]
     further_ms = max(0.0, full_ms - few_ms) / max(1, tokens - few)
     return StepCosts(
@@ -99,7 +98,7 @@ def measure(
 
 
 def _prompt_s(runner: Runner, scheduler: Scheduler, tokens: int) -> float:
-    """Seconds of a step of a prompt of so many ``tokens``."""
+    """Seconds of a step that computes ``tokens`` tokens of a prompt."""
     least_s = math.inf
     for _ in range(2):
         if BUDGET_S < least_s < math.inf:
@@ -112,9 +111,9 @@ def _prompt_s(runner: Runner, scheduler: Scheduler, tokens: int) -> float:
 
 
 def _context_s(runner: Runner, scheduler: Scheduler, memory: KVMemory, tokens: int) -> float:
-    """Seconds that each token of a row's context adds to a step of all rows: by a step with
-    contexts of ``tokens``, and one with a quarter of them. Nothing computes these contexts: zeros
-    take as long to read, once they are written. 0 where there is no room to see it."""
+    """Seconds that each token of context adds to a step of all rows, from a step with contexts of
+    ``tokens`` tokens and one with a quarter of that. The contexts are not computed: zeros, once
+    written, take as long to read. 0 if there is no room to measure it."""
     took_s: list[float] = []
     contexts = max(1, tokens // 4), tokens - _CONTEXT_STEPS - 1
     if contexts[1] <= contexts[0]:
@@ -147,7 +146,7 @@ def _rows(scheduler: Scheduler) -> list[Row]:
 
 
 def _step(runner: Runner, scheduler: Scheduler, rows: list[Row]) -> float:
-    """Seconds that a step of ``rows`` takes, on the device's clock where it has one."""
+    """Seconds that a step of ``rows`` takes, on the device's clock if it has one."""
     decodes = sum(1 for row in rows if row.start)
     began = perf_counter()
     result = runner.execute(Plan(rows, decodes, sum(row.count for row in rows)))
@@ -158,16 +157,16 @@ def _step(runner: Runner, scheduler: Scheduler, rows: list[Row]) -> float:
 
 
 MOST_ROWS: Final = 256
-"""With 128 rows in place of 64 first come, first served met 77.5 instead of 68.7 % of conversations
-on an engine with an H100's step times, simulated; 256 is vLLM's number for smaller GPUs."""
+"""In a simulation with an H100's step times and first come, first served, 77.5 % of conversations
+met their targets with 128 rows and 68.7 % with 64. 256 is vLLM's number for smaller GPUs."""
 MOST_TOKENS: Final = 2048
-"""On an H100, where a step with a prompt took 29 ms, 1,024 tokens a step were worth 12 to 15 points
-of goodput more than 512, simulated."""
+"""In a simulation of an H100, where a step with a prompt took 29 ms, 1,024 tokens per step gave 12
+to 15 points more goodput than 512."""
 _LEAST_TOKENS: Final = 512
 FIXED_SHARE: Final = 0.15
-"""Largest share of a step that goes to what it costs however few tokens of a prompt it has."""
+"""Largest acceptable share of a step's fixed cost, which it has even with few prompt tokens."""
 _ABOUT_MOST: Final = 0.95
-"""Share of the most tokens a second from which further rows are not worth their slower tokens."""
+"""Share of the maximum tokens per second above which more rows are not worth slower tokens."""
 
 
 def largest(settings: WorkerSettings) -> WorkerSettings:
@@ -187,8 +186,8 @@ def largest(settings: WorkerSettings) -> WorkerSettings:
 def fitting(
     settings: WorkerSettings, config: SchedulerConfig, costs: StepCosts, blocks: int
 ) -> SchedulerConfig:
-    """``config`` with the sizes that ``costs`` show to be enough, where ``settings``, as they were
-    read, state none; no more rows than a pool of ``blocks`` has room for."""
+    """``config`` with the sizes that ``costs`` show to be enough, unless ``settings``, as read,
+    state them; no more rows than fit in a pool of ``blocks``."""
     if settings.engine != "torch" or settings.device != "cuda":
         return config
     rows, tokens = config.max_running, config.max_step_tokens
@@ -209,6 +208,6 @@ def fitting(
 
 
 def _fixed_share(costs: StepCosts, tokens: int) -> float:
-    """Share of a step with ``tokens`` of a prompt that it would take with next to none."""
+    """Share of a step with ``tokens`` prompt tokens that it would take with almost none."""
     fixed_ms = costs.step_ms[0] + costs.prompt_step_ms
     return fixed_ms / (fixed_ms + costs.further_token_ms * tokens)

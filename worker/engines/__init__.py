@@ -1,9 +1,9 @@
-"""Loads the engine that runs the model: our own, or vLLM's behind the same surface.
+"""Loads the engine that runs the model: our own, or vLLM's behind the same interface.
 
-``load_engine`` is what the Triton model calls. vLLM's engine lives in ``vllm``, and is imported
-only on request: it has its own environment.
+The Triton model calls ``load_engine``. vLLM's engine is in ``vllm`` and is imported only on
+request: it has its own environment.
 
-- ``stepped`` another engine behind our loop: its interface, and its queue
+- ``stepped`` another engine behind our loop: its interface and its queue
 """
 
 import time
@@ -20,10 +20,10 @@ from worker.settings import WorkerSettings, variable
 
 
 def load_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> LoadedEngine:
-    """Load the model that ``settings`` name into the engine that they name, or that fits them.
+    """Load the model in ``settings`` into the engine that they name or that fits them.
 
-    Raises what ``worker.engine.build.build_engine`` raises, ``EngineMissing`` for an engine whose
-    packages are not installed, and ``ValueError`` for GPUs or adapters that it cannot use.
+    Raises the errors of ``worker.engine.build.build_engine``, ``EngineMissing`` for an engine whose
+    packages are not installed, and ``ValueError`` for GPUs or adapters that the engine cannot use.
     """
     choice = choose_engine(settings)
     name, why = choice.name, choice.why

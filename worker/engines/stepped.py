@@ -1,4 +1,4 @@
-"""A ``Backend`` over a third party's engine, which batches, computes and samples by itself.
+"""A ``Backend`` over a third-party engine, which batches, computes and samples by itself.
 
 ::
 
@@ -7,8 +7,8 @@
        │             └▶ paused ──abort──────────────────────────▶ ended
        └─────────────────abort──────────────────────────────────▶ ended
 
-A job that leaves keeps its place until its blocks are free, which with some engines is when the
-next step returns, or later; its end is not published before, for ``LONGEST_LEAVE_S`` at most.
+A leaving job keeps its slot until its blocks are free; with some engines that is when the next step
+returns, or later. Its end is published only then, or after ``LONGEST_LEAVE_S``.
 """
 
 import itertools
@@ -38,7 +38,7 @@ from worker.scheduler.step_time import StepTime
 
 MIN_WAIT_S: Final = 0.001
 LONGEST_LEAVE_S: Final = 0.25
-"""Seconds after which an aborted job ends although the engine still holds its memory."""
+"""Seconds after which an aborted job ends even if the engine still holds its memory."""
 NOT_TAKEN: Final = refused(
     Code.ENGINE_ERROR, "the engine could not take up this request; the worker's log says why"
 )
@@ -46,12 +46,12 @@ NOT_TAKEN: Final = refused(
 
 @dataclass(slots=True)
 class Produced:
-    """What one step produced for one job. ``ids`` includes the end token, where one ended it."""
+    """The output of one step for one job. ``ids`` includes the end token if one ended the job."""
 
     handle: int
     ids: Sequence[int] = ()
     logprobs: list[TokenLogprob] | None = None
-    """Log-probabilities parallel to ``ids``, where the job asks for them."""
+    """Log-probabilities parallel to ``ids``, if the job asks for them."""
     prompt: PromptLogprobs | None = None
     end: FinishReason | None = None
     """``STOP`` or ``LENGTH`` if the engine's own rules ended the job, ``ERROR`` if it failed."""
@@ -59,7 +59,7 @@ class Produced:
     """Why the job failed, with ``ERROR``; ``message`` is for people."""
     message: str = ""
     cached_tokens: int = 0
-    """Prompt tokens found computed already; stated with a job's first tokens."""
+    """Prompt tokens found in the cache; set with a job's first tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,36 +74,36 @@ class CoreLoad:
     hit_blocks_total: int = 0
     missed_blocks_total: int = 0
     prompt_tokens_total: int = 0
-    """Prompt tokens computed, without those found in the cache."""
+    """Prompt tokens computed, not counting those found in the cache."""
 
 
 class StepCore(Protocol):
-    """The core of a third party's engine; all but ``interrupt`` and ``has_failed`` is called on the
-    engine's thread only, between steps."""
+    """The core of a third-party engine. All methods except ``interrupt`` and ``has_failed`` are
+    called only on the engine's thread, between steps."""
 
     def add(self, handle: int, job: Job, max_tokens: int) -> None:
-        """Accept a job of at most ``max_tokens`` new tokens; with its prompt it fits the context.
+        """Accept a job of at most ``max_tokens`` new tokens; it fits the context with its prompt.
 
-        Raises ``RequestError`` for what the core cannot do; it has not accepted the job then.
+        Raises ``RequestError`` if the core does not support the job; it has not accepted it then.
         """
 
     def abort(self, handles: Collection[int]) -> None:
-        """Abort jobs. They produce nothing more; their blocks are free at the latest when the next
+        """Abort jobs. They produce no more tokens. Their blocks are free by the time the next
         ``step`` returns, unless ``holds`` says otherwise. Unknown handles are ignored."""
 
     def holds(self, handle: int) -> bool:
-        """Whether an aborted job still holds memory, a step after ``abort`` or later."""
+        """Whether an aborted job still holds memory one or more steps after ``abort``."""
 
     def pause(self, handle: int) -> bool:
-        """Compute no more of a job, and give its memory to others. False where that is not possible
-        now: ask again after the next step. ``abort`` ends a paused job, too."""
+        """Stop computing a job, and let other jobs use its memory. False if that is not possible
+        now: ask again after the next step. ``abort`` also ends a paused job."""
 
     def resume(self, handle: int) -> None:
-        """Go on with a job after its latest token. There is a slot for it. Does nothing for a job
-        that ``pause`` was not called for."""
+        """Continue a job after its latest token. There is a slot for it. Does nothing for a job
+        that was not paused."""
 
     def step(self, wait_s: float) -> Sequence[Produced]:
-        """Do at most one step, and return what it produced.
+        """Do at most one step, and return its output.
 
         Empty after ``wait_s`` without a step. Raises errors that make the core unusable, such as
         ``DeviceLost``.
@@ -115,18 +115,18 @@ class StepCore(Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it can compute no more although no ``step`` has said so, such as when a process
-        of its own has ended. Any thread."""
+        """Whether it can no longer compute even if no ``step`` has raised, for example because one
+        of its processes has ended. Any thread."""
 
     def load(self) -> CoreLoad:
-        """How full it is; asked several times a step."""
+        """The core's load; called several times per step."""
 
     def close(self) -> None:
         """Release everything. Idempotent."""
 
 
 class SteppedBackend(Backend):
-    """Starts jobs on a ``StepCore``, least slack first, and keeps account of their memory."""
+    """Starts jobs on a ``StepCore``, least slack first, and tracks their memory."""
 
     def __init__(
         self,
@@ -137,9 +137,9 @@ class SteppedBackend(Backend):
         kv_reports: Callable[[], list[KvReport]] = list,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Limits are those on the ``card``. ``frees_at_once``: ``StepCore.abort`` frees a job's
-        memory at once, not only after the next step. ``kv_reports`` returns what entered and left
-        the core's prefix cache since the last call."""
+        """The limits come from the ``card``. ``frees_at_once``: ``StepCore.abort`` frees a job's
+        memory at once, not only after the next step. ``kv_reports`` returns the changes of the
+        core's prefix cache since the last call."""
         self.core = core
         self._card = card
         self._frees_at_once = frees_at_once
@@ -160,11 +160,11 @@ class SteppedBackend(Backend):
         self.waiting: list[Request] = []  # least slack first
         self.paused: list[Request] = []
         self._leaving: dict[Request, float] = {}
-        """Aborted jobs that may still hold the core's memory, and since when, on the clock."""
+        """Aborted jobs that may still hold the core's memory, with the clock time of the abort."""
         self.step_time = StepTime()
         self.steps_in_flight = int(not frees_at_once)
         self._began: float | None = None
-        """When the core's step began, on the clock; None while it has nothing to do."""
+        """Clock time at which the core's step began; None while it has no work."""
         self._prompt_tokens_seen = 0
         self._cached_tokens = 0
         self._is_closed = False
@@ -183,8 +183,8 @@ class SteppedBackend(Backend):
 
     @property
     def largest_step_tokens(self) -> int:
-        # Some engines read whole prompts in one step, despite the configuration. Summed over a
-        # copy, since the engine's thread changes the original.
+        # Some engines process whole prompts in one step, despite the configuration. The sum uses a
+        # copy, because the engine's thread changes the original.
         return sum(one.prompt_tokens for one in list(self.running))
 
     # ── the queue and the batch ──────────────────────────────────────────────────────────────
@@ -195,7 +195,7 @@ class SteppedBackend(Backend):
 
     @property
     def _held(self) -> int:
-        """Number of jobs that have a place in the core."""
+        """Number of jobs that have a slot in the core."""
         return len(self.running) + len(self._leaving)
 
     def enqueue(self, request: Request, now: float) -> EndReason | None:
@@ -269,14 +269,14 @@ class SteppedBackend(Backend):
         return schedule
 
     def _add(self, handle: int, request: Request) -> EndReason | None:
-        """Hand a job to the core; returns why that takes it not."""
+        """Pass a job to the core. Returns the reason if the core does not take it."""
         try:
             self.core.add(handle, request.job, request.limit_tokens - request.prompt_tokens)
         except RequestError as error:
             return refused(error.code, str(error))
         except Exception as error:
-            # One job that breaks the core's ``add`` is no reason to end those of others. The
-            # message is not logged, since it may quote the job.
+            # An error in the core's ``add`` must not end other jobs. The message is not logged,
+            # because it may quote the job.
             at, what = extract_tb(error.__traceback__)[-1], type(error).__name__
             where = f"{at.filename}:{at.lineno}"
             engine_log.error("the engine could not take up a job: %s at %s", what, where)
@@ -342,7 +342,7 @@ class SteppedBackend(Backend):
         request.least_tokens = max(0, request.least_tokens - len(ids))
 
     def _is_held(self, request: Request) -> bool:
-        """Whether the memory of a job that leaves is not free yet, and may be waited for."""
+        """Whether a leaving job's memory is not free yet and the wait may continue."""
         has_time = self._clock() < self._leaving[request] + LONGEST_LEAVE_S
         return has_time and self.core.holds(request.slot)
 
@@ -350,7 +350,7 @@ class SteppedBackend(Backend):
 
     def counts(self) -> dict[str, Any]:
         load = CoreLoad(0, 0, 0, 0) if self._is_closed else self.core.load()
-        queued = min(load.waiting, self._held)  # the core may queue some by itself
+        queued = min(load.waiting, self._held)  # the core may also queue some jobs
         return {
             "kv_blocks_total": load.kv_blocks_total,
             "kv_blocks_used": load.kv_blocks_used,

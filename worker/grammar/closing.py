@@ -1,14 +1,14 @@
-"""Ends a text whole as its deadline nears (DL-23), for ``on_deadline: finish``. As a row's deadline
-nears, by the pace of its own tokens, the allowed tokens are narrowed:
+"""Ends a text whole as its deadline nears (DL-23), for ``on_deadline: finish``. The pace of the
+row's own tokens shows when the deadline is near; then the allowed tokens are narrowed:
 
-- without a grammar, the text ends with the first sentence that ends; the last tokens force one to
-  end. A fenced block of code is closed first.
-- with a grammar, a short way to a matching text is searched in time, and taken when no more tokens
-  than it needs are left, by time or ``max_tokens``. Before that, tokens that would leave no time
-  for it are excluded, such as a comma that begins another element of a list. For ``max_tokens``
-  this holds for every grammar.
+- without a grammar, the text ends at the next end of a sentence; the last tokens force one. A
+  fenced code block is closed first.
+- with a grammar, a short path to a matching text is searched in time, and taken once only the
+  tokens that it needs are left, by time or ``max_tokens``. Before that, tokens that would leave no
+  time for it are excluded, such as a comma that begins another list element. For ``max_tokens``
+  this applies to every grammar.
 
-Runs on the masks' thread, for every engine that takes masks.
+Runs on the thread that makes masks, for every engine that takes masks.
 """
 
 import math
@@ -28,36 +28,35 @@ if TYPE_CHECKING:
 Words = NDArray[np.uint32]
 
 MARGIN: Final = 4
-"""Tokens that are kept for steps that take longer than usual, and for the way back."""
+"""Tokens in reserve for steps that take longer than usual, and for the way back."""
 FORCED: Final = 2
-"""Tokens with which a sentence is made to end: a mark, and the end token."""
+"""Tokens that force a sentence to end: a punctuation mark and the end token."""
 MIN_WINDOW, MAX_WINDOW = 8, 48
-"""Bounds on the last tokens, a quarter of all, within which the next sentence's end ends a text."""
+"""Bounds on the window, a quarter of all tokens, in which the next sentence end ends the text."""
 MAX_PATH: Final = 256
-"""Most tokens of a way to a matching end that is looked for."""
+"""Maximum tokens of a searched path to a matching end."""
 _LOOK_AHEAD: Final = 24
-"""Tokens beyond the shortest way at which it is searched again after each token."""
+"""Tokens left beyond the shortest path below which it is searched again after each token."""
 _LOOK_EVERY: Final = 16
 _MAX_TRIED, _MAX_TRIED_IN_TEXT = 8, 2
-"""How many tokens are tried in addition to the one that begins the shortest way: each costs a
-search."""
+"""Number of tokens to try besides the one that begins the shortest path: each costs a search."""
 _MANY: Final = 256
-"""More tokens than that are not sorted by their length."""
+"""Maximum number of tokens that are sorted by length."""
 _CANDIDATES: Final = 4096
 _MAX_PIECE: Final = 64
-"""Most bytes of a token that spells a text."""
+"""Maximum bytes of a token that is used to spell a text."""
 _MAX_LITERALS, _MAX_SPELLED = 16, 64
-"""Most texts in a grammar that are tried as a step to its end, and how often in a search."""
+"""Maximum number of a grammar's texts tried as a step to its end, and of tries per search."""
 _MAX_WORK, _TURN_WORK, _TOKEN_WORK = 1024, 4, 128
-"""Most steps of searches that are saved up, what one by turns counts, and how many each token adds.
-Not a clock, so that a text does not depend on the machine."""
+"""Maximum saved search steps, the cost of a search by turns, and the steps that each token adds. It
+is not a clock, so that a text does not depend on the machine."""
 _RUN: Final = 4
-"""One token so often in a row fills a text that must have some length; words are shorter."""
+"""Repeats of one token that fill a text with a required length; words are shorter."""
 _PACE_SMOOTHING: Final = 1 / 8
 _SPREADS: Final = 2.0
-"""Mean deviations that are added to the mean time of a token."""
+"""Number of mean deviations that are added to a token's mean time."""
 _MAX_GAP: Final = 4.0
-"""Gaps longer than this many times the usual pace are ignored: the job was paused."""
+"""Gaps longer than this multiple of the usual pace are ignored: the job was paused."""
 
 _FENCE: Final = b"```"
 _FENCE_END: Final = b"\n```"
@@ -67,25 +66,25 @@ _SENTENCE_END: Final = re.compile(
     rb"(?:[\"')\]*_]|\xe2\x80\x9d|\xe2\x80\x99|\xc2\xbb)*\s*\Z"
     rb"|\d\.\s+\Z"
 )
-"""A mark, with closing quotes and brackets after it. A number's dot is none, unless a space
-follows."""
+"""A mark, with closing quotes and brackets after it. A dot in a number does not count unless a
+space follows."""
 _STRUCTURE: Final = re.compile(rb"[\"'`<>{}\[\]()|\\\n]")
 """Characters that may end free text within a structure."""
 _CLOSERS: Final = re.compile(rb"[\"'\]}>)\s]+")
 _SIMPLE: Final = tuple(b': , 0 1 null true false [] {} "" a -'.split())
-"""A comma before all digits: a number may have another one for ever."""
+"""The comma precedes all digits: a number could take more digits forever."""
 _PATTERN: Final = re.compile(r'"pattern"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _LITERAL: Final = re.compile(r"(?<!\\)([\w ,;:=@/'-]{2,64})[\w ,;:=@/'-]*")
-"""The beginning of a long one is enough: what must follow it is known."""
+"""The beginning of a long literal is enough: the rest of it is forced."""
 _COMMENT: Final = re.compile(r'((^|\n)[ \t]*//.*|\s//[^"/\n]*)(?=\n)')
-"""Only in several lines: in a regular expression it may be meant."""
+"""Only in texts of several lines: in a regular expression it may be meant literally."""
 
 
 class ClosingTables:
-    """What of a vocabulary ends texts. Made once for a model, on first use."""
+    """A vocabulary's tokens that end texts. Computed once per model, on first use."""
 
     def __init__(self, piece_of: Callable[[int], bytes], vocab_size: int) -> None:
-        """``piece_of`` gives a token's bytes of text, none for special tokens."""
+        """``piece_of`` returns a token's text bytes, empty for special tokens."""
         self.piece_of = piece_of
         self._vocab_size = vocab_size
 
@@ -97,8 +96,8 @@ class ClosingTables:
 
     @cached_property
     def letters(self) -> Words:
-        """Bits of the tokens that are letters only, but for a space before them: where most of them
-        may come next, the text is free."""
+        """Bits of the tokens that are only letters, except for a leading space: if most of them may
+        come next, the text is free."""
         return self._words(token for token, piece in self._pieces if piece.strip(b" ").isalpha())
 
     @cached_property
@@ -108,13 +107,13 @@ class ClosingTables:
 
     @cached_property
     def fence_end(self) -> list[int]:
-        """Tokens that close a fenced block, as few as there are."""
+        """The fewest tokens that close a fenced block."""
         return self.spelled(_FENCE_END)
 
     @cached_property
     def closers(self) -> NDArray[np.int64]:
-        """Tokens in the order in which they bring a structured text to its end: what closes most
-        first, then the shortest values, then single characters."""
+        """Tokens in the order in which they end a structured text: those that close the most first,
+        then the shortest values, then single characters."""
         ranked = []
         for token, piece in self._pieces:
             if _CLOSERS.fullmatch(piece) and not piece.isspace():
@@ -127,8 +126,8 @@ class ClosingTables:
 
     @cached_property
     def fillers(self) -> NDArray[np.int64]:
-        """``closers``, but what ends a string comes first, and then the longest words: for a text
-        that must have some length."""
+        """``closers``, but tokens that end a string come first, then the longest words: for a text
+        with a required length."""
         words = sorted((-len(piece), token) for token, piece in self._pieces if piece.isalpha())
         quotes = [token for token in self.closers if self.piece_of(int(token)).startswith(b'"')]
         first = [*quotes, *(token for _, token in words[:_CANDIDATES])]
@@ -162,7 +161,7 @@ class ClosingTables:
         return words
 
     def spelled(self, text: bytes) -> list[int]:
-        """``text`` in the longest tokens that begin the rest of it; empty if there are none."""
+        """``text`` spelled greedily in the longest tokens; empty if that is impossible."""
         found: list[int] = []
         while text:
             ends = range(min(len(text), _MAX_PIECE), 0, -1)
@@ -174,8 +173,8 @@ class ClosingTables:
 
 
 class Closing:
-    """One text on its way to its deadline, which is on ``clock``; with a grammar to ``max_tokens``,
-    too. With an infinite deadline only to these."""
+    """Brings one text to its end by its deadline on ``clock`` and, with a grammar, by
+    ``max_tokens``; with an infinite deadline, only by ``max_tokens``."""
 
     def __init__(
         self,
@@ -187,7 +186,7 @@ class Closing:
     ) -> None:
         """``source`` is the text of the grammar."""
         self.has_begun = False
-        """Whether what may come next has been narrowed since the deadline may be near."""
+        """Whether the allowed tokens were narrowed because the deadline may be near."""
         self.early_s = 0.0
         """Seconds before the deadline at which the engine cuts an unfinished text."""
         self._tables = tables
@@ -202,22 +201,22 @@ class Closing:
         """Usual time of a token; 0 until two have come."""
         self._deviation_s = 0.0
         self._path: list[int] | None = None
-        """The rest of the way that is taken, while it is."""
+        """The rest of the path that is being taken, if any."""
         self._need = MAX_PATH // 8
-        """Tokens that the shortest way took when it was last looked for."""
+        """Length in tokens of the shortest path at the last search."""
         self._max_need = 0
-        """The most that it ever took: what one more element may take, by those before."""
+        """The maximum of ``_need``: an estimate of the cost of one more element."""
         self._looked_at = -MAX_PATH
         self._look_every = _LOOK_EVERY
         self._way: list[int] | None = None
-        """The way that was found last; None if none was."""
+        """The last path found; None if the search found none."""
         self._work = _MAX_WORK
-        """Steps of searches that are saved up."""
+        """Saved search steps."""
         self._by_turns = False
-        """Whether the last way was found by turns."""
+        """Whether the last path was found by turns."""
 
     def follow(self, generated: Sequence[int]) -> None:
-        """Note the text as it is, all of its tokens."""
+        """Note the current text: ``generated`` has all of its tokens."""
         made, now = len(generated), self._clock()
         if made == self._seen:
             return
@@ -238,7 +237,7 @@ class Closing:
         self._seen, self._seen_at = made, now
 
     def restrict(self, words: Words, end: Words, matcher: "LLMatcher | None") -> None:
-        """Take tokens out of ``words`` that would keep the text from a whole end in time; ``end``
+        """Remove tokens from ``words`` that would keep the text from ending whole in time; ``end``
         has the end tokens, ``matcher`` the grammar's state."""
         if not end.any():
             return
@@ -290,13 +289,13 @@ class Closing:
                 return
             if left > MAX_PATH + _LOOK_AHEAD:
                 return
-            # A search in vain takes longest. It is repeated when it is paid for, or time runs out.
+            # A failed search takes longest. It is repeated once it is paid for or time runs out.
             wait = 0 if self._work > 0 or self._way is not None else max(left / 2, FORCED)
             if self._seen < self._looked_at + wait:
                 return
             self._looked_at = self._seen
             self._way = path = self._known(matcher) or self._shortest(matcher)
-            if path is None:  # as while a model thinks: each look takes as long as the longest way
+            if path is None:  # as while a model thinks: each search costs the longest path
                 self._look_every *= 2
                 return
             if not (path or self._has_deadline):
@@ -315,10 +314,10 @@ class Closing:
             words[:] = words & end
 
     def _leave_out(self, words: Words, matcher: "LLMatcher", first: int, most: int) -> None:
-        """Take tokens out of ``words`` after which the shortest way may take more than ``most``
-        tokens in all. ``first`` begins the shortest way from here.
+        """Remove tokens from ``words`` after which the shortest path may take more than ``most``
+        tokens in total. ``first`` begins the shortest path from here.
 
-        In free text those are the ones that may end it; elsewhere any may be. A few are tried.
+        In free text those are the tokens that may end it; elsewhere, any token. A few are tried.
         """
         tables = self._tables
         is_free = 2 * _count(words & tables.letters) > _count(tables.letters)
@@ -335,15 +334,15 @@ class Closing:
                 _allow(words, token)
 
     def _shortest_first(self, words: Words) -> list[int]:
-        """The tokens in ``words``, the shortest first; of many only those that close something."""
+        """The tokens in ``words``, shortest first; if many, only those that close something."""
         tables = self._tables
         if _count(words) > _MANY:
             return [*map(int, _among(tables.closers, words))]
         return sorted(map(int, _tokens(words)), key=lambda token: len(tables.piece_of(token)))
 
     def _known(self, matcher: "LLMatcher") -> list[int] | None:
-        """The way that was found last, or its end, if that still leads to an end: within a string
-        it does."""
+        """The last path found, or its tail, if that still leads to an end, as it does within a
+        string."""
         for way in (self._way, self._way[1:]) if self._way else ():
             state = matcher.deep_copy()
             if way and state.consume_tokens(way) and state.is_accepting():
@@ -359,9 +358,9 @@ class Closing:
     def _end(
         self, matcher: "LLMatcher", closers: NDArray[np.int64], most: int = MAX_PATH
     ) -> list[int] | None:
-        """A short way from a grammar's state to where it may end, in ``most`` tokens; None if none
-        is found. Not shortest for certain: by the first closers, which may go round for ever, or by
-        turns; first what was of use before."""
+        """A short path from a grammar's state to a possible end, in at most ``most`` tokens; None
+        if none is found. It may not be the shortest: it uses the first closers, which may loop
+        forever, or turns; what worked before is tried first."""
         for by_turns in (self._by_turns, not self._by_turns):
             found = self._walk(matcher, closers, most, by_turns)
             if found is not None:
@@ -412,15 +411,15 @@ def _fill(state: "LLMatcher", words: Words) -> bool:
 
 
 def _first(closers: NDArray[np.int64], state: "LLMatcher", words: Words) -> list[int]:
-    """The first of ``closers`` that is allowed, else any token."""
+    """The first allowed token of ``closers``, otherwise any allowed token."""
     allowed = _allowed(words, closers)
     return [int(closers[allowed.argmax()])] if allowed.any() else _tokens(words, 1).tolist()
 
 
 class _Turns:
-    """Takes another kind of token each time that a mask returns: what was not allowed before it
-    first, as the mark in ``[a-z]+;``, and each time a literal behind which the mask is new, as the
-    last word of ``([a-z]+ )+end``."""
+    """Takes another kind of token each time that a mask recurs: first tokens that were not allowed
+    before it, such as the mark in ``[a-z]+;``, and each time a literal after which the mask is new,
+    such as the last word of ``([a-z]+ )+end``."""
 
     def __init__(
         self, tables: ClosingTables, closers: NDArray[np.int64], literals: list[list[int]]
@@ -430,7 +429,7 @@ class _Turns:
         self._literals = literals
         self._before: Words | None = None
         self._times: dict[bytes, int] = {}
-        """How often a mask was there."""
+        """Number of times that each mask occurred."""
         self._left = _MAX_SPELLED
 
     def choose(self, state: "LLMatcher", words: Words) -> list[int]:
@@ -459,14 +458,14 @@ class _Turns:
             return []
         kinds, firsts = np.unique(self._kinds[options], return_index=True)
         order = np.lexsort((firsts, kinds > 0xFC, firsts >= fresh.size))
-        # One of each kind, then one of all others, and so on.
+        # One token of each kind, then one of all others, and so on.
         rest = np.delete(options, firsts)
         round_, at = divmod(turn, order.size + bool(rest.size))
         return [int(options[firsts[order[at]]] if at < order.size else rest[round_ % rest.size])]
 
 
 def _kind(piece: bytes) -> bytes:
-    """Digits are one kind, small and capital letters two, and any other character is its own."""
+    """Digits are one kind, lowercase and uppercase letters two; other characters are their own."""
     if piece[:1].isalpha():
         return b"\xfe" if piece[:1].islower() else b"\xfd"
     return b"\xff" if piece[:1].isdigit() else piece[:1] or b"\0"
@@ -479,7 +478,7 @@ def _tokens(words: Words, most: int | None = None) -> NDArray[np.int64]:
 
 
 def _among(tokens: NDArray[np.int64], words: Words) -> NDArray[np.int64]:
-    """Those of ``tokens`` whose bits are set."""
+    """The ``tokens`` whose bits are set."""
     return tokens[_allowed(words, tokens)]
 
 
@@ -490,7 +489,7 @@ def _allowed(words: Words, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _count(words: Words) -> int:
-    """How many bits are set."""
+    """Number of bits set."""
     return int(np.unpackbits(words.view(np.uint8)).sum())
 
 

@@ -1,4 +1,4 @@
-"""Compiles grammars to matchers, on threads of its own, and keeps the latest."""
+"""Compiles grammars to matchers on its own threads, and caches the latest."""
 
 import threading
 from collections import OrderedDict
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _KEPT: Final = 64
-"""Grammars kept. Each caches what it learns of the vocabulary: next to nothing, at worst 50 MB."""
+"""Number of grammars kept. Each caches facts about the vocabulary: almost none, at worst 50 MB."""
 _KEPT_BYTES: Final = 2 * 2**20
-"""Total length of the texts of grammars kept: those with long texts tend to cache much."""
+"""Maximum total text length of the kept grammars: those with long texts tend to cache much."""
 _THREADS: Final = 2
-"""Threads that compile, so that one slow grammar does not keep all others waiting."""
+"""Number of compiler threads, so that one slow grammar does not block all others."""
 
 
 class GrammarCompiler:
@@ -39,8 +39,8 @@ class GrammarCompiler:
     def constraint(
         self, grammar: Grammar, begun: Sequence[int] = (), closing: Closing | None = None
     ) -> Constraint:
-        """A ``Constraint`` for a job whose tokens ``begun`` were generated elsewhere; ready at once
-        if the grammar is known and nothing was begun. Raises ``InvalidGrammar`` for faults found
+        """A ``Constraint`` for a job whose ``begun`` tokens were generated elsewhere; ready at once
+        if the grammar is cached and ``begun`` is empty. Raises ``InvalidGrammar`` for faults found
         without compiling."""
         grammar.check()
         constraint = Constraint(closing)
@@ -55,7 +55,7 @@ class GrammarCompiler:
         return constraint
 
     def close(self) -> None:
-        """End the threads; constraints that still wait never become ready. Idempotent."""
+        """End the threads; waiting constraints never become ready. Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, constraint: Constraint, grammar: Grammar, begun: list[int]) -> None:
@@ -66,7 +66,7 @@ class GrammarCompiler:
         except InvalidGrammar as error:
             constraint.resolve(None, str(error))
         except Exception as error:
-            # The message is not logged, since it may hold the client's words.
+            # The message is not logged, because it may contain the client's text.
             model_log.error("a grammar failed to compile (%s)", type(error).__name__)
             constraint.resolve(None, "the grammar cannot be compiled")
 
@@ -81,7 +81,7 @@ class GrammarCompiler:
             )
             _require(known)
             first = known.deep_copy()
-            # A grammar too costly for one step shows here, and the mask's cache serves later ones.
+            # A grammar too costly for one step fails here; the mask's cache serves later steps.
             mask = np.zeros(self._words, np.uint32)
             first.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             _require(first)
@@ -105,7 +105,7 @@ class GrammarCompiler:
 def build_compiler(
     tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int]
 ) -> GrammarCompiler | None:
-    """A ``GrammarCompiler``, or None (and a line in the log) where grammars are impossible here."""
+    """A ``GrammarCompiler``, or None (and a log line) if grammars are impossible here."""
     if not library_version():
         model_log.info("no structured output: llguidance is not installed")
         return None
@@ -120,7 +120,7 @@ def build_compiler(
         )
     except Exception as error:
         model_log.warning(
-            "no structured output: llguidance does not take this tokenizer (%s)", error
+            "no structured output: llguidance does not support this tokenizer (%s)", error
         )
         return None
     return GrammarCompiler(tokenizer, vocab_size)

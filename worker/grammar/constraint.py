@@ -1,4 +1,4 @@
-"""A grammar with the progress of one job's text in it."""
+"""A grammar and the progress of one job's text in it."""
 
 import threading
 import time
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 LONG_MASK_S: Final = 0.01
-"""CPU seconds after which a mask counts as slow. One usually takes some hundred microseconds; the
-library's limits allow ten times this."""
+"""CPU seconds after which a mask counts as slow. A mask usually takes a few hundred microseconds;
+the library's limits allow ten times ``LONG_MASK_S``."""
 MAX_OVERRUN_S: Final = 0.5
-"""CPU seconds beyond ``LONG_MASK_S`` that all masks of one text may take together, since other rows
-wait for each."""
+"""CPU seconds beyond ``LONG_MASK_S`` that all masks of one text may take in total, because other
+rows wait for each mask."""
 
 
 class Constraint:
-    """A grammar that a job's text must match, if there is any. Once it ``is_ready``, or in a later
-    step, ``error`` says why the text cannot match it: the job must end then.
+    """The grammar that a job's text must match, if any. Once it ``is_ready``, or in a later step,
+    ``error`` may say why the text cannot match it; the job must then end.
 
-    A thread of the compiler makes it ready; from then on one thread at a time uses it.
+    A compiler thread makes it ready; from then on, one thread at a time uses it.
     """
 
     __slots__ = (
@@ -44,17 +44,17 @@ class Constraint:
     )
 
     def __init__(self, closing: Closing | None = None) -> None:
-        """``closing`` brings the text to a whole end in time; None lets it be cut."""
+        """``closing`` brings the text to a whole end in time; with None, the text may be cut."""
         self._closing = closing
         self.is_ready = False
         self.is_dropped = False
-        """Whether the job is over, so that its grammar is not needed."""
+        """Whether the job is over and no longer needs its grammar."""
         self.error = ""
         self._matcher: LLMatcher | None = None
         self._consumed = 0
         self._overrun_s = 0.0
         self._is_complete = False
-        """Whether the text is complete: only its end may follow, if that has not come already."""
+        """Whether the text is complete: only its end token may follow, if it has not come yet."""
         self._on_ready: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
@@ -64,13 +64,13 @@ class Constraint:
         return self._closing is not None and self._closing.has_begun
 
     def is_cut_early(self, early_s: float) -> None:
-        """Note that the engine cuts the text up to ``early_s`` seconds before its deadline, if it
-        has not ended by then."""
+        """Note that the engine cuts an unfinished text up to ``early_s`` seconds before its
+        deadline."""
         if self._closing is not None:
             self._closing.early_s = early_s
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called, on any thread, once this is compiled or has failed."""
+        """Call ``call``, on any thread, once this is compiled or has failed."""
         with self._lock:
             if not self.is_ready:
                 self._on_ready = call
@@ -110,7 +110,7 @@ class Constraint:
 
     def fill(self, words: "NDArray[np.uint32]", end: "NDArray[np.uint32]") -> None:
         """Set a bit in ``words`` [vocabulary / 32] for each token that may come next; ``end`` has
-        those of the end tokens."""
+        the bits of the end tokens."""
         self._fill(words, end)
         if self._closing is not None and not (self.error or self._is_complete):
             self._closing.restrict(words, end, self._matcher)

@@ -1,4 +1,4 @@
-"""Makes the masks of a step's rows, on a thread while the model computes."""
+"""Makes the masks of a step's rows on a thread while the model computes."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,11 +18,11 @@ class MaskedRow(NamedTuple):
     constraint: Constraint
     generated: Sequence[int]
     bars_end: bool
-    """Whether ``min_tokens`` are not reached: the end is barred if anything else may come."""
+    """Whether ``min_tokens`` is not reached: end tokens are barred if others may come."""
 
 
 class Masks(NamedTuple):
-    """Masks of ``rows``: ``words`` [rows, vocabulary / 32] uint32, a bit for each token allowed."""
+    """Masks of ``rows``: ``words`` [rows, vocabulary / 32] uint32, one bit per allowed token."""
 
     rows: NDArray[np.int64]
     words: NDArray[np.uint32]
@@ -45,7 +45,7 @@ class MaskMaker:
         return self._thread.submit(self.make, rows)
 
     def make(self, rows: Sequence[MaskedRow]) -> Masks:
-        """Advance each row's constraint by its latest tokens; returns which tokens may follow."""
+        """Advance each row's constraint by its latest tokens; return which tokens may follow."""
         words = np.empty((len(rows), self._words), np.uint32)
         for out, one in zip(words, rows, strict=True):
             one.constraint.advance(one.generated)

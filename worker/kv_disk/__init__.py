@@ -1,4 +1,4 @@
-"""The prefix cache's second tier: KV blocks on disk, under the hashes that they have in memory.
+"""The prefix cache's second tier: KV blocks on disk, under the same hashes as in memory.
 
 ::
 
@@ -9,6 +9,6 @@
                        block_file   one block as one safetensors file
                        base         copies between pool and staging; ``cuda_copies`` for tensors
 
-A file is found by its block's hash alone, so that a restarted worker, or another one on the same
-disk, continues a conversation where it was. Any fault of a file makes it a miss, never an error.
+A file is found by its block's hash alone, so that a restarted worker, or another worker on the same
+disk, can continue a conversation. A faulty file is a miss, never an error.
 """

@@ -1,4 +1,4 @@
-"""The interfaces of the tier below the engine's KV pool, and of copies between the two."""
+"""The interfaces of the tier below the engine's KV pool and of the copies between them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from worker.scheduler.request import Request
 
 
 class KVMemory(Protocol):
-    """A pool with blocks that other threads than the engine's can copy.
+    """A pool whose blocks threads other than the engine's can copy.
 
-    The caller holds a reference to every block that it names, so that no step writes to it.
+    The caller holds a reference to every block that it passes, so that no step writes to it.
     """
 
     @property
     def format(self) -> BlockFormat: ...
 
     def staging(self, blocks: int) -> Bytes:
-        """Host memory ``[blocks, block_bytes]`` uint8, of a kind that copies fast."""
+        """Host memory ``[blocks, block_bytes]`` uint8 that is fast to copy from and to."""
 
     def copy_out(self, blocks: Sequence[int], staging: Bytes) -> None:
         """Copy blocks of the pool to the first rows of ``staging``. Returns when it is done."""
@@ -36,7 +36,7 @@ class KVMemory(Protocol):
 class HostMemory:
     """A pool in ordinary memory, ``[layers, blocks, bytes of a layer's share]``.
 
-    Copies are plain and strided: a thread pool would compete with the engine for its cores.
+    Copies are plain strided copies: a thread pool would compete with the engine for cores.
     """
 
     def __init__(self, data: NDArray[np.uint8], block_format: BlockFormat) -> None:
@@ -64,7 +64,7 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """Totals since the worker began. ``failures`` are files that could not be written or used."""
+    """Totals since the worker started. ``failures``: files that could not be written or used."""
 
     saved_blocks: int = 0
     save_ms: float = 0.0
@@ -81,16 +81,16 @@ class BlockTier:
         """Set the callback for results, on any thread."""
 
     def restore(self, waiting: Sequence[Request], now: float) -> None:
-        """Have the next requests in the queue wait for their heads, where worth loading."""
+        """Make the next requests in the queue wait for the load of their heads, if it pays off."""
 
     def keep(self, request: Request) -> None:
         """Save an ending request's blocks."""
 
     def forget(self, hashes: Sequence[bytes]) -> None:
-        """Neither save nor restore these blocks: their content is invalid."""
+        """Stop saving and restoring these blocks: their content is invalid."""
 
     def collect(self, now: float) -> None:
-        """Unpin copied blocks, and resume requests after their load."""
+        """Unpin copied blocks, and resume requests whose load has ended."""
 
     def spill(self) -> None:
         """Save blocks ahead of their eviction, if there is nothing else to save."""

@@ -1,4 +1,4 @@
-"""Stores one KV block as one safetensors file, which appears as a whole or not at all."""
+"""Stores one KV block as one safetensors file; the write is atomic."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class BlockFormat:
     ::
 
         8 bytes     length of the header
-        header      JSON: block hash and CRC-32 of the content, dtype and shape; always equally long
+        header      JSON: block hash and CRC-32 of the content, dtype and shape; of constant length
         content     shape, in C order
     """
 
@@ -50,14 +50,14 @@ class BlockFormat:
         return len(self.header(bytes(32), 0)) + self.block_bytes
 
     def write(self, path: Path, block_hash: bytes, content: Bytes) -> None:
-        """Write the file, as a whole or not at all. Raises ``OSError``."""
+        """Write the file atomically. Raises ``OSError``."""
         data = content.data.cast("B")
         _write_whole(path, [self.header(block_hash, zlib.crc32(data)), data])
 
     def read(self, path: Path, block_hash: bytes, into: Bytes) -> bool:
-        """Fill ``into`` from ``path``; False if that is not exactly what ``write`` wrote.
+        """Fill ``into`` from ``path``; False if the file is not exactly as ``write`` wrote it.
 
-        Raises ``OSError`` when there is no file or it cannot be read.
+        Raises ``OSError`` if the file does not exist or cannot be read.
         """
         data = into.data.cast("B")
         with path.open("rb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""The blocks on disk: bounded in size, room left for others, least recently used evicted first.
+"""The blocks on disk: bounded in size, with disk space left for others, in LRU eviction order.
 
 ::
 
@@ -24,12 +24,12 @@ from worker.log import engine_log
 
 _FREE_SHARE: Final = 0.2
 _MAX_FREE_BYTES: Final = 20 * 2**30
-"""Most bytes left free for others: ``_FREE_SHARE`` of the file system (WK-5), but no more than
-this, since what others write does not grow with the disk."""
+"""Maximum bytes left free for others: ``_FREE_SHARE`` of the file system (WK-5), but at most this,
+because other programs' writes do not grow with the disk."""
 _BLOCK_FILE: Final = re.compile(r"[0-9a-f]{64}\.safetensors")
 _UNFINISHED: Final = re.compile(r"[0-9a-f]{64}\.safetensors\.[0-9]+\.tmp")
 _ABANDONED_S: Final = 600.0
-"""Seconds after which an unfinished file is abandoned: no living worker writes one for so long."""
+"""Seconds after which an unfinished file is abandoned: no live worker writes one for that long."""
 
 DiskUsage = Callable[[Path], tuple[int, int]]
 
@@ -41,14 +41,14 @@ def disk_usage(path: Path) -> tuple[int, int]:
 
 
 def fingerprint(origin: str, block_format: BlockFormat) -> str:
-    """Directory name for interchangeable blocks: those of one model, type and layout."""
+    """Directory name for interchangeable blocks: blocks of one model, dtype and layout."""
     facts = [origin, block_format.dtype, list(block_format.shape)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
 class BlockStore:
-    """The block files of one fingerprint, for any thread. Only ``holds`` and ``disregard`` never
-    touch the disk."""
+    """The block files of one fingerprint, for any thread. Only ``holds`` and ``disregard`` do not
+    access the disk."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class BlockStore:
         most_bytes: int,
         usage: DiskUsage = disk_usage,
     ) -> None:
-        """Open the store. Raises ``OSError`` when ``root`` cannot be made or listed."""
+        """Open the store. Raises ``OSError`` if ``root`` cannot be created or listed."""
         self.format = block_format
         self._root = root
         self._blocks_dir = root / "blocks"
@@ -68,7 +68,7 @@ class BlockStore:
         self._make_directory()
         self.failures_total = 0
         self._says_failures = True
-        """Whether a failed write is logged; False until one succeeds: a bad disk is logged once."""
+        """Whether to log a failed write; False after one until a write succeeds."""
         self._says_full = True
         self._hashes = self._scan()
 
@@ -76,11 +76,11 @@ class BlockStore:
         return len(self._hashes)
 
     def holds(self, block_hash: bytes) -> bool:
-        """Whether a block is here as far as this process knows: its file may turn out to be bad."""
+        """Whether this process believes that it has a block: its file may still be bad."""
         return block_hash in self._hashes
 
     def read(self, block_hash: bytes, into: Bytes) -> bool:
-        """Fill ``into`` with a block. False when it is not here, or its file was bad."""
+        """Fill ``into`` with a block. False if it is not here or its file is bad."""
         path = self._path(block_hash)
         try:
             if self.format.read(path, block_hash, into):
@@ -95,7 +95,7 @@ class BlockStore:
         return False
 
     def write(self, block_hash: bytes, content: Bytes) -> bool:
-        """Put a block on disk, if there is room or room can be made; else False. Never raises."""
+        """Write a block to disk, if it fits or room can be made; otherwise False. Never raises."""
         self._restore_directory()
         if not self._make_room():
             if self._says_full:
@@ -121,7 +121,7 @@ class BlockStore:
         return True
 
     def touch(self, hashes: Sequence[bytes]) -> None:
-        """Note that a text was used; its end is then evicted before its beginning."""
+        """Note that a text was used. Its last blocks are evicted before its first ones."""
         for block_hash in reversed(hashes):
             with self._lock:
                 if block_hash not in self._hashes:
@@ -131,13 +131,13 @@ class BlockStore:
                 os.utime(self._path(block_hash))
 
     def disregard(self, hashes: Collection[bytes]) -> None:
-        """No longer hold these blocks; their files stay until ``remove``."""
+        """Drop these blocks from the index; their files stay until ``remove``."""
         with self._lock:
             for block_hash in hashes:
                 self._hashes.pop(block_hash, None)
 
     def remove(self, hashes: Collection[bytes]) -> None:
-        """Delete these blocks' files, even of those that are not held."""
+        """Delete these blocks' files, even for blocks that are not held."""
         for block_hash in hashes:
             self._drop(block_hash)
 
@@ -145,7 +145,7 @@ class BlockStore:
         self._blocks_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def _restore_directory(self) -> None:
-        """Start over if the directory was removed (by a cleaner of /tmp, for example)."""
+        """Start over if the directory was removed (for example by a cleanup of /tmp)."""
         if self._blocks_dir.is_dir():
             return
         try:
@@ -158,7 +158,7 @@ class BlockStore:
             self._hashes.clear()
 
     def _make_room(self) -> bool:
-        """Evict until one more block fits; False when not even evicting everything would do."""
+        """Evict until one more block fits; False if evicting everything is not enough."""
         size = self.format.file_bytes
         while True:
             missing = self._missing_bytes()
@@ -171,7 +171,7 @@ class BlockStore:
             self._drop(block_hash)
 
     def _missing_bytes(self) -> float:
-        """Bytes to delete before one more block leaves enough of the disk free; inf if unknown."""
+        """Bytes to delete so that enough disk is free after one more block; inf if unknown."""
         try:
             free_bytes, total_bytes = self._usage(self._root)
         except OSError as error:
@@ -191,7 +191,7 @@ class BlockStore:
         return self._blocks_dir / text[:2] / f"{text}.safetensors"
 
     def _scan(self) -> "OrderedDict[bytes, None]":
-        """Blocks that earlier workers left, in the order of use. Other files are not touched."""
+        """Blocks that earlier workers left, in order of use. Other files are not touched."""
         found = []
         for entry in _files(self._blocks_dir):
             _remove_abandoned(Path(entry.path))
@@ -220,7 +220,7 @@ def _files(directory: Path) -> Iterable["os.DirEntry[str]"]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Delete a file that a worker was writing when it was killed: nothing else ever would."""
+    """Delete a file that a killed worker did not finish: nothing else would delete it."""
     if _UNFINISHED.fullmatch(path.name):
         with suppress(OSError):
             if path.stat().st_mtime < time.time() - _ABANDONED_S:

@@ -14,7 +14,7 @@ _DTYPE_NAMES: Final = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float
 
 
 def memory_of(pool: torch.Tensor) -> KVMemory:
-    """The ``KVMemory`` for ``pool``, by the device that it is on."""
+    """The ``KVMemory`` for ``pool``, according to its device."""
     shape = (pool.shape[0], *pool.shape[2:])
     block_bytes = pool[:, 0].numel() * pool.element_size()
     block_format = BlockFormat(_DTYPE_NAMES[pool.dtype], shape, block_bytes)
@@ -25,9 +25,9 @@ def memory_of(pool: torch.Tensor) -> KVMemory:
 
 
 class CudaPool:
-    """A pool on a GPU: pinned staging, and its own stream next to the engine's. Blocks copied out
-    were computed by a finished step, and blocks copied in are complete before any step learns of
-    them, so neither stream has to wait for the other.
+    """A pool on a GPU, with pinned staging memory and its own streams besides the engine's. Blocks
+    copied out were computed by a finished step, and blocks copied in are complete before any step
+    uses them, so no stream has to wait for another.
     """
 
     def __init__(self, pool: torch.Tensor, block_format: BlockFormat) -> None:
@@ -59,7 +59,7 @@ class CudaPool:
             self._in.synchronize()
 
     def clear(self, blocks: Sequence[int]) -> None:
-        # A lost device computes nothing, so that its errors do not matter here.
+        # A lost device computes nothing, so its errors do not matter here.
         with suppress(RuntimeError), torch.inference_mode(), torch.cuda.device(self._bytes.device):
             self._bytes.index_fill_(1, self._indices(blocks), 0)
             # The next user of the blocks may write to them from another stream.

@@ -1,4 +1,4 @@
-"""Decides what is saved and restored, on the engine's thread, which never waits for either.
+"""Decides which blocks to save and restore, on the engine's thread, which waits for neither.
 
 ::
 
@@ -32,22 +32,22 @@ from worker.scheduler.request import Request
 from worker.scheduler.scheduler import Scheduler
 
 _FEWEST_BLOCKS = 2
-"""Fewest blocks worth loading: less is computed faster."""
+"""Minimum blocks worth loading: fewer blocks are faster to compute."""
 _LOOKAHEAD = 4
-"""Waiting requests, from the front of the queue, whose heads are loaded ahead of their turn."""
+"""Number of requests at the front of the queue whose heads are loaded in advance."""
 _SPILL_BLOCKS = 8
-"""Blocks pinned for the saver at a time, ahead of their eviction."""
+"""Number of blocks pinned for the saver at a time, before their eviction."""
 _PATIENCE_S = 1.0
-"""Seconds that a request waits for a load while the pace of computing is unknown."""
+"""Seconds that a request waits for a load while the compute speed is unknown."""
 _LEAST_PATIENCE_S = 0.1
-"""Least time in seconds that a load may take, however quickly it could be computed."""
+"""Minimum patience in seconds with a load, even if computing is faster."""
 _CLOSE_GRACE_S = 2.0
 
 
 @dataclass(slots=True, eq=False)
 class _Restore:
-    """A load and the requests that wait for it. ``held``: the pool's blocks before the loaded ones,
-    kept during the load."""
+    """A load and the requests that wait for it. ``held``: the pool's blocks before the loaded
+    blocks, kept during the load."""
 
     load: BlockLoad
     held: list[int]
@@ -58,15 +58,15 @@ class _Restore:
     """Whether the loaded blocks must not be used."""
 
     def gives_up_at(self, request: Request) -> float:
-        """Time when ``request`` computes its head instead: its latest start at the latest, unless
-        only the load could keep its deadline."""
+        """Time at which ``request`` computes its head instead: no later than its latest start,
+        unless only the load could meet its deadline."""
         is_choice = request.latest_start > self.expected_at
         return min(self.give_up_at, request.latest_start) if is_choice else self.give_up_at
 
 
 @dataclass(slots=True)
 class _Wanted:
-    """Blocks to be saved, in order, and not pinned yet: they may be evicted before."""
+    """Blocks to save, in order, not pinned yet: they may be evicted first."""
 
     hashes: deque[bytes]
     text: list[bytes] = field(default_factory=list)
@@ -84,7 +84,7 @@ class DiskTier(BlockTier):
         loading: Background,
         saving: Background,
     ) -> None:
-        """``memory`` is that of the scheduler's pool; both backgrounds are closed with the tier."""
+        """``memory`` is the memory of the scheduler's pool; the tier closes both backgrounds."""
         self._scheduler = scheduler
         self._pool = scheduler.pool
         self._prefix_cache = scheduler.prefix_cache
@@ -97,7 +97,7 @@ class DiskTier(BlockTier):
         self._by_first_hash: dict[bytes, _Restore] = {}
         self._wanted: deque[_Wanted] = deque()
         self._saving: dict[bytes, PinnedBlock] = {}
-        """Blocks that the saver has, by hash."""
+        """Blocks that the saver is working on, by hash."""
         self._most_saving = max(1, self._pool.total // 4)
         self._spilled: set[bytes] = set()
         self._closed = False
@@ -144,7 +144,7 @@ class DiskTier(BlockTier):
             return
         self._scheduler.pin(held)
         load = BlockLoad(wanted, self._scheduler.reserve_blocks(len(wanted)))
-        # Waiting as long as computing takes costs at most twice the better of the two.
+        # Waiting at most as long as computing takes costs at most twice the better choice.
         patience_s = max(_LEAST_PATIENCE_S, self._compute_s(len(wanted)) or _PATIENCE_S)
         expected_at = now + self._loader.block_s() * len(wanted)
         restore = _Restore(load, held, [request], expected_at, now + patience_s)
@@ -153,11 +153,11 @@ class DiskTier(BlockTier):
         self._loader.submit(load)
 
     def _is_stuck(self, now: float) -> bool:
-        """Whether an abandoned load is still running: no more blocks are reserved then."""
+        """Whether an abandoned load is still running; no more blocks are reserved then."""
         return any(now >= restore.give_up_at for restore in self._restores.values())
 
     def _pays(self, request: Request, blocks: int, now: float) -> bool:
-        """Whether loading is quicker than computing, and leaves time for the rest."""
+        """Whether loading is faster than computing and leaves time for the rest."""
         load_s, compute_s = self._loader.block_s() * blocks, self._compute_s(blocks)
         if compute_s and load_s >= compute_s:
             return False
@@ -177,7 +177,7 @@ class DiskTier(BlockTier):
         self._let_go(restore)
 
     def _let_go(self, restore: _Restore, now: float = math.inf) -> bool:
-        """Let those compute whose patience ends with the next step; returns whether any do."""
+        """Let requests compute whose patience ends with the next step. Returns whether any do."""
         next_s = now + self._scheduler.step_time.step_s
         gone = [one for one in restore.waiting if next_s >= restore.gives_up_at(one)]
         for request in gone:
@@ -213,7 +213,7 @@ class DiskTier(BlockTier):
             if block_hash not in self._spilled and not self._store.holds(block_hash)
         ]
         if hashes:
-            # Each is tried once, or a full disk would have it copied again in every step.
+            # Each block is tried once; otherwise, with a full disk, every step would copy it again.
             if len(self._spilled) > self._pool.total:
                 self._spilled.clear()
             self._spilled.update(hashes)
@@ -224,7 +224,7 @@ class DiskTier(BlockTier):
         self._pin_wanted()
 
     def _pin_wanted(self) -> None:
-        """Pin blocks to be saved and hand them to the saver, at most ``_most_saving`` at a time."""
+        """Pin blocks to save and pass them to the saver, at most ``_most_saving`` at a time."""
         while self._wanted and len(self._saving) < self._most_saving:
             wanted = self._wanted[0]
             pinned = []
@@ -267,7 +267,7 @@ class DiskTier(BlockTier):
             self._saving.pop(one.block_hash) for one in pinned if one.block_hash in self._saving
         ]
         for is_spill in (False, True):
-            # Saving is no use of a block: its place in the eviction order stays.
+            # Saving a block does not count as use: its position in the eviction order stays.
             blocks = [one.block for one in back if one.is_spill is is_spill]
             self._scheduler.unpin(blocks, as_oldest=is_spill)
 
@@ -275,7 +275,7 @@ class DiskTier(BlockTier):
         if self._closed:
             return
         self._closed = True
-        self._most_saving = self._pool.total  # they are not needed any more
+        self._most_saving = self._pool.total  # they are no longer needed
         self._pin_wanted()
         self._loader.close(0.0)
         self._saver.close(_CLOSE_GRACE_S)
@@ -290,7 +290,7 @@ class DiskTier(BlockTier):
 def open_disk_tier(
     scheduler: Scheduler, memory: KVMemory, path: Path, most_bytes: int, origin: str
 ) -> DiskTier:
-    """The tier under ``path`` for blocks of this ``origin``, which names what computed them.
+    """Open the tier at ``path`` for blocks of ``origin``, which identifies what computed them.
 
     Raises ``ValueError`` when ``path`` cannot be used.
     """

@@ -1,7 +1,7 @@
-"""Loads blocks from disk into reserved blocks of the pool, and saves blocks of the pool to disk.
+"""Loads blocks from disk into reserved pool blocks, and saves pool blocks to disk.
 
-Each runs in batches on its own thread, so that the engine never waits. Saved blocks return to the
-pool before their file is written.
+Each works in batches on its own thread, so that the engine never waits. Saved blocks return to the
+pool before their files are written.
 """
 
 import queue
@@ -21,16 +21,16 @@ Task = Callable[[], None]
 
 
 class Background(Protocol):
-    """Runs tasks one after the other, somewhere else. Tests run them by hand."""
+    """Runs tasks one after another in the background. Tests run them directly."""
 
     def submit(self, task: Task) -> None: ...
 
     def close(self, grace_s: float) -> None:
-        """Accept no more tasks; allow those left ``grace_s`` seconds. Idempotent."""
+        """Accept no more tasks; give the remaining tasks ``grace_s`` seconds. Idempotent."""
 
 
 class BackgroundThread:
-    """A ``Background`` on a thread of its own."""
+    """A ``Background`` on its own thread."""
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -39,8 +39,8 @@ class BackgroundThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def submit(self, task: Task) -> None:
-        """Run ``task`` on the thread, which the first call starts: it inherits its maker's
-        niceness, and that of a load would stay."""
+        """Run ``task`` on the thread. The first call starts it, because a thread inherits its
+        creator's niceness, and a load's niceness would persist."""
         if not self._closed:
             if self._thread.ident is None:
                 self._thread.start()
@@ -65,12 +65,12 @@ class BackgroundThread:
 _BATCH_BYTES = 64 * 2**20
 _READERS = 4
 _LARGE_BYTES = 2**18
-"""Bytes of a block from which several threads read and check blocks faster than one."""
+"""Block size in bytes from which several threads read and check blocks faster than one thread."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counters, written by one thread. ``seconds``: all time of its transfers, with copies."""
+    """Counters, written by one thread. ``seconds``: total transfer time, with copies."""
 
     blocks: int = 0
     seconds: float = 0.0
@@ -78,7 +78,7 @@ class Counts:
 
 @dataclass(slots=True, eq=False)
 class BlockLoad:
-    """Blocks to load: ``hashes[i]`` into ``blocks[i]``. The first ``loaded`` are there already."""
+    """Blocks to load: ``hashes[i]`` into ``blocks[i]``. The first ``loaded`` are loaded already."""
 
     hashes: list[bytes]
     blocks: list[int]
@@ -141,7 +141,7 @@ class Loader:
         if self._readers is None:
             return sum(1 for _ in takewhile(bool, starmap(self._store.read, rows)))
         reads = [self._readers.submit(self._store.read, *row) for row in rows]
-        # All are waited for: one left behind a miss would write into the rows of the next load.
+        # Wait for all reads: one left after a miss would write into the rows of the next load.
         wait(reads)
         return sum(1 for _ in takewhile(Future[bool].result, reads))
 
@@ -150,7 +150,7 @@ _SAVE_BYTES = 16 * 2**20
 
 
 class PinnedBlock(NamedTuple):
-    """A block of the pool that the engine leaves unchanged for as long as a copy takes."""
+    """A pool block that the engine does not change during a copy."""
 
     block: int
     block_hash: bytes
@@ -159,7 +159,7 @@ class PinnedBlock(NamedTuple):
 
 @dataclass(slots=True)
 class Save:
-    """Blocks to save; they are the last that were missing of ``text``, unless that is empty."""
+    """Blocks to save: the last missing blocks of ``text``, unless that is empty."""
 
     pinned: list[PinnedBlock]
     text: list[bytes] = field(default_factory=list)
@@ -187,11 +187,11 @@ class Saver:
         self._background.submit(lambda: self._run(save))
 
     def remove(self, hashes: Collection[bytes]) -> None:
-        """Delete files, even those that saves submitted earlier have yet to write."""
+        """Delete files, even files that earlier saves have not written yet."""
         self._background.submit(lambda: self._store.remove(hashes))
 
     def close(self, grace_s: float) -> None:
-        """Finish what was submitted, within ``grace_s``."""
+        """Finish the submitted saves within ``grace_s``."""
         self._background.close(grace_s)
 
     def _run(self, save: Save) -> None:
@@ -213,5 +213,5 @@ class Saver:
                 self._store.touch(list(takewhile(self._store.holds, save.text)))
         finally:
             self.counts.seconds += time.perf_counter() - started
-            # Returns those not reached; if there are none, it signals that the counts have changed.
+            # Return the blocks not reached; if none, this signals that the counts changed.
             self._returned(left)

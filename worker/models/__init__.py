@@ -2,16 +2,16 @@
 
 Without torch, about checkpoints:
 
-- ``config`` its ``config.json``; ``rope_scaling``, ``fields``
+- ``config``       reads ``config.json``, with ``rope_scaling`` and ``fields``
 - ``families``     the architectures, and how they differ
 - ``parameters``   the tensors that a model needs
-- ``folder`` a folder's name, and what it is if it is no checkpoint
+- ``folder``       names a model folder, and explains why one cannot be served
 
 With torch, from files to logits:
 
-- ``checkpoint``   the files, opened and checked
-- ``loader``       to parameters, fused and packed on the way; ``cuda_loader``, ``malloc``
-- ``linear``       linear layers as they lie in memory; ``blocked``: for products of our own
+- ``checkpoint``   opens and checks the weight files
+- ``loader``       loads, fuses and packs parameters, with ``cuda_loader`` and ``malloc``
+- ``linear``       linear layers by memory layout; ``blocked`` for our own products
                    (``worker.cpu_kernels.block_products``)
-- ``model``        the decoder, written as in the paper, and from a checkpoint to it
+- ``model``        the decoder, written as in the paper, and loading it from a checkpoint
 """

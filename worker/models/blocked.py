@@ -23,9 +23,9 @@ _BLOCK: Final = 32
 
 
 def blocks_fit(dtype: torch.dtype) -> bool:
-    """Whether ``BlockedFormat`` can be had here for weights of that type; logs why it cannot.
+    """Whether ``BlockedFormat`` supports weights of ``dtype`` here; logs the reason if it does not.
 
-    Compiles its products, so that no request waits for that.
+    Compiles its products, so that no request waits for the compiler.
     """
     if dtype not in (torch.bfloat16, torch.float32):
         return False
@@ -35,7 +35,7 @@ def blocks_fit(dtype: torch.dtype) -> bool:
             form = fastest_form(dtype)
             product(form, is_gated=False)
             product(form, is_gated=True)
-        except Exception as error:  # any error of a compiler
+        except Exception as error:  # any compiler error
             problem = f"{type(error).__name__}: {error}"
     if problem is not None:
         model_log.info("matrix products are left to oneDNN or BLAS: %s", problem)
@@ -43,28 +43,28 @@ def blocks_fit(dtype: torch.dtype) -> bool:
 
 
 class BlockedFormat:
-    """A ``Format`` for bfloat16 and float32 on CPUs where ``products_problem`` is None.
+    """A ``Format`` for bfloat16 and float32, on CPUs for which ``products_problem`` is None.
 
-    Rows and results are always float32: sums are float32 anyway, and the operations between two
-    products are faster that way too.
+    Rows and results are always float32: sums are float32 anyway, and it also makes the operations
+    between two products faster.
 
     Measured against oneDNN's packed layers (two cores, Intel, bfloat16, the products of a 0.5B
-    model): 1.4 times as fast at one row, 1.3 at 4, 1.6 at 8 to 32, 1.45 at 512. The same for
-    float32 (the steps of a small model): 1.4, 1.3, 1.3 to 1.1, and 0.85. Both by AMX (whole steps):
-    1.5 at one row, 1.5 at 8, 1.6 at 32, 1.9 at 64, 1.2 in prompts of 512. What AMX multiplies is
-    bfloat16: rows are rounded to it.
+    model): 1.4 times as fast at one row, 1.3 at 4, 1.6 at 8 to 32, 1.45 at 512. For float32 (the
+    steps of a small model): 1.4, 1.3, 1.3 to 1.1, and 0.85. Both with AMX (whole steps): 1.5 at one
+    row, 1.5 at 8, 1.6 at 32, 1.9 at 64, 1.2 in prompts of 512. AMX multiplies bfloat16: rows are
+    rounded to it.
     """
 
     least_rows = 1
     rows_dtype = torch.float32
 
     def __init__(self, form: Form | None = None) -> None:
-        """``form``: of bfloat16 weights; by default ``fastest_form``."""
+        """``form``: the form of bfloat16 weights; by default ``fastest_form``."""
         self._form = fastest_form(torch.bfloat16) if form is None else form
 
     @property
     def tile_rows(self) -> int:
-        """Rows of a tile for bfloat16; float32 has no tiles, but its chunks are cut by it too."""
+        """Rows per tile for bfloat16; float32 has no tiles, but its chunks have this size too."""
         return TILE_ROWS if self._form == Form.TILES else 1
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
@@ -76,8 +76,8 @@ class BlockedFormat:
 
 @dataclass(frozen=True, slots=True)
 class BlockedLinear:
-    """A linear layer of ``blocks`` int32, see ``block_products``; ``nbytes`` is that of the
-    weights, without the padding of odd shapes."""
+    """A linear layer of ``blocks`` int32, see ``block_products``; ``nbytes`` counts the weights,
+    without the padding of odd shapes."""
 
     blocks: Tensor
     bias: Tensor | None
@@ -96,7 +96,7 @@ class BlockedLinear:
 
 
 class DottedLinear(BlockedLinear):
-    """A layer of ``Form.DOTS``: it rounds rows to bfloat16, so its name stands in digests."""
+    """A layer of ``Form.DOTS``: it rounds rows to bfloat16, so digests contain its name."""
 
     __slots__ = ()
 
@@ -105,12 +105,12 @@ def _layer(
     weights: Sequence[Tensor], bias: Tensor | None, nbytes: int, form: Form
 ) -> BlockedLinear:
     outputs, inputs = weights[0].shape
-    if inputs % 2 and weights[0].dtype == torch.bfloat16:  # no pairs
+    if inputs % 2 and weights[0].dtype == torch.bfloat16:  # no pairs of inputs
         weights = [weight.float() for weight in weights]
     if weights[0].dtype == torch.float32:
         form = Form.FLOAT32
     is_gated = len(weights) == 2
-    product(form, is_gated=is_gated)  # odd inputs may need one that is not compiled yet
+    product(form, is_gated=is_gated)  # odd inputs may need a product that is not compiled yet
     padding = -inputs % form.inputs_per_turn
     if padding:
         weights = [pad(weight, (0, padding)) for weight in weights]

@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint, opened and checked before the first weight is read."""
+"""A checkpoint's safetensors files, opened and checked before the first weight is read."""
 
 import json
 import os
@@ -22,14 +22,14 @@ _INDEX: Final = "model.safetensors.index.json"
 _SINGLE: Final = "model.safetensors"
 _DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _COMPARED_ROWS: Final = 4096
-"""Rows compared at a time: tensors that differ mostly do so in the first ones."""
-# Buffers that old checkpoints carry and models compute themselves.
+"""Rows compared at a time: tensors that differ usually differ in the first rows."""
+# Buffers that old checkpoints contain and models compute themselves.
 _IGNORED: Final = re.compile(r"\.rotary_emb\.inv_freq$")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Position, type and shape of a tensor in its file."""
+    """Offset, dtype and shape of a tensor in its file."""
 
     file: Path
     dtype: torch.dtype
@@ -77,12 +77,12 @@ class Checkpoint:
         return tensor
 
     def read_into(self, part: StoredPart, out: torch.Tensor) -> None:
-        """Read a whole tensor into ``out``, a contiguous CPU tensor of its type and shape."""
+        """Read a whole tensor into ``out``, a contiguous CPU tensor of the same dtype and shape."""
         stored = self[part]
         self.read_bytes(stored.file, stored.offset, out.view(-1).view(torch.uint8))
 
     def read_bytes(self, file: Path, offset: int, out: torch.Tensor) -> None:
-        """Fill ``out``, uint8 [bytes] on the CPU, from ``offset`` of ``file`` on."""
+        """Fill ``out``, uint8 [bytes] on the CPU, from ``file`` starting at ``offset``."""
         view = out.numpy().data
         descriptor = self._descriptors[file]
         while view:
@@ -95,7 +95,7 @@ class Checkpoint:
             view, offset = view[count:], offset + count
 
     def check_fit(self, parameters: Iterable[Parameter], unused: Iterable[str]) -> None:
-        """Check that every part is there in its shape and a type that we read, and nothing else is.
+        """Check that all parts exist with their shapes and supported dtypes, and nothing else.
 
         Raises ``BrokenCheckpoint`` or ``UnsupportedModel``.
         """
@@ -120,7 +120,7 @@ class Checkpoint:
         ]
         if problems:
             raise BrokenCheckpoint(
-                f"{self.path}: config.json and the weights do not fit: the weights"
+                f"{self.path}: config.json and the weights do not match: the weights"
                 f" {'; '.join(problems)}"
             )
 
@@ -151,7 +151,7 @@ class Checkpoint:
 
 
 def differ(path: Path, one: str, other: str) -> bool:
-    """Whether a checkpoint directory holds both tensors, and they differ.
+    """Whether a checkpoint directory contains both tensors and they differ.
 
     Raises ``BrokenCheckpoint``.
     """
@@ -169,7 +169,7 @@ def differ(path: Path, one: str, other: str) -> bool:
 
 
 def prefetch(path: Path) -> None:
-    """Have the kernel begin to read the weight files, and return at once."""
+    """Tell the kernel to start reading the weight files, and return at once."""
     for file in _weight_files(path):
         try:
             descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)

@@ -37,20 +37,20 @@ class ModelConfig:
     rope_scaling: RopeScaling | None
     qkv_bias: bool
     qk_norm: bool
-    """Whether queries and keys are normalized per head before they are rotated."""
+    """Whether queries and keys are normalized per head before the rotation."""
     windows: tuple[int, ...]
-    """Keys that a query sees in each layer, its own included; 0: all up to its own."""
+    """Number of keys that a query sees in each layer, including its own; 0: all up to its own."""
     tie_word_embeddings: bool
     dtype: DTypeName
-    """Type that the weights were saved in."""
+    """Dtype of the saved weights."""
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     local_rope_theta: float = DEFAULT_ROPE_THETA
-    """That of layers with a window, where it is one of its own."""
+    """``rope_theta`` of layers with a window, if they have their own."""
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The configuration of the checkpoint directory ``path``. Raises ``CheckpointError``."""
+    """Read the configuration of checkpoint directory ``path``. Raises ``CheckpointError``."""
     fields = Fields(path / "config.json", read_json(path / "config.json"))
     generation = read_generation_config(path)
 
@@ -93,7 +93,7 @@ def read_config(path: Path) -> ModelConfig:
     local, whole = _by_kind(fields) if by_kind else (DEFAULT_ROPE_THETA, fields)
     rope = rope_fields(whole)
     scaling = rope_scaling(rope, positions)
-    if isinstance(scaling, YarnScaling):  # some count the stretch in already, some do not
+    if isinstance(scaling, YarnScaling):  # some already include the scaling, some do not
         stretched = scaling.original_max_position_embeddings * scaling.factor
         positions = max(positions, int(stretched))
     return ModelConfig(
@@ -121,7 +121,7 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def _by_kind(fields: Fields) -> tuple[float, Fields]:
-    """The theta of layers with a window, and the fields with the others' rope settings alone."""
+    """The theta of layers with a window, and the fields with the other layers' rope settings."""
     kinds, local = fields.values.get("rope_parameters"), fields
     own: dict[str, Any] = {} if "rope_theta" in fields.values else {"rope_theta": 1e6}
     if isinstance(kinds, dict) and isinstance(kinds.get("full_attention"), dict):
@@ -133,7 +133,7 @@ def _by_kind(fields: Fields) -> tuple[float, Fields]:
 
 
 def read_generation_config(path: Path) -> dict[str, Any]:
-    """``generation_config.json`` of a checkpoint directory; empty where there is none.
+    """``generation_config.json`` of a checkpoint directory; empty if there is none.
 
     Raises ``BrokenCheckpoint``.
     """
@@ -163,7 +163,7 @@ def _dtype(fields: Fields) -> DTypeName:
 
 
 def _windows(fields: Fields, rule: WindowRule, layers: int) -> tuple[int, ...]:
-    """The window of each layer, with transformers' defaults for what is not stated."""
+    """The window of each layer, with transformers' defaults for missing fields."""
     types = fields.values.get("layer_types")
     if types is not None and not rule.startswith("by-"):
         fields.refuse("layer_types", allowed=(["full_attention"] * layers, None))
@@ -207,8 +207,8 @@ def _window(fields: Fields) -> int:
 def _ids(
     path: Path, name: str, generation: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[int, ...]:
-    """Ids of ``generation_config.json``, else of ``config.json``: one, a list of them, or null.
-    Raises ``BrokenCheckpoint``."""
+    """Ids from ``generation_config.json``, otherwise from ``config.json``: one id, a list of ids,
+    or null. Raises ``BrokenCheckpoint``."""
     value = generation.get(name)
     value = config.get(name) if value is None else value
     found = [] if value is None else value if isinstance(value, list) else [value]

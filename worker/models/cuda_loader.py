@@ -1,11 +1,11 @@
-"""Loads weights onto a GPU: several readers fill pinned buffers, a side stream empties them.
+"""Loads weights onto a GPU: several threads fill pinned buffers, and a side stream empties them.
 
 ::
 
     file ──preadv──▶ pinned buffer ──copy, side stream──▶ its place in the fused tensor
                       ▲ free again once the copy's event has passed
 
-Reading, copying and converting overlap; nothing but the ring is held on the host.
+Reading, copying and converting overlap; the host holds only the ring of buffers.
 """
 
 import os
@@ -28,7 +28,7 @@ _READERS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Bytes of one file and their place: the elements from ``first`` on of a flat fused tensor."""
+    """Bytes of one file and their target: the elements from ``first`` on in a flat fused tensor."""
 
     file: Path
     offset: int
@@ -44,14 +44,14 @@ def load_on_cuda(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[tuple[StoredPart, ...], Tensor]:
-    """Load every stack of parts as one tensor on ``device``; shared stacks only once."""
+    """Load every stack of parts as one tensor on ``device``; load shared stacks only once."""
     stacks = {parts for p in parameters.values() for parts in (p.parts, p.bias) if parts}
     fused = {
         parts: torch.empty(stacked_shape(parts), dtype=dtype, device=device) for parts in stacks
     }
     readers = min(_READERS, os.cpu_count() or 1)
     ring = _Ring(2 * readers, device)
-    # The tensors' memory may still be in use by work that was queued before.
+    # Work that was queued earlier may still use the tensors' memory.
     ring.stream.wait_stream(torch.cuda.current_stream(device))
     with ThreadPoolExecutor(readers, "tidegate-load") as pool:
         for _ in pool.map(
@@ -66,7 +66,7 @@ def load_on_cuda(
 def cut(
     checkpoint: Checkpoint, parts: tuple[StoredPart, ...], out: Tensor, most: int
 ) -> Iterator[Chunk]:
-    """Reads of at most ``most`` bytes that fill ``out``, the stack of ``parts``."""
+    """Split into reads of at most ``most`` bytes that fill ``out``, the stack of ``parts``."""
     flat, first = out.view(-1), 0
     for part in parts:
         stored = checkpoint[part]
@@ -85,7 +85,7 @@ def _in_file_order(
 
 
 class _Ring:
-    """Pinned buffers, each with the event of the last copy out of it."""
+    """Pinned buffers, each with the event of the last copy from it."""
 
     def __init__(self, buffers: int, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -96,7 +96,7 @@ class _Ring:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._free.put((buffer, event))
 
-    @torch.inference_mode()  # it is per thread
+    @torch.inference_mode()  # inference mode is per thread
     def carry(self, checkpoint: Checkpoint, chunk: Chunk) -> None:
         """Read one chunk and queue its copy."""
         buffer, copied = self._free.get()

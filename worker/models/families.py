@@ -1,6 +1,6 @@
-"""The architectures that run here, and how each differs from Llama. No torch.
+"""The supported architectures, and how each differs from Llama. No torch.
 
-docs/extending.md says how to add one.
+docs/extending.md explains how to add one.
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,13 @@ WindowRule = Literal["none", "every-layer", "by-layer", "by-pattern"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Traits of an architecture that its ``config.json`` does not state, or states differently.
+    """Traits of an architecture that its ``config.json`` omits or states differently.
 
     ``window``: ``every-layer`` reads ``sliding_window`` (Mistral 0.1); ``by-layer`` reads
-    ``use_sliding_window``, ``max_window_layers`` and ``layer_types`` (Qwen); ``by-pattern`` has
-    no window in each sixth layer (Gemma 3).
-    ``head_dim``: the default; None is hidden size / heads. ``tied``: whether the head is the
-    embedding by default. ``decoder``: the module whose
-    ``DECODER`` computes it, a subclass of ``worker.models.model.Decoder``.
+    ``use_sliding_window``, ``max_window_layers`` and ``layer_types`` (Qwen); ``by-pattern`` has no
+    window in every sixth layer (Gemma 3). ``head_dim``: the default; None is hidden size / heads.
+    ``tied``: whether the head is the embedding by default. ``decoder``: the module whose
+    ``DECODER``, a subclass of ``worker.models.model.Decoder``, computes it.
     """
 
     qkv_bias: bool = False
@@ -34,7 +33,7 @@ OTHERWISE: Final = (
     "vLLM may run it: tidegate engines ensure vllm, and TIDEGATE_WORKER__ENGINE=vllm; or a server"
     " that does, behind the orchestrator (docs/engines.md, Other servers)"
 )
-"""Advice for a sound model of an architecture that is not one of these."""
+"""Advice for a valid model with an unsupported architecture."""
 
 FAMILIES: Final[dict[str, Family]] = {
     "LlamaForCausalLM": Family(),

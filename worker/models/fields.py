@@ -1,4 +1,4 @@
-"""Typed reads of a checkpoint's JSON files, with errors that name file and field. No torch."""
+"""Typed reads of a checkpoint's JSON files; errors name the file and the field. No torch."""
 
 import json
 from pathlib import Path

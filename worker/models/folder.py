@@ -1,4 +1,4 @@
-"""Names model folders, and explains why one cannot be served. No torch."""
+"""Names model folders and explains why a folder cannot be served. No torch."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +17,8 @@ _TO_SAFETENSORS: Final = (
 
 
 def model_name(path: Path) -> str:
-    """The directory's name; ``org/name`` for a snapshot in a Hugging Face cache; for a GGUF file
-    its own name, without the number of its part.
+    """The directory's name; ``org/name`` for a snapshot in a Hugging Face cache; the file name
+    without its part number for a GGUF file.
 
     Such a snapshot's path ends in ``models--org--name/snapshots/<commit>``.
     """
@@ -32,7 +32,7 @@ def model_name(path: Path) -> str:
 
 
 def why_unservable(path: Path) -> str | None:
-    """What ``path`` is, and what to do, if it lacks ``config.json`` or weights; else None."""
+    """What ``path`` is and what to do, if it lacks ``config.json`` or weights; otherwise None."""
     if not path.exists():
         return f"{path} does not exist"
     if not path.is_dir():
@@ -105,7 +105,7 @@ def _gguf_advice(what: str) -> str:
 
 
 def _cache(path: Path) -> str | None:
-    """Advice if ``path`` is a repository in a Hugging Face cache, above snapshots; else None."""
+    """Advice if ``path`` is a repository folder in a Hugging Face cache; otherwise None."""
     snapshots = path / "snapshots"
     if not path.name.startswith(_CACHE_PREFIX) or not snapshots.is_dir():
         return None

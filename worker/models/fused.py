@@ -1,8 +1,8 @@
-"""The operations between the matrix products of a decoder layer, each in one launch.
+"""The operations between a decoder layer's matrix products, each in one launch.
 
-A decode of a few rows spends as long on launching small kernels as on some of the products. On CUDA
-they are ``triton`` kernels, on the CPU loops that numba compiles for float32; where there is
-neither, and for other types, torch's own operators do the same in several.
+A decode of a few rows spends as much time on launching small kernels as on some of the products. On
+CUDA these operations are ``triton`` kernels; on the CPU they are loops that numba compiles for
+float32. Without either, and for other dtypes, torch's operators do the same in several launches.
 """
 
 from functools import cache
@@ -36,7 +36,7 @@ def _kernels_for(x: Tensor) -> ModuleType | None:
 
 
 def compile_loops() -> None:
-    """Compile the CPU's loops, so that no request waits for it. Raises what the compiler raises."""
+    """Compile the CPU's loops, so that no request waits for it. Raises the compiler's errors."""
     loops = _loops()
     for compile_one in (loops.add_norm, loops.rotate, loops.in_turn):
         compile_one()
@@ -46,13 +46,13 @@ def compile_loops() -> None:
 
 @cache
 def _loops() -> ModuleType:
-    from worker.cpu_kernels import step_loops  # it needs numba
+    from worker.cpu_kernels import step_loops  # imports numba
 
     return step_loops
 
 
 def _loops_for(*tensors: Tensor) -> ModuleType | None:
-    """The CPU's loops, where they can take ``tensors``."""
+    """The CPU's loops if they support ``tensors``, otherwise None."""
     for tensor in tensors:
         if not (tensor.is_cpu and tensor.dtype == torch.float32 and tensor.is_contiguous()):
             return None
@@ -60,7 +60,7 @@ def _loops_for(*tensors: Tensor) -> ModuleType | None:
 
 
 def row_job(loops: ModuleType, rows: int, **fields: int) -> NDArray[np.int64]:
-    """A job of ``step_loops``: ``fields`` are ``RowArguments``."""
+    """A job of ``step_loops``; ``fields`` are ``RowArguments``."""
     job = np.zeros(loops.SIZE, np.int64)
     job[PARTS], job[loops.AT.job], job[loops.AT.rows] = row_parts(rows), job.ctypes.data, rows
     for name, value in fields.items():
@@ -69,7 +69,7 @@ def row_job(loops: ModuleType, rows: int, **fields: int) -> NDArray[np.int64]:
 
 
 def row_parts(rows: int) -> int:
-    """Parts into which a job of ``rows`` is divided."""
+    """Number of parts of a job with ``rows`` rows."""
     return min(rows, PARTS_PER_THREAD * torch.get_num_threads())
 
 
@@ -116,7 +116,7 @@ def rotate_(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
 
 
 def gated(both: Tensor) -> Tensor:
-    """Silu of the first half of ``both`` [rows, 2 * width] times the second half: [rows, width]."""
+    """SiLU of the first half of ``both`` [rows, 2 * width] times the second half: [rows, width]."""
     kernels = _kernels_for(both)
     if kernels is None or not both.is_contiguous():
         gate, up = both.chunk(2, dim=-1)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Kernels that do in one launch what torch does in two or three. Importing needs ``triton``."""
+"""Kernels that need one launch where torch needs two or three. Importing needs ``triton``."""
 
 import triton
 import triton.language as tl
@@ -20,7 +20,7 @@ def add_norm(
     row = tl.program_id(0).to(tl.int64) * WIDTH
     before = tl.load(x + row + at, mask=inside, other=0.0).to(tl.float32)
     added = tl.load(y + row + at, mask=inside, other=0.0).to(tl.float32)
-    # The norm is that of the rounded sum, which the next layer adds to.
+    # The norm uses the rounded sum, which the next layer adds to.
     rounded = (before + added).to(x.dtype.element_ty)
     tl.store(x + row + at, rounded, mask=inside)
     total = rounded.to(tl.float32)

@@ -1,5 +1,5 @@
-"""Gemma 3: norms behind attention and MLP, too, a gate of GELU, scaled embeddings, and positions
-that layers with a window rotate by wavelengths of their own."""
+"""Gemma 3: also norms after attention and MLP, a GELU gate, scaled embeddings, and separate rotary
+wavelengths in layers with a window."""
 
 import math
 from dataclasses import replace
@@ -26,7 +26,7 @@ class Gemma3Decoder(Decoder):
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         for name, tensor in weights.tensors.items():
             if name != "embedding":
-                weights.tensors[name] = tensor + 1  # norms are stored less that
+                weights.tensors[name] = tensor + 1  # norms are stored minus 1
         super().__init__(config, weights)
         self._ends = [
             [weights.tensors[f"layers.{i}.{part}_end_norm"] for part in ("attention", "mlp")]

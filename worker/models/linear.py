@@ -1,10 +1,10 @@
-"""Linear layers by their layout in memory: dense, turned, mapped from the file, or packed for
-oneDNN. Weights in blocks for our own kernel, if there is one: ``worker.models.blocked``.
+"""Linear layers by memory layout: dense, transposed ("turned"), mapped from the file, or packed for
+oneDNN. ``worker.models.blocked`` has weights in blocks for our own kernel, if there is one.
 
-Measured on two cores (AMD, avx512_bf16), weights beyond the cache, bfloat16, share of the read
-bandwidth: dense 0.5, packed 0.75 for one row and 0.95 for four. So packed layers want at least four
-rows (``least_rows``). ``deterministic`` needs a row's sums to be independent of its place in a tile
-of one size, which is tested at load (``TiledForward.check``), since CPUs differ in it.
+Share of the read bandwidth on two cores (AMD, avx512_bf16), bfloat16 weights beyond the cache:
+dense 0.5, packed 0.75 for one row and 0.95 for four. So packed layers need at least four rows
+(``least_rows``). ``deterministic`` requires that a row's sums do not depend on its position in a
+tile. CPUs differ in that, so ``TiledForward.check`` tests it at load.
 """
 
 from dataclasses import dataclass
@@ -18,30 +18,30 @@ from worker.models.fused import gated
 
 
 class Linear(Protocol):
-    """A linear layer, or a gated pair of them."""
+    """A linear layer, or a gated pair of linear layers."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map ``x`` [rows, in] to [rows, out]."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one use reads."""
+        """Bytes that one call reads."""
 
 
 class Format(Protocol):
-    """Makes layers from weights [out, in] of one type."""
+    """Makes layers from weights [out, in] of one dtype."""
 
     @property
     def least_rows(self) -> int:
-        """Rows below which a product costs as much, or more."""
+        """Number of rows below which a product costs as much or more."""
 
     @property
     def tile_rows(self) -> int:
-        """Rows multiplied at a time: one row beyond a tile costs as much as a whole one."""
+        """Rows multiplied at a time: one row past a full tile costs as much as a whole tile."""
 
     @property
     def rows_dtype(self) -> torch.dtype | None:
-        """Type of its layers' rows, results and biases; None: the weights' own type."""
+        """Dtype of its layers' rows, results and biases; None: the weights' dtype."""
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear: ...
 
@@ -50,7 +50,7 @@ class Format(Protocol):
 
 
 class DenseFormat:
-    """A ``Format`` that leaves weights as they are."""
+    """A ``Format`` that keeps weights unchanged."""
 
     least_rows = 1
     tile_rows = 1
@@ -64,10 +64,10 @@ class DenseFormat:
 
 
 class TurnedFormat(DenseFormat):
-    """A ``Format`` of weights as [in, out] in memory, which BLAS reads in order for a few rows.
+    """A ``Format`` that stores weights as [in, out], which BLAS reads in order for a few rows.
 
-    Measured on two cores (Intel, AVX-512), float32 and one thread, 4 to 32 rows: 1.2 to 1.9 times
-    as fast as [out, in], and equal at one row and for long prompts.
+    Measured on two cores (Intel, AVX-512), float32, one thread, 4 to 32 rows: 1.2 to 1.9 times as
+    fast as [out, in]; equally fast at one row and for long prompts.
     """
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
@@ -75,7 +75,7 @@ class TurnedFormat(DenseFormat):
 
 
 class PackedFormat:
-    """A ``Format`` of weights in oneDNN's own order, which is a copy of them."""
+    """A ``Format`` that copies weights into oneDNN's own order."""
 
     least_rows = 4
     tile_rows = 1
@@ -85,13 +85,13 @@ class PackedFormat:
         return PackedLinear(_pack(weight), bias)
 
     def gated(self, weight: Tensor) -> Linear:
-        # Packed apart, so that activation and product are fused with the matrix products.
+        # Packed separately, so that oneDNN fuses activation and product with the matrix products.
         gate, up = weight.chunk(2)
         return PackedGated(_pack(gate), _pack(up))
 
 
 def packs(dtype: torch.dtype) -> bool:
-    """Whether oneDNN on this CPU has packed layers of that type."""
+    """Whether oneDNN has packed layers of ``dtype`` on this CPU."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.float32:
@@ -120,7 +120,7 @@ _linear_binary = torch.ops.mkldnn._linear_pointwise.binary
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight in oneDNN's order; ``nbytes`` is its own, without the padding of odd shapes."""
+    """A weight in oneDNN's order; ``nbytes`` excludes the padding of odd shapes."""
 
     weight: Tensor
     nbytes: int
@@ -157,7 +157,7 @@ class PackedGated:
 
 @dataclass(frozen=True, slots=True)
 class SplitGated:
-    """A gated layer over one linear layer with the outputs gate and up."""
+    """A gated layer over one linear layer whose outputs are gate and up."""
 
     both: Linear
 

@@ -1,4 +1,4 @@
-"""Loads a checkpoint's weights as the parameters of a model, fused and packed on the way.
+"""Loads a checkpoint's weights as a model's parameters; fuses and packs them on the way.
 
 ::
 
@@ -6,11 +6,11 @@
                                                                             dense
     CUDA   read (several threads) ─▶ pinned ring ─▶ side stream ─▶ fused tensors   (cuda_loader)
 
-The largest parameters are loaded first and alone, while little else is in memory, then layer by
-layer: the peak is the weights and about one layer. An embedding on the CPU is always mapped, since
-a step reads only a few of its rows.
+The largest parameters are loaded first, one at a time, while little else is in memory; the others
+follow layer by layer. The peak is the weights plus about one layer. On the CPU, the embedding is
+always memory-mapped, because a step reads only a few of its rows.
 
-The layout of linear layers on the CPU is chosen by CPU time: which is fastest depends on the CPU.
+On the CPU, measured CPU time selects the layout of linear layers: the fastest depends on the CPU.
 """
 
 import math
@@ -46,17 +46,17 @@ from worker.models.parameters import Kind, Parameter, StoredPart, stacked_shape
 
 _PRODUCTS: Final = "matrix products"
 TRIAL_ROWS: Final = (1, 8, 32, 256)
-"""Rows of the trials: one text, several, and a prompt's chunk. All count alike."""
+"""Rows of the trials: one text, several texts, and a prompt chunk. All have equal weight."""
 _MATRIX_ELEMENTS: Final = 1 << 22
 _BEYOND_CACHE_BYTES: Final = 1 << 26
-"""Most bytes of weights that are used in turn, so that each comes from where it comes from in a
-model's step."""
+"""Maximum bytes of weights that a trial cycles through, so that each weight comes from the same
+cache level or memory as in a model's step."""
 _MAX_MATRICES: Final = 16
 _CHUNK_ROWS: Final = 64
-"""Rows at which arithmetic dominates a product: timing one matrix is enough."""
+"""Number of rows from which arithmetic dominates a product: timing one matrix is enough."""
 
 Timer = Callable[[Callable[[], object]], float]
-"""Measures a call, in seconds."""
+"""Measures a call's time in seconds."""
 
 
 def fastest_format(
@@ -67,12 +67,12 @@ def fastest_format(
     timer: Timer | None = None,
     choices: KeptChoices | None = None,
 ) -> Format:
-    """The fastest of ``formats``, by name, for weights [outputs, inputs] like those of ``shape`` in
-    a model of ``model_bytes``.
+    """The name of the fastest of ``formats`` for weights [outputs, inputs] of ``shape`` in a model
+    of ``model_bytes``.
 
-    The one of ``choices``, where one was kept. Else CPU times are compared by their geometric mean
-    over ``TRIAL_ROWS``; the first is kept unless another is clearly faster. That takes some
-    seconds, and up to 128 MiB that are given back.
+    Returns the choice kept in ``choices``, if any. Otherwise compares the geometric means of CPU
+    times over ``TRIAL_ROWS`` and keeps the first unless another is clearly faster. That takes a few
+    seconds and up to 128 MiB, which are freed.
     """
     first = next(iter(formats))
     if len(formats) == 1:
@@ -105,7 +105,7 @@ def _times(
     model_bytes: int,
     timer: Timer,
 ) -> dict[str, list[float]]:
-    """Seconds of one product by each format, for each of ``TRIAL_ROWS``."""
+    """Seconds of one product in each format, for each of ``TRIAL_ROWS``."""
     inputs = shape[1]
     outputs = max(1, min(shape[0], _MATRIX_ELEMENTS // inputs))
     weight = torch.randn(outputs, inputs).div_(math.sqrt(inputs)).to(dtype)
@@ -132,7 +132,7 @@ def _use(layers: list[Linear], x: torch.Tensor) -> None:
 
 
 def _ratio(times: list[float], beside: list[float]) -> float:
-    """The geometric mean of how many times as long ``times`` are."""
+    """The geometric mean of the ratios of ``times`` to ``beside``."""
     logs = [math.log(one / other) for one, other in zip(times, beside, strict=True)]
     return math.exp(sum(logs) / len(logs))
 
@@ -144,9 +144,9 @@ _READERS: Final = 2
 class Layout:
     """Layout of weights on the CPU.
 
-    ``small``: the caches hold much of the weights, so that what a call costs counts. ``measured``:
-    in the layout whose products are the fastest here, kept in ``choices``; else in the first that
-    the CPU supports.
+    ``small``: the caches hold much of the weights, so call overhead matters. ``measured``: use the
+    layout with the fastest products here, kept in ``choices``; otherwise the first layout that the
+    CPU supports.
     """
 
     small: bool = False
@@ -158,7 +158,7 @@ class Layout:
 class Weights:
     """Loaded parameters by name. ``least_rows``, ``tile_rows``: see ``Format``.
 
-    ``dtype`` is that of the linear layers and of the KV pool; ``rows_dtype`` of all else.
+    ``dtype`` applies to the linear layers and the KV pool, ``rows_dtype`` to everything else.
     """
 
     least_rows: int
@@ -170,7 +170,7 @@ class Weights:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes that a step reads at least: everything but the rows of the embedding."""
+        """Minimum bytes that a step reads: everything except the rows of the embedding."""
         norms = sum(t.nbytes for name, t in self.tensors.items() if name != "embedding")
         return norms + sum(layer.nbytes for layer in self.linears.values())
 
@@ -186,8 +186,8 @@ def load_weights(
 ) -> Weights:
     """Read ``parameters`` of checkpoint directory ``path`` onto ``device``.
 
-    Tensors named in ``unused`` may be in the files and are left there. Raises ``CheckpointError``,
-    before any weight is read when files and configuration do not fit.
+    The files may contain the ``unused`` tensors, which are not read. Raises ``CheckpointError``,
+    before reading any weight if files and configuration do not match.
     """
     layout = layout or Layout()
     with Checkpoint(path) as checkpoint, torch.inference_mode():
@@ -204,9 +204,9 @@ def load_weights(
 
 def _format(layout: Layout, dtype: torch.dtype, parameters: Mapping[str, Parameter]) -> Format:
     if layout.small and dtype == torch.float32:
-        # oneDNN's calls cost 15 to 20 µs more than plain ones, and nothing is gained for it. Blocks
-        # take 0.6 to 1.25 times as long by number of rows, and about as long on average (one Intel
-        # with AVX-512).
+        # oneDNN's calls cost 15 to 20 µs more than plain calls, with no gain. Blocks take 0.6 to
+        # 1.25 times as long, depending on the number of rows, and about as long on average (one
+        # Intel CPU with AVX-512).
         return TurnedFormat()
     formats: dict[str, Format] = {}
     if blocks_fit(dtype):
@@ -233,7 +233,7 @@ def _format(layout: Layout, dtype: torch.dtype, parameters: Mapping[str, Paramet
 
 
 class _CPULoader:
-    """Reads, converts and packs parameters, one at a time in each thread."""
+    """Reads, converts and packs parameters, one at a time per thread."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, form: Format) -> None:
         self._checkpoint = checkpoint
@@ -252,7 +252,7 @@ class _CPULoader:
                 pass
         return self._weights
 
-    @torch.inference_mode()  # it is per thread
+    @torch.inference_mode()  # inference mode is per thread
     def _load_one(self, name: str, parameter: Parameter) -> None:
         match parameter.kind:
             case Kind.EMBEDDING:
@@ -291,7 +291,7 @@ def _assembled(
     tensors: Mapping[tuple[StoredPart, ...], Tensor],
     dtype: torch.dtype,
 ) -> Weights:
-    """Weights over ``tensors`` that are in place already, by their parts."""
+    """Weights from ``tensors`` that are already loaded, found by their parts."""
     form = DenseFormat()
     weights = Weights(form.least_rows, form.tile_rows, dtype, dtype)
     for name, parameter in parameters.items():

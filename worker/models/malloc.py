@@ -1,8 +1,8 @@
-"""Tells the C library and the kernel how to treat the memory of weights.
+"""Tells the C library and the kernel how to handle the memory of weights.
 
-glibc learns from freed blocks: after the first few it serves blocks of up to 32 MiB from heaps
-which keep them. For activations that is right, step after step; for staging it leaves holes the
-size of layers in a process that is to hold the weights once.
+glibc adapts to freed blocks: after the first few, it serves blocks of up to 32 MiB from heaps,
+which keep freed memory. That is right for activations, step after step. Staging buffers, however,
+would leave holes the size of layers in a process that should hold the weights only once.
 """
 
 import ctypes
@@ -17,15 +17,15 @@ _M_MMAP_THRESHOLD: Final = -3
 _MADV_HUGEPAGE: Final = 14
 _LOADING_BYTES: Final = 2**20
 _SERVING_BYTES: Final = 32 * 2**20
-"""mmap threshold while serving: the most that glibc allows, and what it arrives at by itself."""
+"""mmap threshold while serving: glibc's maximum, which its own adaptation also reaches."""
 
 
 @contextmanager
 def returning_large_blocks() -> Iterator[None]:
-    """Within the block, freed memory of 1 MiB and more goes back to the system at once.
+    """Within the ``with`` block, freed memory of 1 MiB or more returns to the system at once.
 
-    Afterwards the heaps keep blocks of up to 32 MiB, as glibc would have come to do by itself.
-    No effect without glibc.
+    Afterwards, the heaps keep blocks of up to 32 MiB, as with glibc's own adaptation. Has no effect
+    without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -40,9 +40,9 @@ def returning_large_blocks() -> Iterator[None]:
 
 
 def advise_huge_pages(address: int, nbytes: int) -> None:
-    """Have the kernel use pages of 2 MiB where they fit, so that fewer have to be looked up.
+    """Ask the kernel for 2 MiB pages where they fit, which need fewer page lookups.
 
-    To be called before the memory is written to. No effect without Linux, or where it is forbidden.
+    Call this before the memory is written. Has no effect without Linux or if it is forbidden.
     """
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE

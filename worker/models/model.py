@@ -1,8 +1,8 @@
-"""The decoder of Llama (Touvron et al. 2023) and its successors; and a checkpoint as a model.
+"""The decoder of Llama (Touvron et al. 2023) and its successors, and loading it as a model.
 
-Mistral adds a sliding window, Qwen2 biases on queries, keys and values, Qwen3 a norm per head on
-queries and keys; ``families`` lists the traits. Every linear layer acts on the packed tokens of a
-step; only attention knows about rows.
+Mistral adds a sliding window, Qwen2 adds biases on queries, keys and values, and Qwen3 adds a norm
+per head on queries and keys; ``families`` lists the traits. Every linear layer processes the packed
+tokens of a step; only attention knows about rows.
 """
 
 import math
@@ -34,12 +34,12 @@ class Rotation:
         frequencies, scale = rotary_frequencies(config)
         angles = torch.outer(torch.arange(config.context_tokens).float(), frequencies)
         cos, sin = angles.cos() * scale, angles.sin() * scale
-        # Signs and halves are folded into the tables: one product and one sum are left.
+        # Signs and halves are folded into the tables, which leaves one product and one sum.
         self._cos = torch.cat((cos, cos), dim=-1).to(device, dtype)
         self._sin = torch.cat((-sin, sin), dim=-1).to(device, dtype)
 
     def at(self, positions: Tensor) -> "AngleTable":
-        """Tables for ``positions`` [tokens], gathered once for all layers of a step."""
+        """Gather the tables for ``positions`` [tokens], once for all layers of a step."""
         return AngleTable(self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
 
 
@@ -56,7 +56,7 @@ class AngleTable:
 
 
 def rotary_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
-    """Radians per position [head_dim / 2] float32, and the factor of cosines and sines."""
+    """Radians per position [head_dim / 2] float32, and the factor for cosines and sines."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     frequencies = config.rope_theta**-exponents
     match config.rope_scaling:
@@ -70,7 +70,7 @@ def rotary_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Long wavelengths divided by ``factor``, short ones kept, a smooth ramp between."""
+    """Frequencies of long wavelengths divided by ``factor``, others kept, a smooth ramp between."""
     context = scaling.original_max_position_embeddings
     turns = context * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -79,10 +79,10 @@ def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def _yarn(frequencies: Tensor, scaling: YarnScaling, config: ModelConfig) -> Tensor:
-    """Like ``_llama3``, but with a ramp that is linear in the index of the dimension."""
+    """Like ``_llama3``, but the ramp is linear in the dimension's index."""
 
     def dimension(turns: float) -> float:
-        """Index of the dimension that makes ``turns`` turns within the original context."""
+        """Index of the dimension that rotates ``turns`` times within the original context."""
         context = scaling.original_max_position_embeddings
         span = math.log(context / (turns * 2 * math.pi))
         return config.head_dim * span / (2 * math.log(config.rope_theta))
@@ -101,15 +101,15 @@ HEAD: Final = "lm_head.weight"
 
 
 class Decoder:
-    """The decoder model over a packed batch: the tokens of all rows of a step, one after the other.
-    How its weights are laid out in memory is left to ``linear``."""
+    """The decoder over a packed batch: the tokens of all rows of a step, row after row. ``linear``
+    determines the memory layout of its weights."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
         self._embedding = weights.tensors["embedding"]
         self._dtype = weights.rows_dtype
         self.dtype = weights.dtype
-        """Type of its weights and of the KV pool."""
+        """Dtype of its weights and of the KV pool."""
         self.norm = weights.tensors["norm"]
         self._head = weights.linears["head"]
         self.layers = [
@@ -119,19 +119,19 @@ class Decoder:
         self._least_rows = weights.least_rows
         self.tile_rows = weights.tile_rows
         self.step_bytes = weights.step_bytes
-        """Bytes of weights that a step reads at least."""
+        """Minimum bytes of weights that a step reads."""
         self.products = type(self._head).__name__
-        """Name of the kind of linear layers: each rounds in its own way."""
+        """Class name of its linear layers: each class rounds differently."""
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionStep) -> Tensor:
         """Map ``token_ids`` and ``positions`` [tokens] int64 to hidden states [tokens, hidden]."""
         tokens = len(token_ids)
-        filler = max(0, self._least_rows - tokens)  # rows with unused results
+        filler = max(0, self._least_rows - tokens)  # extra rows whose results are unused
         if filler:
             token_ids, positions = pad(token_ids, (0, filler)), pad(positions, (0, filler))
         embedded = self.embedded(token_ids)
         rotations = self._rotations(positions)
-        # Each sum is computed with the norm that follows it: on CUDA that is one kernel.
+        # Each sum is computed together with the norm after it: on CUDA that is one kernel.
         after = [layer.attention_norm for layer in self.layers[1:]] + [self.norm]
         x = torch.zeros_like(embedded)
         normed = self._add_normed_(x, embedded, self.layers[0].attention_norm)
@@ -153,15 +153,15 @@ class Decoder:
         return self._head(hidden)[:rows].float()
 
     def embedded(self, token_ids: Tensor) -> Tensor:
-        """What the first layer reads of ``token_ids`` [tokens]: [tokens, hidden]."""
+        """The first layer's input for ``token_ids`` [tokens]: [tokens, hidden]."""
         return embedding(token_ids, self._embedding).to(self._dtype)
 
     def _rotations(self, positions: Tensor) -> list[AngleTable]:
-        """The angles by which each layer rotates."""
+        """The rotation angles of each layer."""
         return [self.rotation.at(positions)] * len(self.layers)
 
     def _mixed(self, i: int, mixed: Tensor) -> Tensor:
-        """What attention adds, of its heads' results: [tokens, hidden]."""
+        """The output that attention adds, from its heads' results: [tokens, hidden]."""
         return self.layers[i].output(mixed)
 
     def _mlp(self, i: int, x: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class Decoder:
 
     @staticmethod
     def parameters(config: ModelConfig) -> dict[str, Parameter]:
-        """Parameters to load, with their tensors in a checkpoint, in the order of their use."""
+        """Parameters to load, with their checkpoint tensors, in order of use."""
         c = config
         q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         hidden, inner = c.hidden_size, c.intermediate_size
@@ -240,7 +240,7 @@ class Decoder:
 
     @staticmethod
     def unused(config: ModelConfig) -> tuple[str, ...]:
-        """Tensors that a checkpoint may hold although nothing reads them."""
+        """Tensors that a checkpoint may contain although nothing reads them."""
         return (HEAD,) if config.tie_word_embeddings else ()
 
 
@@ -259,7 +259,7 @@ class Layer:
 
     @classmethod
     def from_weights(cls, weights: Weights, prefix: str) -> Self:
-        """Make a layer of the weights with names that begin with ``prefix``."""
+        """Make a layer from the weights whose names begin with ``prefix``."""
         tensors, linears = weights.tensors, weights.linears
         return cls(
             attention_norm=tensors[prefix + "attention_norm"],
@@ -274,7 +274,7 @@ class Layer:
 
 
 DECODER: Final = Decoder
-"""The class that ``families`` means by this module."""
+"""The class that ``families`` uses from this module."""
 
 
 def load_model(
@@ -299,21 +299,21 @@ def load_model(
 
 
 def decoder_of(config: ModelConfig) -> type[Decoder]:
-    """The class that computes the architecture of ``config``, by ``families``."""
+    """The class that computes the architecture of ``config``, from ``families``."""
     found: type[Decoder] = import_module(FAMILIES[config.architecture].decoder).DECODER
     return found
 
 
 def tied_as_stored(path: Path, config: ModelConfig) -> ModelConfig:
-    """``config`` of checkpoint directory ``path``, corrected for the head that the files have.
+    """``config`` of checkpoint directory ``path``, corrected for the head in the files.
 
-    A stored head counts even where the configuration ties it to the embedding, unless it is a mere
+    A stored head is used even if the configuration ties it to the embedding, unless it is an exact
     copy, as in ``PreTrainedModel.tie_weights`` of transformers 5. Raises ``BrokenCheckpoint``.
     """
     if not config.tie_word_embeddings or not differ(path, EMBEDDING, HEAD):
         return config
     model_log.warning(
-        "%s: config.json ties %s to %s, but the files hold both and they differ: they stay two,"
+        "%s: config.json ties %s to %s, but the files hold both and they differ: both are used,"
         " as in transformers; set tie_word_embeddings to false there",
         path,
         HEAD,
@@ -323,6 +323,6 @@ def tied_as_stored(path: Path, config: ModelConfig) -> ModelConfig:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Elements of all weights that a step reads: a tied embedding once, a separate one never."""
+    """Elements of all weights that a step reads: a tied embedding once, a separate one not."""
     parameters = decoder_of(config).parameters(config).values()
     return sum(p.elements for p in parameters if p.kind is not Kind.EMBEDDING)

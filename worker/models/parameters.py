@@ -1,4 +1,4 @@
-"""The parameters that a model needs, however a checkpoint names or splits them. No torch."""
+"""The parameters of a model, independent of a checkpoint's names and splits. No torch."""
 
 import math
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What a parameter is used for, which decides how it may be kept."""
+    """A parameter's use, which determines how it may be stored."""
 
     TENSOR = "tensor"
-    """Used as it is, such as a norm."""
+    """Used unchanged, such as a norm."""
     EMBEDDING = "embedding"
-    """A table that is looked up row by row."""
+    """A lookup table, read row by row."""
     LINEAR = "linear"
     """A linear layer, x → x Wᵀ + b."""
     GATED = "gated"
@@ -20,7 +20,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A tensor of the checkpoint and the shape that the configuration gives it."""
+    """A checkpoint tensor and its shape according to the configuration."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Parts of the checkpoint, stacked along dimension 0; ``bias`` likewise, for a linear one."""
+    """Checkpoint parts, stacked along dimension 0; ``bias`` likewise, for a linear layer."""
 
     kind: Kind
     parts: tuple[StoredPart, ...]

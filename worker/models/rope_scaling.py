@@ -1,4 +1,4 @@
-"""The stretches of rotary positions that a config may ask for. No torch."""
+"""The scalings of rotary positions that a config may request. No torch."""
 
 import math
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ class YarnScaling:
     beta_slow: float
     original_max_position_embeddings: int
     attention_factor: float
-    """Factor of cosines and sines."""
+    """Factor for cosines and sines."""
     truncate: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Llama 3.1's stretch of the rotary wavelengths; names as in ``config.json``."""
+    """Llama 3.1's scaling of the rotary wavelengths; names as in ``config.json``."""
 
     factor: float
     low_freq_factor: float
@@ -47,12 +47,12 @@ RopeScaling = LinearScaling | YarnScaling | Llama3Scaling
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """The rotary settings in one object, from the places of all versions of transformers.
+    """The rotary settings as one object, from the fields of any version of transformers.
 
-    transformers 5 has all of them in ``rope_parameters``; earlier versions ``rope_theta`` at the
-    top and the rest in ``rope_scaling``. If both are there, transformers reads only that
-    (``convert_rope_params_to_dict``, 5.23): not even ``rope_theta`` comes from ``rope_parameters``
-    then.
+    transformers 5 has all of them in ``rope_parameters``; earlier versions have ``rope_theta`` at
+    the top level and the rest in ``rope_scaling``. If both exist, transformers reads only
+    ``rope_scaling`` (``convert_rope_params_to_dict``, 5.23) and does not take even ``rope_theta``
+    from ``rope_parameters``.
     """
     parameters, scaling = fields.values.get("rope_parameters"), fields.values.get("rope_scaling")
     nested = scaling or parameters or {}
@@ -60,7 +60,7 @@ def rope_fields(fields: Fields) -> Fields:
         raise BrokenCheckpoint(f"{fields.file}: the rope settings must be an object")
     if any(isinstance(value, dict) for value in nested.values()):
         raise UnsupportedModel(
-            f"{fields.file}: rope settings of their own for each kind of layer are not supported"
+            f"{fields.file}: separate rope settings for each kind of layer are not supported"
         )
     theta = fields.values.get("rope_theta")
     if scaling and isinstance(parameters, dict) and scaling != parameters:
@@ -72,8 +72,8 @@ def rope_fields(fields: Fields) -> Fields:
         )
         if theta is None and "rope_theta" in parameters and "rope_theta" not in nested:
             model_log.warning(
-                "%s: the rope_theta of %s in rope_parameters is not used, which the model was"
-                " probably trained with; write it into rope_scaling too",
+                "%s: the rope_theta of %s in rope_parameters is not used, but the model was"
+                " probably trained with it; write it into rope_scaling too",
                 fields.file,
                 parameters["rope_theta"],
             )
@@ -83,13 +83,13 @@ def rope_fields(fields: Fields) -> Fields:
 
 
 def rope_scaling(rope: Fields, max_positions: int) -> RopeScaling | None:
-    """The stretch that ``rope`` asks for; ``max_positions`` is ``max_position_embeddings``."""
+    """The scaling that ``rope`` requests; ``max_positions`` is ``max_position_embeddings``."""
     match rope.values.get("rope_type") or rope.values.get("type") or "default":
         case "default":
             return None
         case "dynamic":
-            # An NTK-aware stretch that begins beyond ``max_position_embeddings``, by the length of
-            # the text: keys in the cache would be wrong beyond it. Contexts end there.
+            # NTK-aware scaling beyond ``max_position_embeddings`` depends on the text's length, so
+            # cached keys would be wrong beyond that. Contexts end there instead.
             rope.number("factor")
             return None
         case "linear":
@@ -132,5 +132,5 @@ def _yarn(rope: Fields, max_positions: int) -> YarnScaling:
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """The factor of cosines and sines for a stretch by ``factor``, as in the YaRN paper."""
+    """The factor for cosines and sines when scaling by ``factor``, as in the YaRN paper."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

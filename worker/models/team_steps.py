@@ -1,11 +1,11 @@
-"""Computes steps as jobs that the team of threads does in turn (``step_loops.in_turn``).
+"""Computes steps as jobs that the thread team does one after another (``step_loops.in_turn``).
 
-A product, a norm or the attention of a small model takes about as long as a thread needs to wake
-up. A step that only decodes is done in one go, so that threads wake up once (``WholeStep``); one
-with prompts, whose rows need more memory, in one go for each layer (``LayerSteps``).
+A product, a norm or the attention of a small model takes about as long as a thread's wakeup. A step
+that only decodes runs as one sequence of jobs, so that threads wake up once (``WholeStep``). A step
+with prompts, whose rows need more memory, runs one sequence per layer (``LayerSteps``).
 
-A thread that loses its core to another process holds nobody up: the others do its part again. So
-nothing overwrites what was written in the same go.
+A thread that loses its core to another process does not delay the others: they redo its part. So no
+job overwrites data that was written in the same sequence.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,26 +35,26 @@ from worker.models.linear import Linear
 from worker.models.model import Decoder
 
 MAX_DECODES: Final = 64
-"""Most rows of a whole step: measured up to this number (SmolLM2-135M, two cores), where it still
-gains."""
+"""Maximum rows of a whole step: measured up to this number (SmolLM2-135M, two cores), where it is
+still faster."""
 _MOST_BYTES: Final = 2**27
-"""Most memory of what is written: for whole steps 64 rows of SmolLM2-135M take 53 MB, those of an
-8B model ten times that, and its steps are long next to the time in which threads wake up."""
+"""Maximum memory of the written data. For whole steps, 64 rows of SmolLM2-135M take 53 MB and those
+of an 8B model ten times that, whose steps are long compared with the wakeup of threads."""
 _ROWS: Final = -1
-"""In a job before it is known: the number of the step's rows."""
+"""Placeholder in a recorded job for the step's number of rows."""
 _ROW_PARTS: Final = -2
-"""The same for its parts."""
+"""Placeholder for the number of parts of these rows."""
 
 
 class TeamSteps:
-    """The jobs of all layers, recorded once, and what they read and write; for one thread."""
+    """The jobs of all layers, recorded once, and the data that they use; for one thread."""
 
     _is_one_go: ClassVar[bool]
-    """Whether a step is done in one go, rather than each layer."""
+    """Whether a whole step is one sequence of jobs, rather than each layer."""
 
     @classmethod
     def of(cls, model: Decoder, attention: AttentionBackend, most_rows: int) -> Self | None:
-        """None where the model, its products or the attention are not such as this can compute."""
+        """None if this cannot compute the model, its products or the attention."""
         if type(model) is not Decoder or not isinstance(attention, NumbaAttention):
             return None
         linears: list[Linear] = []
@@ -67,7 +67,7 @@ class TeamSteps:
         if form == Form.DOTS and attention.pool.data.dtype != torch.bfloat16:
             return None
         most = min(most_rows, _MOST_BYTES // cls._bytes_of_row(model.config))
-        if form == Form.TILES:  # AMX goes through weights in another order for more
+        if form == Form.TILES:  # AMX reads weights in another order for more rows
             most = min(most, PASS_ROWS) // TILE_ROWS * TILE_ROWS
         return cls(model, attention, found, most) if most > 0 else None
 
@@ -78,7 +78,7 @@ class TeamSteps:
         linears: list[BlockedLinear],
         most_rows: int,
     ) -> None:
-        """``linears`` are those of each layer, in the order of their use."""
+        """``linears`` are the layers' linear layers, in order of use."""
         from worker.cpu_kernels import step_loops
 
         self.most_rows = most_rows
@@ -90,13 +90,13 @@ class TeamSteps:
         self._is_short = attention.pool.data.dtype == torch.bfloat16
         arguments = ProductArguments._fields, step_loops.RowArguments._fields, attention.fields
         self._words = FIRST_ARGUMENT + max(map(len, arguments))
-        """Length of a job."""
+        """Length of a job in int64 words."""
         self._rooms: list[Tensor] = []
         self._tasks: list[TeamTask] = []
         self._attends: dict[int, list[int]] = {window: [] for window in attention.windows}
-        """Indices of the first jobs of layers' attention, by window."""
+        """Indices of the first job of each layer's attention, by window."""
         self._ends: list[int] = []
-        """Where goes end."""
+        """Indices at which the sequences of jobs end."""
         self._recorded: list[NDArray[np.int64]] = []
         self._result = self._record()
         self._template = np.array(self._recorded)
@@ -111,11 +111,11 @@ class TeamSteps:
 
     @staticmethod
     def _bytes_of_row(c: ModelConfig) -> int:
-        """The most memory that a row takes."""
+        """Maximum bytes of memory per row."""
         return c.num_layers * _bytes_of_layer(c)
 
     def takes(self, batch: PackedBatch) -> bool:
-        """Whether it is such a step, and there is room for it."""
+        """Whether this kind of step fits ``batch``, and there is room for it."""
         raise NotImplementedError
 
     # ── running ──────────────────────────────────────────────────────────────────────────────
@@ -131,7 +131,7 @@ class TeamSteps:
             for i, (_, fields) in enumerate(work.jobs):
                 for field, value in fields.items():
                     jobs[first + i, field] = value
-                if self._is_one_go:  # each layer's results of spans have their own place
+                if self._is_one_go:  # each layer's span results have their own memory
                     partial = self._attention.fields.partial
                     jobs[first + i, partial] += work.partial.strides[0] * np.arange(len(first))
         kept.append(self._flag())
@@ -151,7 +151,7 @@ class TeamSteps:
         jobs[self._rows_at], jobs[self._parts_at] = rows, row_parts(rows)
 
     def _flag(self) -> NDArray[np.int64]:
-        """Flags for all parts, which the caller keeps until they are done."""
+        """Flags for all parts. The caller keeps them until the parts are done."""
         counts = self._jobs[:, PARTS]
         ends = counts.cumsum()
         flags = np.zeros(int(ends[-1]), np.int64)
@@ -159,7 +159,7 @@ class TeamSteps:
         return flags
 
     def _run(self, begin: int, end: int) -> None:
-        """Do the jobs from ``begin`` to ``end`` (exclusive)."""
+        """Run the jobs from ``begin`` to ``end`` (exclusive)."""
         first = self._pairs.ctypes.data + self._pairs.strides[0] * begin
         self._in_turn[FIRST_ARGUMENT:] = first, end - begin
         self._loops.in_turn().run_at(self._in_turn.ctypes.data, torch.get_num_threads())
@@ -169,8 +169,8 @@ class TeamSteps:
     # ── recording ────────────────────────────────────────────────────────────────────────────
 
     def _record(self) -> Tensor:
-        """Record the jobs of all layers, as ``Decoder.forward`` computes them, from what is
-        embedded. → The hidden states."""
+        """Record the jobs of all layers, as ``Decoder.forward`` computes them, from the embedded
+        tokens. Returns the hidden states."""
         x, read = self._first()
         for i in range(len(self._model.layers)):
             self._begin_layer(i)
@@ -182,10 +182,10 @@ class TeamSteps:
         return read
 
     def _begin_layer(self, i: int) -> None:
-        """Say that what follows is of layer ``i``."""
+        """Note that the following jobs belong to layer ``i``."""
 
     def _first(self) -> tuple[Tensor, Tensor]:
-        """What is embedded, and its norm. Makes room for what a step begins with."""
+        """The embedded tokens and their norm. Allocates the inputs of a step."""
         c = self._model.config
         self._embedded = self._room(c.hidden_size)
         self._cos, self._sin = self._room(c.head_dim), self._room(c.head_dim)
@@ -194,8 +194,8 @@ class TeamSteps:
         return self._normed(zeros, self._embedded, weight, short=self._is_dots)
 
     def _heads(self, i: int, read: Tensor) -> Tensor:
-        """Layer ``i``'s queries, keys and values [rows, heads * head_dim] in the pool's type, the
-        first two rotated."""
+        """Layer ``i``'s queries, keys and values [rows, heads * head_dim] in the pool's dtype, with
+        rotated queries and keys."""
         c, linear, short = self._model.config, self._linears[4 * i], self._is_short
         layer, norms = self._model.layers[i], dict[str, Tensor | int]()
         if layer.query_norm is not None and layer.key_norm is not None:
@@ -218,12 +218,12 @@ class TeamSteps:
         return turned
 
     def _attended(self, i: int, heads: Tensor) -> Tensor:
-        """Layer ``i``'s results for ``heads``, queries and then keys and values."""
+        """Layer ``i``'s attention results for ``heads``: queries, then keys and values."""
         attention, at = self._attention, self._attention.fields
         width = attention.heads * attention.pool.data.shape[-1]
         out = self._room(width, short=self._is_short)
         self._attends[attention.windows[i]].append(len(self._tasks))
-        for task in attention.tasks[: 2 if self._is_one_go else None]:  # chunks' are the last
+        for task in attention.tasks[: 2 if self._is_one_go else None]:  # the chunks' are last
             job = self._job(task, 0)
             job[at.queries], job[at.new] = heads.data_ptr(), heads[:, width:].data_ptr()
             job[at.query_stride] = job[at.new_stride] = heads.shape[1]
@@ -231,7 +231,7 @@ class TeamSteps:
         return out
 
     def _rest(self, i: int, x: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
-        """Layer ``i`` after its attention: what the next layer adds to, and its norm."""
+        """Layer ``i`` after its attention: the sum that the next layer adds to, and its norm."""
         c, layers = self._model.config, self._model.layers
         _, output, gate_up, down = self._linears[4 * i : 4 * i + 4]
         is_last = i == len(layers) - 1
@@ -293,7 +293,7 @@ class TeamSteps:
         return results
 
     def _room(self, width: int, *, short: bool = False) -> Tensor:
-        """Room for all rows, in float32 or bfloat16."""
+        """Memory for all rows, in float32 or bfloat16."""
         dtype = torch.bfloat16 if short else torch.float32
         made = torch.empty((self.most_rows, width), dtype=dtype)
         self._rooms.append(made)
@@ -315,7 +315,7 @@ class TeamSteps:
 
 
 class WholeStep(TeamSteps):
-    """Steps that only decode. Nothing that a step writes is overwritten."""
+    """Steps that only decode. A step never overwrites data that it wrote."""
 
     _is_one_go = True
 
@@ -325,7 +325,7 @@ class WholeStep(TeamSteps):
         return super().of(model, attention, min(most_rows, MAX_DECODES))
 
     def takes(self, batch: PackedBatch) -> bool:
-        """Whether a step only decodes, as many rows and as long ones as there is room for."""
+        """Whether a step only decodes, and there is room for its rows and their contexts."""
         if not batch.decodes == len(batch.slots) <= self.most_rows:
             return False
         attention = self._attention
@@ -335,7 +335,7 @@ class WholeStep(TeamSteps):
 
 
 class LayerSteps(TeamSteps):
-    """Steps of any kind. What a layer wrote is overwritten by the next but one."""
+    """Steps of any kind. A layer overwrites the data of the layer two before it."""
 
     _is_one_go = False
 
@@ -349,14 +349,14 @@ class LayerSteps(TeamSteps):
 
     def _record(self) -> Tensor:
         self._left: Iterator[Tensor] = iter(())
-        """Rooms of the layer before the last that are left for this one."""
+        """Memory of the layer two before this one that this layer can still reuse."""
         self._before: list[Tensor] = []
         self._own: list[Tensor] = []
         return super()._record()
 
     def _begin_layer(self, i: int) -> None:
         self._left, self._before = iter(self._before), self._own if i else []
-        self._own = []  # those of the first jobs stay theirs
+        self._own = []  # the first jobs keep their memory
 
     def _room(self, width: int, *, short: bool = False) -> Tensor:
         room = next(self._left, None)

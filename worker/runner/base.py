@@ -1,4 +1,4 @@
-"""The interface between the scheduler's plan and the tokens: one call per step.
+"""The interface that turns the scheduler's plan into tokens: one call per step.
 
 Implementations: ``torch_runner`` (a model), ``synthetic`` (made-up tokens).
 """
@@ -18,8 +18,8 @@ class Runner(Protocol):
     def execute(self, plan: Plan) -> StepResult:
         """Compute one step; a sampling row yields 1 to ``limit_tokens - len(tokens)`` tokens.
 
-        Returns, or raises, only when the device no longer touches the rows' blocks: the caller
-        may free them at once (WP-4). Raises ``DeviceLost`` where no step will succeed again.
+        Returns or raises only once the device no longer touches the rows' blocks: the caller may
+        free them at once (WP-4). Raises ``DeviceLost`` if no step can succeed any more.
         """
 
     def close(self) -> None:
@@ -27,32 +27,31 @@ class Runner(Protocol):
 
 
 class LaunchedStep(Protocol):
-    """A step that the device has been given and may still be computing."""
+    """A step that was launched on the device and may still be running."""
 
     def collect(self) -> StepResult:
-        """Wait for the step and return its result; to be called once, in the order of launching.
+        """Wait for the step and return its result. Call it once per step, in launch order.
 
         When this returns, the device no longer touches the blocks of the step's rows, unless a
-        later step has them too. When it raises, no launched step runs any more.
+        later step has the same rows. When it raises, no launched step is still running.
         """
 
 
 @runtime_checkable
 class OverlappingRunner(Runner, Protocol):
-    """A runner that takes a step before the previous one is read.
+    """A runner that can launch a step before the previous one is read.
 
-    A sampling row yields exactly one token, which stays on the device too: in the plan that
-    follows, a row may start at a token that is ``PENDING`` in ``request.tokens``.
+    A sampling row yields exactly one token, which also stays on the device: in the next plan, a row
+    may start at a token that is ``PENDING`` in ``request.tokens``.
     """
 
     def launch(self, plan: Plan) -> LaunchedStep:
-        """Give the device a step. If this raises, no launched step runs any more; earlier ones can
-        still be collected.
-        """
+        """Launch a step. If this raises, no launched step is still running; earlier ones can still
+        be collected."""
 
 
 class StepInFlight:
-    """The engine's record of a launched step. ``launch_s`` is how long the launch took the host."""
+    """The engine's record of a launched step. ``launch_s``: host seconds of the launch."""
 
     def __init__(self, plan: Plan, step: LaunchedStep, launch_s: float) -> None:
         self.plan = plan
@@ -61,7 +60,7 @@ class StepInFlight:
         self._step = step
 
     def collect(self) -> StepResult:
-        """Wait for the step; see ``LaunchedStep``. Raises also for a result that does not fit."""
+        """Wait for the step; see ``LaunchedStep``. Also raises if the result has the wrong size."""
         result = self._step.collect()
         if len(result.ids) != len(self.plan.rows):
             raise RuntimeError(f"{len(result.ids)} results for {len(self.plan.rows)} rows")
@@ -69,9 +68,9 @@ class StepInFlight:
 
 
 class BuiltRunner(NamedTuple):
-    """A runner, the number of KV blocks that it has memory for, its device, type and attention.
+    """A runner, the number of KV blocks that fit in its memory, its device, dtype and attention.
 
-    ``arithmetic`` names what else decides how its sums are rounded.
+    ``arithmetic`` names everything else that affects the rounding of its sums.
     """
 
     runner: Runner
@@ -86,4 +85,4 @@ class BuiltRunner(NamedTuple):
     tile_tokens: int = 1
     """See ``SchedulerConfig``."""
     step_costs: StepCosts | None = None
-    """What its steps take, where that is known without a measurement."""
+    """Its step times, if they are known without a measurement."""

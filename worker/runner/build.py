@@ -1,4 +1,4 @@
-"""Builds a torch runner: device, type, weights, KV pool, threads."""
+"""Builds a torch runner: device, dtype, weights, KV pool, threads."""
 
 from typing import Final
 
@@ -43,7 +43,7 @@ from worker.sampling.sampler import Sampler
 from worker.settings import BLOCK_TOKENS, WorkerSettings
 
 ATTENTION: Final[AttentionSetting] = "auto"
-"""Attention backend: the fastest that is exact enough, measured at load. Tests name one."""
+"""Attention backend: the fastest one that is accurate enough, measured at load. Tests name one."""
 
 
 def build_torch_runner(
@@ -52,11 +52,11 @@ def build_torch_runner(
     eos_token_ids: tuple[int, ...],
     timing: LoadTiming,
 ) -> BuiltRunner:
-    """Load the checkpoint and allocate the KV pool; ``timing`` records how long phases took.
+    """Load the checkpoint and allocate the KV pool; ``timing`` records the time of each phase.
 
     Raises ``DeviceUnavailable``, ``CheckpointError``, ``MemoryError`` for a pool that does not fit,
-    ``MemoryLimitExceeded`` when that is for the hard limit's sake, ``NotDeterministic``, or
-    ``ValueError`` for settings that do not fit.
+    ``MemoryLimitExceeded`` if the hard limit is the reason, ``NotDeterministic``, or ``ValueError``
+    for invalid settings.
     """
     prefetch(settings.model_path)
     with timing.timed("cuda_init" if settings.device == "cuda" else "cpu_init"):
@@ -68,7 +68,7 @@ def build_torch_runner(
     facts = {"dtype": dtype, "numba": toolchain(), "model": config}
     choices = KeptChoices(settings.choices_path, machine_facts() | facts)
     layout = Layout(
-        # Packed layers sum in one order for any number of rows (``worker.models.linear``).
+        # Packed layers sum in the same order for any number of rows (``worker.models.linear``).
         small=is_small(config) and not settings.deterministic,
         measured=not settings.deterministic,
         choices=choices,
@@ -94,7 +94,7 @@ def build_torch_runner(
         guard.check(bytes_each)
         raise MemoryError(
             f"no memory is left on {device} for a KV block of {bytes_each} bytes; free some, or set"
-            " TIDEGATE_WORKER__KV__BLOCKS to the number that it must hold"
+            " TIDEGATE_WORKER__KV__BLOCKS to the number of blocks that it must hold"
         )
     guard.check(blocks * bytes_each)
     if blocks < blocks_per_job:
@@ -109,7 +109,7 @@ def build_torch_runner(
             context_bytes / GIB,
         )
     on_cuda = device.type == "cuda"
-    # On CUDA one block more than is ever allocated: recorded decodes use it for padding rows.
+    # On CUDA the pool has one extra block: recorded decodes use it for padding rows.
     with timing.timed("kv_pool"):
         pool = _allocate_pool(config, BLOCK_TOKENS, blocks + on_cuda, dtype, device)
     max_blocks = min(blocks, blocks_per_job)
@@ -141,7 +141,7 @@ def build_torch_runner(
     if device.type == "cpu":
         arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
         arithmetic += f", {model.products}, {toolchain()}"
-        # The system may not allow a CPU's AMX to be used.
+        # The operating system may not allow the use of the CPU's AMX.
         arithmetic += ", AMX" if may_use_amx() else ""
     kind = str(dtype).removeprefix("torch.")
     memory = memory_of(pool.data)
@@ -152,13 +152,13 @@ def build_torch_runner(
 
 
 def _compile_loops() -> None:
-    """Compile loops now, so that no request waits for it; a failure costs only speed."""
+    """Compile the loops now, so that no request waits for it. A failure costs only speed."""
     if compiler_problem() is not None:
         return
     try:
         fused.compile_loops()
         cpu_draws.compile_draws()
-    except Exception as error:  # any error of a compiler
+    except Exception as error:  # any compiler error
         give_up(f"{type(error).__name__}: {error}")
 
 
@@ -170,7 +170,7 @@ def _forward(
     max_tokens: int,
     choices: KeptChoices,
 ) -> tuple[Forward, str]:
-    """The forward pass, and the name of its attention."""
+    """Build the forward pass. Returns it and the name of its attention."""
     own = pool.device.type == "cuda" and settings.prompt_graphs
     attention = choose_attention(
         "triton" if own else ATTENTION,
@@ -208,8 +208,8 @@ def _forward(
         torch.set_num_threads(1)
         check()
         model_log.warning(
-            "deterministic computes on one thread: on %d this CPU's products give a token that is"
-            " computed alone other logits",
+            "deterministic computes on one thread: on %d, this CPU's products give a token that is"
+            " computed alone different logits",
             threads,
         )
     return tiled, attention.name
@@ -226,7 +226,7 @@ def _pool_bytes(
     context_bytes: int,
     step_bytes: int,
 ) -> int:
-    """Bytes for the KV pool, by free memory, a step's needs and the hard limit."""
+    """Bytes for the KV pool, from the free memory, a step's memory and the hard limit."""
     free = _meter(device).free_bytes()
     if device.type == "cpu":
         share = cpu_pool_bytes(free, settings.instances, context_bytes)
@@ -249,7 +249,7 @@ def _allocate_pool(
             dtype=dtype,
             device=device,
         )
-    except (RuntimeError, OSError, OverflowError) as error:  # of torch, and of the system
+    except (RuntimeError, OSError, OverflowError) as error:  # from torch or the system
         raise MemoryError(
             f"a KV pool of {blocks} blocks does not fit on {device};"
             " lower TIDEGATE_WORKER__KV__BLOCKS or set it to 0"
@@ -257,7 +257,7 @@ def _allocate_pool(
 
 
 _SAMPLING_COPIES: Final = 3
-"""Tensors of the size of a step's logits that sampling may hold in addition to them."""
+"""Number of tensors as large as a step's logits that sampling may hold besides the logits."""
 _PAGE: Final = 16
 
 
@@ -265,8 +265,8 @@ _PAGE: Final = 16
 def largest_step_bytes(
     model: Decoder, config: ModelConfig, device: torch.device, *, tokens: int, rows: int
 ) -> int:
-    """Bytes in addition to weights and pool that a step of ``tokens`` tokens takes, ``rows`` of
-    them sampled: the peak allocation during one, on a separate pool.
+    """Bytes that a step of ``tokens`` tokens, ``rows`` of them sampled, takes in addition to
+    weights and pool: the peak allocation during such a step, on a separate pool.
     """
     batch = _prompts(tokens, config.context_tokens)
     pool = KVPool(
@@ -291,7 +291,7 @@ def largest_step_bytes(
 
 
 def _prompts(tokens: int, longest: int) -> PackedBatch:
-    """Prompts of ``longest`` tokens, the last one shorter perhaps, of ``tokens`` in all."""
+    """Prompts of ``longest`` tokens each, ``tokens`` in total; the last prompt may be shorter."""
     begins = np.arange(0, tokens, longest)
     counts = np.minimum(longest, tokens - begins)
     blocks = -(-counts // _PAGE)

@@ -1,10 +1,10 @@
-"""Decodes of a few fixed batch sizes, each recorded once and then replayed as a whole.
+"""Decodes with a few fixed batch sizes, each recorded once and then replayed as a whole.
 
-A decode of a large model is some hundred short kernels, which take longer to launch one by one than
-to run. A replay launches all of them at once, but on the same memory each time: it reads what a
-step is about from fixed tensors, and rows that a smaller step leaves over work on a dummy page.
-The likeliest token of each row is part of it; draws are a recording of their own behind it, so that
-a greedy step does not pay for them::
+A decode of a large model runs a few hundred short kernels, which take longer to launch one by one
+than to run. A replay launches all of them at once, but on the same memory each time: it reads a
+step's inputs from fixed tensors, and a smaller step's unused rows work on a dummy page. The
+recording includes each row's likeliest token. Draws are a separate recording after it, so that a
+greedy step does not pay for them::
 
     inputs [rows, 3]   token id, or PENDING for the row's last sample | position | slot
     chances [5, rows]  see ``Sampler.plain_chances``
@@ -29,12 +29,12 @@ from worker.pinned import upload, upload_to
 from worker.sampling.sampler import draw_plain, likeliest
 
 _STRIDE: Final = 8
-"""Distance between batch sizes from 8 on: padding then costs less than a sixth."""
+"""Distance between batch sizes from 8 up: padding then costs less than a sixth."""
 
 
 @runtime_checkable
 class FixedDecodes(AttentionBackend, Protocol):
-    """A backend with decodes that read their batch from refilled tensors, and a block table on the
+    """A backend whose decodes read their batch from refilled tensors and a block table on the
     device."""
 
     def decode_step(
@@ -48,35 +48,35 @@ Step = Callable[[], tuple[Tensor, ...]]
 
 @dataclass(frozen=True, slots=True)
 class GraphRecording:
-    """A recorded call: ``replay`` does it again, writing its results to ``results`` again."""
+    """A recorded call: ``replay`` runs it again and writes its results to ``results`` again."""
 
     replay: Callable[[], object]
     results: tuple[Tensor, ...]
 
 
 class GraphRecorder(Protocol):
-    """Makes recordings of calls, which may read only tensors that stay in place."""
+    """Records calls. A call may read only tensors whose memory does not move."""
 
     def record(self, call: Step) -> GraphRecording: ...
 
 
 class CudaRecorder:
-    """Records into CUDA graphs that share their scratch memory, since only one runs at a time."""
+    """Records into CUDA graphs that share scratch memory, because only one runs at a time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        # One for all: cuBLAS keeps a workspace for each stream that it has ever worked on.
+        # One stream for all: cuBLAS keeps a workspace for each stream that it has ever used.
         self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(self, call: Step) -> GraphRecording:
-        # Call once outside: nothing may compile, tune or allocate for good in a capture.
+        # Call once outside: a capture must not compile, tune or make permanent allocations.
         self._side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._side):
             call()
         torch.cuda.current_stream().wait_stream(self._side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Captures this thread's work only: other threads may use the device.
+        # Captures only this thread's work: other threads may use the device.
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
         ):
@@ -85,7 +85,7 @@ class CudaRecorder:
 
 
 class DeviceSlots:
-    """State of each slot on the device; see the module's picture."""
+    """State of each slot on the device; see the module docstring's diagram."""
 
     def __init__(self, slots: int, max_blocks: int, dummy_block: int, device: torch.device) -> None:
         shape = slots + 1, max_blocks
@@ -95,15 +95,15 @@ class DeviceSlots:
         self.device = device
 
     def begin(self, slot: int, blocks: NDArray[np.int64]) -> None:
-        """Enter that ``slot`` has a text in ``blocks`` [max_blocks] from now on."""
+        """Record that ``slot`` has a text in ``blocks`` [max_blocks] from now on."""
         upload_to(self.blocks[slot], blocks.astype(np.int32))
 
     def known(self, ids: Tensor, slots: Tensor) -> Tensor:
-        """``ids`` with each that is PENDING replaced by the latest sample of its slot."""
+        """``ids`` with each PENDING id replaced by its slot's latest sample."""
         return torch.where(ids < 0, self.last_ids[slots], ids)
 
     def take(self, slots: Tensor, ids: Tensor) -> None:
-        """Enter ``ids`` as the latest samples of ``slots``; ``NO_TOKEN`` becomes token 0."""
+        """Record ``ids`` as the latest samples of ``slots``; ``NO_TOKEN`` becomes token 0."""
         self.last_ids.index_copy_(0, slots, ids.clamp(min=0))
 
 
@@ -114,9 +114,9 @@ class _Recorded:
     size: int
     step: AttentionStep
     decode: GraphRecording
-    """Gives the likeliest next tokens, and the ids of those computed."""
+    """Returns the likeliest next tokens and the ids of the computed tokens."""
     draw: GraphRecording
-    """Gives the drawn token ids."""
+    """Returns the drawn token ids."""
 
 
 class Replayed(NamedTuple):
@@ -132,13 +132,13 @@ class Replayed(NamedTuple):
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Sizes to record for up to ``most`` rows."""
+    """Batch sizes to record for up to ``most`` rows."""
     sizes = {size for size in (1, 2, 4) if size <= most}
     return sorted(sizes | set(range(_STRIDE, most + 1, _STRIDE)) | {most})
 
 
 class DecodeGraphs:
-    """Recorded decodes. Recording, when built, takes some seconds on a GPU and is logged."""
+    """Recorded decodes. The constructor records them in some seconds on a GPU and logs that."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class DecodeGraphs:
         self.chosen = torch.zeros(self.largest, dtype=torch.int64, device=device)
         self._places = torch.zeros(self.largest, dtype=torch.int64, device=device)
         started, before = time.monotonic(), reserved_bytes(device)
-        # The largest is recorded first: the others then reuse its memory.
+        # Record the largest first: the others then reuse its memory.
         with torch.inference_mode():
             recorded = [self._record(size, attention, recorder) for size in reversed(sizes)]
         self._recorded = recorded[::-1]
@@ -188,8 +188,8 @@ class DecodeGraphs:
         slots: NDArray[np.int64],
         chances: NDArray[np.float32] | None = None,
     ) -> "Replayed":
-        """Compute a token each for [rows], at most ``largest``, drawn by ``chances`` [5, rows] or
-        the likeliest ones; they are the slots' latest samples from now on. Waits for nothing.
+        """Compute one token for each of [rows], at most ``largest``, drawn by ``chances`` [5, rows]
+        or the likeliest. They become the slots' latest samples. Does not wait.
         """
         recorded = next(one for one in self._recorded if one.size >= len(ids))
         self.fill(recorded.size, ids, positions, slots)
@@ -197,7 +197,7 @@ class DecodeGraphs:
         return self.drawn(len(ids), recorded.decode.results[1], chances)
 
     def fill(self, size: int, *columns: NDArray[np.int64]) -> None:
-        """Refill the first ``size`` rows of ``inputs``, those left over with padding."""
+        """Refill the first ``size`` rows of ``inputs``; pad the remaining rows."""
         rows, inputs = len(columns[0]), np.full((size, 3), (0, 0, self.state.dummy_slot))
         inputs[:rows] = np.stack(columns, axis=1)
         upload_to(self.inputs[:size], inputs)
@@ -205,7 +205,7 @@ class DecodeGraphs:
     def drawn(
         self, rows: int, given_ids: Tensor, chances: NDArray[np.float32] | None
     ) -> "Replayed":
-        """What was just computed into ``logits`` and ``chosen``, drawn by ``chances``."""
+        """The results in ``logits`` and ``chosen``, with tokens drawn by ``chances``."""
         chosen = self.chosen
         if chances is not None:
             recorded = next(one for one in self._recorded if one.size >= rows)
@@ -238,8 +238,8 @@ class DecodeGraphs:
         return _Recorded(size, step, recorder.record(decode), recorder.record(draw))
 
     def choose(self, model: Decoder, hidden: Tensor, slots: Tensor) -> Tensor:
-        """Compute ``logits`` and ``chosen`` of ``hidden`` [rows, hidden]; to be recorded."""
-        # In one place for all sizes: what a recording returns stays allocated for each.
+        """Compute ``logits`` and ``chosen`` from ``hidden`` [rows, hidden]. To be recorded."""
+        # All sizes share this memory: otherwise each recording keeps its own results allocated.
         logits, chosen = self.logits[: len(hidden)], self.chosen[: len(hidden)]
         logits.copy_(model.logits(hidden))
         chosen.copy_(likeliest(logits))

@@ -1,9 +1,9 @@
-"""Steps on CUDA: decodes replayed from graphs, nothing waited for between launch and collect.
+"""Steps on CUDA: decodes replay graphs, and nothing waits between launch and collect.
 
-All work is queued on one stream, so that what a step reads is what the step before it wrote: the
-KV of the pool, and each slot's latest sample, which never has to visit the host. A step's results
-are copied to pinned memory behind it, and an event behind that says when they are there. That event
-and one before the step's first work are the step's time, by the device's clock::
+All work is queued on one stream, so that a step reads what the previous step wrote: the pool's KV
+and each slot's latest sample, which never needs to go through the host. After the step, its results
+are copied to pinned memory, and an event after the copy marks its end. That event and one before
+the step's first kernel give the step's time on the device's clock::
 
     stream   │── step n ──│ idle │── step n+1 ──│
                         done   begun          done         busy = done - begun
@@ -51,7 +51,7 @@ from worker.scheduler.request import Request
 
 
 class Event(Protocol):
-    """A mark in the stream, with the time at which the stream passes it."""
+    """A CUDA event: a mark in the stream with the time at which the stream passes it."""
 
     def record(self) -> None: ...
 
@@ -62,7 +62,7 @@ class Event(Protocol):
 
 
 class CudaRunner(TorchRunner):
-    """An ``OverlappingRunner``. On the CPU it does the same without overlap, for tests."""
+    """An ``OverlappingRunner``. On the CPU, for tests, it does the same without overlap."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class CudaRunner(TorchRunner):
         *,
         device: torch.device,
     ) -> None:
-        """Without ``graphs`` decodes are launched kernel by kernel, without ``mixed`` steps with
-        chunks of prompts."""
+        """Without ``graphs``, decodes are launched kernel by kernel; without ``mixed``, so are
+        steps with prompt chunks."""
         super().__init__(forward, sampler, limits, device=device)
         self._state: DeviceSlots | None = state
         self._graphs, self._mixed = graphs, mixed
@@ -85,14 +85,14 @@ class CudaRunner(TorchRunner):
         self._cuda = device.type == "cuda"
         self._probe = probe_of(device)
         self._make_event = _timing_event if self._cuda else None
-        """Makes a mark; None on the CPU, where all is done when it has been called."""
+        """Makes an event; None on the CPU, where every call finishes before it returns."""
         self._waited_s = 0.0
-        """How long the step being launched has waited for its predecessor."""
+        """Seconds that the step being launched has waited for the step before it."""
 
     def launch(self, plan: Plan) -> "LaunchedOnDevice":
-        """See ``OverlappingRunner``. Raises ``DeviceLost`` where no step will succeed again."""
+        """See ``OverlappingRunner``. Raises ``DeviceLost`` if no step can succeed any more."""
         try:
-            # The engine's thread may have another current device than the loading one.
+            # The engine's thread may have a different current device than the loading thread.
             with torch.cuda.device(self._device) if self._cuda else nullcontext():
                 return self._launch(plan)
         except Exception:
@@ -105,7 +105,7 @@ class CudaRunner(TorchRunner):
 
     def close(self) -> None:
         """Drop model, pool and graphs. Idempotent."""
-        with suppress(DeviceLost):  # which touches nothing any more
+        with suppress(DeviceLost):  # a lost device touches no memory any more
             self.settle()
         self._graphs = self._mixed = None
         self._latest = None
@@ -113,7 +113,7 @@ class CudaRunner(TorchRunner):
         super().close()
 
     def settle(self) -> None:
-        """Wait until the device is done with everything. Raises ``DeviceLost``."""
+        """Wait until the device has finished all work. Raises ``DeviceLost``."""
         if self._probe is not None:
             self._probe.check()
 
@@ -154,9 +154,9 @@ class CudaRunner(TorchRunner):
         return event
 
     def _masks_of(self, plan: Plan) -> Callable[[], Masks] | None:
-        """Maker of the step's masks, None if no row needs one. To be called once the step is queued
-        up to its logits: it waits for the step before and takes in its tokens while the device
-        computes."""
+        """A function that makes the step's masks; None if no row needs one. Call it once the step
+        is queued up to its logits: it waits for the previous step and reads that step's tokens
+        while the device computes."""
         if not any(row.request.job.constraint is not None for row in plan.rows):
             return None
         before = self._latest
@@ -191,7 +191,7 @@ class CudaRunner(TorchRunner):
         slots: NDArray[np.int64],
         positions: NDArray[np.int64],
     ) -> Sampled:
-        """What ``replay`` draws by the chances given to it; by the sampler if it cannot."""
+        """Tokens that ``replay`` draws with its chances, or the sampler if ``replay`` cannot."""
         chances = self._sampler.plain_chances(slots, positions)
         if chances is not None:
             return Sampled(replay(chances if chances[0].any() else None).chosen)
@@ -205,7 +205,7 @@ class CudaRunner(TorchRunner):
     def _replay(
         self, mixed: MixedGraphs, forward: Forward, plan: Plan, slots: NDArray[np.int64]
     ) -> StepOutputs | None:
-        """``_compute`` and the note of its samples by recordings; None if there are none for it."""
+        """Do ``_compute`` and record its samples by replays; None if no recording fits the step."""
         packed = packed_tokens(plan)
         hidden = mixed.compute(packed, plan.decodes, slots)
         if hidden is None or self._state is None:
@@ -242,7 +242,7 @@ class CudaRunner(TorchRunner):
     ) -> tuple[NDArray[np.int64], torch.Tensor | None]:
         if not self._reads_table_on_device or self._state is None:
             return super()._block_table(slots, longest)
-        # A table of a hundred long texts is megabytes, which the device has already.
+        # A block table of a hundred long texts takes megabytes, and the device already has it.
         width = -(-longest // self._block_tokens)
         rows = self._state.blocks[:, :width].index_select(0, self._to_device(slots))
         return np.empty((len(slots), 0), np.int64), rows
@@ -263,11 +263,11 @@ def build_cuda_runner(
     recorder: GraphRecorder | None = None,
     prompt_tokens: int = 0,
 ) -> CudaRunner:
-    """Build the runner, with its decodes recorded where the attention backend allows that, and
-    steps with chunks of prompts of up to ``prompt_tokens``.
+    """Build the runner. If the attention backend allows it, record decodes and steps with prompt
+    chunks of up to ``prompt_tokens``.
 
-    ``dummy_block`` is a block of the pool that no request is ever given. Raises ``MemoryError``
-    when the device has too little left for the recordings.
+    ``dummy_block`` is a block of the pool that no request ever gets. Raises ``MemoryError`` if the
+    device has too little memory left for the recordings.
     """
     warm_up(forward, dummy_block, limits, device=device)
     sampler.compile_draws()
@@ -303,10 +303,10 @@ def build_cuda_runner(
 def warm_up(
     forward: Forward, dummy_block: int, limits: SlotLimits, *, device: torch.device
 ) -> None:
-    """Run the parts of steps once, on the dummy block, so that all is compiled by now (LB-6).
+    """Run all parts of steps once, on the dummy block, so that everything is compiled (LB-6).
 
-    Decodes and a chunk of a prompt, each with few keys and with as many as there can be: a kernel
-    differs by whether the keys of one text are split.
+    Runs decodes and a prompt chunk, each with few keys and with the maximum: the kernel differs if
+    a text's keys are split.
     """
     block_tokens = limits.block_tokens
     most = block_tokens * limits.max_blocks
@@ -327,7 +327,7 @@ def warm_up(
 
 
 class StepMarks(NamedTuple):
-    """The marks of a step, and how long its launch waited for the step ``before``."""
+    """A step's events, and how long its launch waited for the step ``before``."""
 
     before: Event
     begun: Event
@@ -335,14 +335,14 @@ class StepMarks(NamedTuple):
     waited_s: float
 
     def time(self) -> DeviceTime:
-        """The step's time; it must be done."""
+        """The step's time; the step must have finished."""
         busy_s = self.begun.elapsed_time(self.done) / 1e3
         idle_s = self.before.elapsed_time(self.begun) / 1e3
         return DeviceTime(busy_s, max(0.0, idle_s), self.waited_s)
 
 
 class LaunchedOnDevice:
-    """A ``LaunchedStep`` with results on the host when its last mark has passed."""
+    """A ``LaunchedStep`` whose results are on the host once its last event has passed."""
 
     def __init__(
         self, runner: CudaRunner, rows: Sequence[Row], outputs: StepOutputs, marks: StepMarks | None
@@ -353,8 +353,8 @@ class LaunchedOnDevice:
         self.marks = marks
 
     def tokens(self) -> dict[Request, int]:
-        """Wait for the tokens drawn; the step must still be collected. A row that is not finite
-        gets an arbitrary token, since what follows it is never published."""
+        """Wait for the drawn tokens; the step must still be collected. A non-finite row gets an
+        arbitrary token, because nothing after it is ever published."""
         self._wait()
         if self._outputs.sampled is None:
             return {}
@@ -363,7 +363,7 @@ class LaunchedOnDevice:
         return {self._rows[i].request: max(0, id_) for i, id_ in sampled}
 
     def collect(self) -> StepResult:
-        """See ``LaunchedStep``. Raises ``DeviceLost`` where no step will succeed again."""
+        """See ``LaunchedStep``. Raises ``DeviceLost`` if no step can succeed any more."""
         try:
             self._wait()
             result = self._outputs.read()
@@ -379,7 +379,7 @@ class LaunchedOnDevice:
 
 
 def _with_fixed_decodes(forward: Forward) -> tuple[Decoder, FixedDecodes] | None:
-    """The model and attention of ``forward`` where its decodes can be recorded."""
+    """The model and attention of ``forward`` if its decodes can be recorded, otherwise None."""
     if isinstance(forward, BatchForward) and isinstance(forward.attention, FixedDecodes):
         return forward.model, forward.attention
     return None

@@ -1,4 +1,4 @@
-"""Opens the worker's device: asked for by name, checked up front, never replaced (WK-2)."""
+"""Opens the worker's device: requested by name, checked up front, never replaced (WK-2)."""
 
 import os
 from typing import Final, Literal
@@ -20,7 +20,7 @@ _HINT = (
 
 
 def open_device(name: DeviceName) -> torch.device:
-    """The device ``name``, proven to work. Raises ``DeviceUnavailable``."""
+    """The device ``name``, after a test computation. Raises ``DeviceUnavailable``."""
     if name == "cpu":
         return torch.device("cpu")
     problem = _cuda_problem()
@@ -49,10 +49,10 @@ def _cuda_problem() -> str | None:
 
 
 SMALL_BYTES: Final = 64 * 2**20
-"""Bytes of weights (as float32) below which a layer is over before a second thread has woken up,
-and oneDNN's calls cost more than is gained by half the bytes. Our own products gain (the demo
-model, one thread, against float32): by AMX 1.2 times the steps at one row, 1.9 at 8 and at 32; with
-AVX-512 alone (Intel, 1 MiB of second cache a core) 1.1, 1.3 and 1.3 times the tokens."""
+"""Bytes of weights (as float32) below which a layer finishes before a second thread wakes up, and
+oneDNN's call overhead exceeds the gain from half the bytes. Our own products are faster than
+float32 (demo model, one thread): with AMX 1.2 times the steps at 1 row, 1.9 at 8 and at 32; with
+AVX-512 alone (Intel, 1 MiB of L2 cache per core) 1.1, 1.3 and 1.3 times the tokens."""
 _THREADS: Final = torch.get_num_threads()
 """torch's own choice of threads: one per core."""
 _DTYPES: Final = {
@@ -65,13 +65,13 @@ _DTYPES: Final = {
 def choose_dtype(
     settings: WorkerSettings, config: ModelConfig, device: torch.device
 ) -> torch.dtype:
-    """The requested type; ``auto`` is the checkpoint's own wherever that is fast.
+    """The requested dtype; ``auto`` is the checkpoint's own dtype wherever that is fast.
 
-    On a CPU that is bfloat16 where our own products read it in blocks (CPUs with AVX2 or more),
-    and where the CPU has instructions for it and the caches do not hold the model. Everything else
-    is float32 there. Measured without instructions for bfloat16 (two cores, Intel with AVX-512, a
-    0.5B model, whole engine), against float32: 2.2 times the tokens at one row, 1.9 at 8, 1.4 at
-    32, and 0.9 in a prompt of 512.
+    On a CPU, ``auto`` is bfloat16 if our own products read it in blocks (CPUs with AVX2 or more),
+    or if the CPU has bfloat16 instructions and the caches do not hold the model. Otherwise it is
+    float32. Measured without bfloat16 instructions (two cores, Intel with AVX-512, a 0.5B model,
+    whole engine), relative to float32: 2.2 times the tokens at 1 row, 1.9 at 8, 1.4 at 32, and 0.9
+    in a prompt of 512.
     """
     if settings.dtype != "auto":
         return _DTYPES[settings.dtype]
@@ -86,14 +86,14 @@ def choose_dtype(
 
 
 def set_threads(config: ModelConfig) -> None:
-    """Set this process's threads, unless ``OMP_NUM_THREADS`` does."""
+    """Set this process's number of threads, unless ``OMP_NUM_THREADS`` sets it."""
     if "OMP_NUM_THREADS" not in os.environ:
-        # Set in both cases, since the model before this one may have been a small one.
+        # Set in both cases, because the previous model may have been small.
         torch.set_num_threads(1 if is_small(config) else _THREADS)
 
 
 def is_small(config: ModelConfig) -> bool:
-    """Whether the model is so small that one thread is enough."""
+    """Whether the model is small enough for one thread."""
     return parameter_count(config) * torch.float32.itemsize < SMALL_BYTES
 
 

@@ -1,8 +1,9 @@
-"""Asks a device whether it still computes.
+"""Tests whether a device still computes.
 
-Some errors end one step: too little memory, a row that is wrong. Others end the CUDA context: after
-an illegal access, a failed assertion in a kernel or an uncorrectable memory error every call fails
-for as long as the process lives. The error itself does not say which, so the device is asked.
+Some errors end one step: too little memory, a bad row. Others end the CUDA context: after an
+illegal access, a failed assertion in a kernel or an uncorrectable memory error, every call fails
+until the process ends. The error itself does not tell which kind it is, so the probe tests the
+device.
 """
 
 import threading
@@ -16,21 +17,21 @@ if TYPE_CHECKING:
     import torch
 
 PROBE_S: Final = 1.0
-"""Seconds after which a device that has not finished its work counts as lost, too."""
+"""Seconds after which a device that has not finished its work also counts as lost."""
 
 
 class DeviceProbe:
-    """Tests a device. ``check`` may be called from any thread, and waits ``timeout_s`` at most."""
+    """Tests a device. Any thread may call ``check``, which waits at most ``timeout_s``."""
 
     def __init__(self, ask: Callable[[], None], timeout_s: float = PROBE_S) -> None:
-        """``ask`` waits for the device, has it compute something, and raises what that raises."""
+        """``ask`` waits for the device, runs a computation on it and raises that call's errors."""
         self._ask = ask
         self._timeout_s = timeout_s
 
     def check(self) -> None:
-        """Return once the device has done all that it was given. Raises ``DeviceLost``."""
+        """Return once the device has finished all queued work. Raises ``DeviceLost``."""
         problems: list[str] = []
-        # Not on the caller's thread: a driver that hangs never lets it go.
+        # Not on the caller's thread: a call into a hung driver never returns.
         thread = threading.Thread(
             target=self._try, args=(problems,), name="tidegate-probe", daemon=True
         )
@@ -45,13 +46,13 @@ class DeviceProbe:
         try:
             self._ask()
         except Exception as error:
-            if not is_out_of_memory(error):  # a full device is a sound one
+            if not is_out_of_memory(error):  # a device without free memory still works
                 what = f"{error}".partition("\n")[0]
                 problems.append(f"{type(error).__name__}: {what}")
 
 
 def probe_of(device: "torch.device", timeout_s: float = PROBE_S) -> DeviceProbe | None:
-    """The probe of a GPU; None for the CPU, which cannot be lost alone."""
+    """The probe of a GPU; None for the CPU, which cannot fail without the process."""
     if device.type != "cuda":
         return None
     import torch

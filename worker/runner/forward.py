@@ -1,15 +1,15 @@
-"""Passes a step's packed tokens through the model: all at once, or in tiles of one size.
+"""Runs a step's packed tokens through the model: all at once, or in tiles of one size.
 
-Kernels choose their order of summation by the shape of their input, so that a token's result
-differs a little in a larger batch, and sometimes that is enough for another word. ``TiledForward``
-gives them one shape only (WK-3): every pass has exactly ``TILE_TOKENS`` tokens, each its own row, a
-decode or part of a prompt::
+Kernels choose their summation order by the shape of their input. A token's result thus differs
+slightly in a larger batch, sometimes enough to change a word. ``TiledForward`` uses only one shape
+(WK-3): every pass has exactly ``TILE_TOKENS`` tokens, each in its own row, from decodes or
+prompts::
 
     packed tokens   a b c d d d d d d d d …        three decodes and a prompt
-    tiles           [a b c d d d d d] [d d d …     the last one filled up with its last token
+    tiles           [a b c d d d d d] [d d d …     the last one padded with its last token
 
-This relies on a token's result not depending on its place in the tile nor on the others there.
-Kernels are written that way, but without a guarantee: ``check`` tries it on the machine at hand.
+This requires that a token's result does not depend on its position in the tile or on the other
+tokens. Kernels are written that way, but do not guarantee it: ``check`` tests it on this machine.
 """
 
 from collections.abc import Iterator
@@ -27,12 +27,12 @@ from worker.models.team_steps import LayerSteps, WholeStep
 from worker.pinned import upload
 
 TILE_TOKENS: Final = 16
-"""Tokens of a pass. Measured on a CPU: 8 costs prompts more than it saves a single decode, 32 the
-reverse. A multiple of 16, so that no kernel's vector ends within a row."""
+"""Tokens per pass. Measured on a CPU: 8 costs prompts more than it saves a single decode, and 32
+does the reverse. It is a multiple of 16, so that no kernel's vector ends within a row."""
 
 
 class Forward(Protocol):
-    """The model with its attention, over one step's tokens."""
+    """Runs the model and its attention over one step's tokens."""
 
     def hidden(self, batch: PackedBatch, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Map ``token_ids`` and ``positions`` [tokens] int64 to hidden states [tokens, hidden]."""
@@ -52,7 +52,7 @@ class BatchForward:
         max_running: int = 0,
         max_step_tokens: int = 0,
     ) -> None:
-        """With the last two, steps are done by the team of threads where they can be."""
+        """With the last two arguments, the thread team computes the steps that it supports."""
         self.model = model
         self.attention = attention
         self._team = (
@@ -71,7 +71,7 @@ class BatchForward:
 
 
 class TiledForward:
-    """A ``Forward`` in passes of one shape; ``attention`` must be such (``FixedAttention``)."""
+    """A ``Forward`` in passes of one shape; ``attention`` must be a ``FixedAttention``."""
 
     def __init__(self, model: Decoder, attention: AttentionBackend) -> None:
         self._model = model
@@ -112,8 +112,8 @@ class TiledForward:
     ) -> None:
         """Raise ``NotDeterministic`` unless a text's logits are bitwise equal in any batch.
 
-        The text has up to ``max_tokens`` and overwrites the first blocks of the pool, which must be
-        unused.
+        The text has up to ``max_tokens`` tokens. It overwrites the first blocks of the pool, which
+        must be unused.
         """
         draw = np.random.default_rng(0)
         length = min(max_tokens, SPAN_TOKENS + TILE_TOKENS)
@@ -121,9 +121,9 @@ class TiledForward:
         table = np.arange(-(-length // block_tokens))[None]
 
         def logits_of(order: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
-            """Logits of the text's tokens at ``order``; earlier ones are in the pool or among them.
+            """Logits of the text's tokens at ``order``; earlier ones are in the pool or ``order``.
 
-            Each token is a row of its own, so that they may come in any order.
+            Each token is its own row, so that tokens may come in any order.
             """
             blocks_of, offsets = order // block_tokens, order % block_tokens
             batch = PackedBatch(
@@ -148,9 +148,9 @@ class TiledForward:
             for order in orders:
                 if not torch.equal(logits_of(order), whole[torch.from_numpy(order).to(device)]):
                     raise NotDeterministic(
-                        f"deterministic mode cannot be had on {device}: a token that is computed"
+                        f"deterministic mode does not work on {device}: a token that is computed"
                         f" {name} gets other logits; set TIDEGATE_WORKER__DETERMINISTIC=false, or"
-                        " use another dtype or version of torch"
+                        " use another dtype or another version of torch"
                     )
 
 

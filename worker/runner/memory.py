@@ -1,7 +1,7 @@
-"""Measures the memory that the worker takes, and limits it (WK-4). No torch unless on CUDA.
+"""Measures and limits the worker's memory (WK-4). Needs torch only on CUDA.
 
-Weights and KV pool are allocated once, at load; only activations, tables and caches change after
-that. The limits hold at load, pool included, and are checked between steps.
+Weights and KV pool are allocated once, at load; after that only activations, tables and caches
+change. The limits apply at load, including the pool, and are checked between steps.
 """
 
 import ctypes
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from worker.models.config import ModelConfig
 
 _STEP_SHARE: Final = 0.1
-"""Share of a limit's rest after the weights that is kept for activations."""
+"""Share of a limit's remainder after the weights that is reserved for activations."""
 _SPARE_SHARE: Final = 0.03
 _MIN_SPARE_BYTES: Final = 512 * 2**20
-"""Share of a GPU's free memory, and bytes, that the KV pool leaves at least after the largest step.
-Recordings of up to 64 rows of an 8B model took 86 MiB (H100)."""
+"""Minimum share of a GPU's free memory, and minimum bytes, that the KV pool leaves unused after the
+largest step. Recordings of up to 64 rows of an 8B model took 86 MiB (H100)."""
 _ADVICE: Final = (
     "raise TIDEGATE_WORKER__MEMORY__HARD_GIB, or lower TIDEGATE_WORKER__KV__BLOCKS or"
     " TIDEGATE_WORKER__MAX_STEP_TOKENS"
@@ -32,24 +32,24 @@ _STATM: Final = Path("/proc/self/statm")
 
 
 class MemoryMeter(LimitedMemory, Protocol):
-    """A meter of the GPU's memory, or of the process's own on the CPU."""
+    """A meter of the GPU's memory or, on the CPU, of the process's memory."""
 
     def free_bytes(self) -> int:
-        """Bytes of it that are free."""
+        """Free bytes of that memory."""
 
 
 class ProcessMemory:
-    """Memory of this process that the system cannot reclaim, that is, without mapped files."""
+    """Memory of this process that the system cannot reclaim, which excludes mapped files."""
 
     def used_bytes(self) -> int:
         try:
             _, resident, shared, *_ = _STATM.read_text("ascii").split()
-        except (OSError, ValueError):  # no Linux
+        except (OSError, ValueError):  # not Linux
             return 0
         return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
     def free_bytes(self) -> int:
-        """Free bytes of the machine, or those that a container's limit leaves if fewer."""
+        """Free bytes of the machine, or the bytes left under a container's limit if fewer."""
         free = memory_free()
         return 2**63 if free is None else free
 
@@ -60,7 +60,7 @@ class ProcessMemory:
 
 
 class CudaMemory:
-    """Memory that torch's allocator holds of a GPU, caches included."""
+    """GPU memory that torch's allocator holds, including caches."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -83,23 +83,24 @@ class CudaMemory:
 
 
 def block_bytes(config: "ModelConfig", block_tokens: int, number_bytes: int) -> int:
-    """Bytes of one KV block: keys and values of all layers, in numbers of ``number_bytes``."""
+    """Bytes of one KV block: keys and values of all layers, ``number_bytes`` per number."""
     per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     return block_tokens * per_token * number_bytes
 
 
 def cuda_pool_bytes(free: int, step_bytes: int) -> int:
-    """Bytes for the KV pool on a GPU with ``free`` bytes after loading, of which the largest step
-    takes ``step_bytes``: what is left, without a share for recordings, libraries and fragments."""
+    """Bytes for the KV pool on a GPU with ``free`` bytes after loading: ``free`` minus
+    ``step_bytes`` for the largest step, minus a share for recordings, libraries and
+    fragmentation."""
     return max(0, free - step_bytes - max(_MIN_SPARE_BYTES, int(_SPARE_SHARE * free)))
 
 
 def cpu_pool_bytes(free: int, instances: int, context_bytes: int) -> int:
     """Bytes for the KV pool of one of ``instances`` workers, if all of them see ``free`` bytes.
 
-    A quarter, or what a text of the whole context takes up to half; less each if there are more
-    than two. A pool takes memory only as it fills, so that the next worker to start still sees it
-    as free: two that know nothing of each other fit.
+    A quarter of ``free``, or the bytes of a text of the whole context up to half; each gets less if
+    there are more than two. A pool takes memory only as it fills, so the next worker to start still
+    sees that memory as free: two workers that do not know of each other fit.
     """
     part = free // max(2, instances)
     return max(part // 2, min(part, context_bytes))
@@ -111,8 +112,7 @@ def text_guard(meter: MemoryMeter, limits: MemoryLimits) -> MemoryGuard:
 
 
 def pool_bytes(guard: MemoryGuard) -> int | None:
-    """Bytes of the largest KV pool that the hard limit allows in addition to used memory, or
-    None."""
+    """Bytes of the largest KV pool that the hard limit allows besides the used memory, or None."""
     hard = guard.limits.hard_bytes
     if not hard:
         return None
@@ -120,10 +120,10 @@ def pool_bytes(guard: MemoryGuard) -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` means that Python, or torch on a GPU or the CPU, ran out of memory."""
+    """Whether ``error`` means that Python or torch, on a GPU or the CPU, ran out of memory."""
     if isinstance(error, MemoryError):
         return True
-    # By name, so that engines without torch need not import it.
+    # Compared by name, so that engines without torch do not import it.
     if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)

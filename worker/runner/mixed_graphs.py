@@ -1,14 +1,14 @@
-"""Steps with chunks of prompts at a few padded numbers of tokens, recorded and then replayed.
+"""Steps with prompt chunks, recorded at a few padded token counts and then replayed.
 
-Launched one by one, the kernels of such a step can take longer than its arithmetic. A replay is one
-call, for each part on its own fixed memory; what a step leaves over of it works on the dummy page::
+Launching the kernels of such a step one by one can take longer than its arithmetic. A replay is one
+call per part, on that part's fixed memory; the unused part of it works on the dummy page::
 
     tokens [3, tokens]   token id, or PENDING for the slot's last sample | position | slot
     body, by tokens      all layers → hidden [tokens, hidden]
     head, by rows        hidden of each sampling row's last token → logits, likeliest, last samples
     draw, by rows        that of ``DecodeGraphs``
 
-Recorded at load, the largest first: then every second size, then those between, until it has taken
+Sizes are recorded at load: the largest first, then every second size, then the sizes between, up to
 ``MOST_S`` or ``MOST_BYTES``. Other steps are launched kernel by kernel.
 """
 
@@ -32,33 +32,33 @@ from worker.runner.torch_runner import PackedTokens
 _STRIDE: Final = 64
 MOST_S: Final = 20.0
 MOST_BYTES: Final = 2**30
-"""What recording may add to a start, and to the memory in use; ``cuda_pool_bytes`` leaves it."""
+"""Maximum time and memory that recording may take at startup; ``cuda_pool_bytes`` reserves it."""
 
 
 class MixedSteps(Protocol):
-    """Steps of any rows that read their batch from tensors which ``fill`` refills."""
+    """Steps of any rows. They read their batch from tensors that ``fill`` refills."""
 
     most_chunks: int
-    """Most rows of a batch that are chunks."""
+    """Maximum number of rows in a batch that are chunks."""
 
     def fill(self, batch: PackedBatch, slots: NDArray[np.int64]) -> None:
-        """Enter a batch with rows of ``slots``; only its lengths are read. Waits for nothing."""
+        """Fill in a batch with rows in ``slots``; only its lengths are read. Does not wait."""
 
     def step(self, tokens: int) -> AttentionStep:
-        """A step of up to so many tokens; it may be recorded before the first batch."""
+        """A step of up to ``tokens`` tokens; it may be recorded before the first batch."""
 
 
 @runtime_checkable
 class FixedMixed(AttentionBackend, Protocol):
-    """A backend with such steps."""
+    """A backend with ``MixedSteps``."""
 
     def mixed_steps(self, table: Tensor, places: Tensor, rows: int) -> MixedSteps:
-        """``table`` [slots, blocks] int32 has each slot's blocks, ``places`` [tokens] int64 says
-        where tokens are stored; both change. ``rows``: the most that decode."""
+        """``table`` [slots, blocks] int32 has each slot's blocks; ``places`` [tokens] int64 has
+        where tokens are stored; both change. ``rows``: maximum number of decodes."""
 
 
 def token_sizes(most: int) -> list[int]:
-    """Numbers of tokens to record for up to ``most``: from 512 on an eighth is padding at most."""
+    """Token counts to record, up to ``most``: from 512 up, at most an eighth is padding."""
     sizes = [min(_STRIDE, most)]
     while sizes[-1] < most:
         octave = 1 << (sizes[-1].bit_length() - 1)
@@ -67,21 +67,21 @@ def token_sizes(most: int) -> list[int]:
 
 
 def in_order(sizes: Sequence[int]) -> list[int]:
-    """``sizes``, ascending, in the order in which they are recorded."""
+    """The ascending ``sizes`` in recording order."""
     falling = sizes[::-1]
     return [*falling[::2], *falling[1::2]]
 
 
 def size_for(tokens: int, recorded: Sequence[int]) -> int | None:
-    """The recorded size for a step of so many tokens; None if padding would be more than a quarter
-    of the tokens, and more than a step that mostly reads the weights has room for."""
+    """The recorded size for a step of ``tokens`` tokens. None if padding would exceed a quarter of
+    the tokens and the room in a step that mostly reads the weights."""
     size = min((one for one in recorded if one >= tokens), default=None)
     fits = size is not None and size - tokens <= max(2 * _STRIDE, tokens // 4)
     return size if fits else None
 
 
 class MixedGraphs:
-    """Recorded steps with chunks. Recording, when built, is logged."""
+    """Recorded steps with chunks. The constructor records them and logs that."""
 
     def __init__(
         self,
@@ -127,8 +127,8 @@ class MixedGraphs:
     def compute(
         self, packed: PackedTokens, decodes: int, slots: NDArray[np.int64]
     ) -> Tensor | None:
-        """Hidden states [tokens, hidden] of a step with rows of ``slots``, valid until the next;
-        None if no recording is for such a step. Waits for nothing."""
+        """Hidden states [tokens, hidden] of a step with rows in ``slots``, valid until the next
+        step; None if no recording fits the step. Does not wait."""
         tokens, chunks = len(packed.ids), len(packed.counts) - decodes
         size = size_for(tokens, list(self._bodies))
         if size is None or chunks > self._attention.most_chunks or self._hidden is None:
@@ -150,7 +150,7 @@ class MixedGraphs:
         slots: NDArray[np.int64],
         chances: NDArray[np.float32] | None,
     ) -> Replayed:
-        """Choose tokens for ``last_tokens`` [rows] of what was just computed; see
+        """Choose tokens for ``last_tokens`` [rows] of the step just computed; see
         ``DecodeGraphs.replay``."""
         rows = len(slots)
         size = min(one for one in self._heads if one >= rows)
@@ -168,7 +168,7 @@ class MixedGraphs:
             page = state.blocks[slots, positions // self._block_tokens].long()
             self._places[:size].copy_(page * self._block_tokens + positions % self._block_tokens)
             hidden = self._model.forward(ids, positions, step)
-            if self._hidden is None:  # of the largest, outside of the recording
+            if self._hidden is None:  # for the largest size, outside the recording
                 self._hidden = torch.zeros_like(hidden)
             self._hidden[:size].copy_(hidden)
             return ()

@@ -1,10 +1,9 @@
 """Keeps steps within available memory (WK-4).
 
-A step that exceeds it is tried once more, without caches, and then as any other step that fails: in
-halves (``executor``), of which prompts get fewer tokens each time. Only a request without memory
-for a single token fails, and another instance may have room for it. If that happens to several in a
-row while nothing else is computed, the device has no memory left: it has leaked, or another process
-has taken it.
+A step that runs out of memory is retried once after dropping caches, then like any failed step: in
+halves (``executor``), with fewer prompt tokens each time. A request fails only if not even one
+token fits, and another instance may have room for it. If several requests in a row fail this way
+and nothing else is computed, the device has no memory left: it leaked, or another process took it.
 """
 
 from typing import Final
@@ -19,31 +18,31 @@ from worker.scheduler.request import Request
 
 _CHECK_EVERY_STEPS: Final = 32
 _GROW_AFTER_STEPS: Final = 64
-"""Steps without trouble after which twice as many tokens are tried."""
+"""Successful steps before twice as many tokens are tried."""
 _FULL_AFTER: Final = 3
-"""How many requests in a row find no memory for one token until the device counts as lost."""
+"""Requests in a row without memory for one token before the device counts as lost."""
 _TRIED_IN_VAIN: Final = 8
-"""How many requests are tried where not one of them finds any: each try takes time."""
+"""Maximum number of requests to try if none of them gets memory: each try takes time."""
 
 
 class StepMemory:
-    """Knows how much fits into a step, and what does not fit at all. For the engine's thread."""
+    """Tracks how much fits in a step and which requests never fit. For the engine's thread."""
 
     def __init__(self, guard: MemoryGuard | None = None) -> None:
         self._guard = guard
         self._steps = 0
         self._most_tokens: int | None = None
-        """Tokens that a step is cut to since a larger one did not fit."""
+        """Token limit of a step after a larger step did not fit."""
         self._clean_steps = 0
         self._is_retried = False
-        """Whether the latest step that did not fit has been tried again as a whole."""
+        """Whether the last step that did not fit was already retried as a whole."""
         self._excess: str | None = None
-        """Message that the hard limit is exceeded, until a request has been failed for it."""
+        """Message that the hard limit is exceeded; kept until a request fails for it."""
         self.too_large: dict[Request, EndReason] = {}
-        """Requests of which not even one token fitted, until something else has been computed or is
-        left to be tried no more."""
+        """Requests for which not even one token fit; kept until another step succeeds or nothing is
+        left to try."""
         self._without_room = 0
-        """How many requests in a row found no memory for one token."""
+        """Number of requests in a row without memory for one token."""
 
     def is_over_limit(self) -> bool:
         """Whether the next ``fit`` fails a request for memory; measured every few calls."""
@@ -56,8 +55,8 @@ class StepMemory:
         return self._excess is not None
 
     def fit(self, plan: Plan, failed: dict[Request, EndReason | None]) -> Plan:
-        """What may fit of ``plan``; adds to ``failed`` what must go. Raises ``DeviceLost`` where
-        requests one after the other found no memory for a single token."""
+        """The part of ``plan`` that may fit. Adds requests that must end to ``failed``. Raises
+        ``DeviceLost`` if several requests in a row had no memory for a single token."""
         if self._excess is not None or self.is_over_limit():
             excess, self._excess = self._excess or "", None
             engine_log.error("%s; failing the longest of %d requests", excess, len(plan.rows))
@@ -71,7 +70,7 @@ class StepMemory:
         return self.cut(plan)
 
     def cut(self, plan: Plan) -> Plan:
-        """The plan with no more prompt tokens than are known to fit."""
+        """``plan`` with at most as many prompt tokens as are known to fit."""
         if self._most_tokens is None or plan.tokens <= max(plan.decodes, self._most_tokens):
             return plan
         left = max(1, self._most_tokens - plan.decodes)
@@ -84,7 +83,7 @@ class StepMemory:
         return _plan_of(rows)
 
     def computed(self) -> None:
-        """Note that there was memory for a step."""
+        """Note that a step had enough memory."""
         self._without_room = 0
         self._is_retried = False
         if self._most_tokens is not None:
@@ -94,7 +93,7 @@ class StepMemory:
                 self._most_tokens *= 2
 
     def lacked(self, rows: int, tokens: int, problem: str) -> bool:
-        """Note that a step did not fit; returns whether to try it again as it was."""
+        """Note that a step did not fit. Returns whether to retry it unchanged."""
         engine_log.warning(
             "step of %d rows, %d tokens ran out of memory (%s); dropping caches, retrying in parts",
             rows,
@@ -104,7 +103,7 @@ class StepMemory:
         if self._guard is not None:
             self._guard.meter.drop_caches()
         self._clean_steps = 0
-        if not self._is_retried:  # there may be room now
+        if not self._is_retried:  # there may be room after dropping caches
             self._is_retried = True
             return True
         self._most_tokens = max(1, tokens // 2)
@@ -118,8 +117,7 @@ class StepMemory:
             self._count_too_large()
 
     def taken(self) -> dict[Request, EndReason | None]:
-        """The requests that are too large, which the caller must end now, without those that have
-        already ended."""
+        """The requests that are too large and have not ended yet. The caller must end them now."""
         taken, self.too_large = self.too_large, {}
         return {one: why for one, why in taken.items() if one.slot >= 0 or one.paused}
 

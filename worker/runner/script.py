@@ -11,21 +11,21 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 DEFAULT_SCRIPT: Final = Path(__file__).resolve().with_name("script.toml")
-"""A script that calls and says what prompts tell it to."""
+"""A script that makes the calls and gives the answers that prompts request."""
 _SILENT: Final = "The script has no answer to this."
 _GROUP: Final = re.compile(r"\\([1-9])")
 
 
 class ScriptedCall(msgspec.Struct, forbid_unknown_fields=True):
-    """A tool call. ``arguments`` are a table, or a text that may be invalid JSON on purpose."""
+    """A tool call. ``arguments`` is a table, or a text that may be invalid JSON on purpose."""
 
     name: str
     arguments: dict[str, Any] | str = {}
 
 
 class ScriptedAnswer(msgspec.Struct, forbid_unknown_fields=True):
-    """``text``, then ``calls``. ``when`` is a regular expression; without one the answer is given
-    where no other fits. ``\\1`` … ``\\9`` in the answer stand for the expression's groups."""
+    """``text``, then ``calls``. ``when`` is a regular expression; an answer without it is used if
+    no other answer matches. ``\\1`` … ``\\9`` in the answer stand for the expression's groups."""
 
     when: str = ""
     text: str = ""
@@ -39,18 +39,18 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Rule(NamedTuple):
-    """An answer with its expression, or None."""
+    """An answer with its compiled expression, or None."""
 
     when: re.Pattern[str] | None
     answer: ScriptedAnswer
 
 
 class Script:
-    """The answers of one file. ``context_tokens`` is the model's context, ``step_ms`` the least
-    time of a step in milliseconds."""
+    """The answers of one file. ``context_tokens`` is the model's context; ``step_ms`` is the
+    minimum time of a step in milliseconds."""
 
     def __init__(self, text: bytes, origin: str) -> None:
-        """Raises ``ValueError``, which names the file and what is wrong in it."""
+        """Raises ``ValueError`` that names the file and the problem in it."""
         try:
             file = msgspec.toml.decode(text, type=_File)
         except (msgspec.MsgspecError, ValueError) as error:
@@ -65,8 +65,8 @@ class Script:
 
     def answer(self, prompt: str, latest: str) -> str:
         """The text that answers a prompt; ``latest`` is the part since the model's last answer. The
-        answer with the last match of ``when`` in ``latest`` wins. One with a call counts only if
-        ``prompt`` names its tool in quotes or tags, as templates do.
+        answer with the last match of ``when`` in ``latest`` wins. An answer with a call counts only
+        if ``prompt`` names its tool in quotes or tags, as templates do.
         """
         best, said = -2, _SILENT
         for when, answer in self._rules:
@@ -83,7 +83,7 @@ class Script:
 
 
 def read_script(path: Path) -> Script:
-    """Read the script ``path``. Raises ``ValueError`` that says what is wrong with it."""
+    """Read the script ``path``. Raises ``ValueError`` that names the problem."""
     try:
         return Script(path.read_bytes(), str(path))
     except OSError as error:
@@ -113,7 +113,7 @@ def _expand(text: str, match: re.Match[str] | None) -> str:
 
 
 def _expanded(value: Any, match: re.Match[str] | None) -> Any:
-    """``value`` with the match's groups in all of its strings."""
+    """``value`` with the match's groups inserted into all of its strings."""
     if isinstance(value, str):
         return _expand(value, match)
     if isinstance(value, dict):
@@ -132,8 +132,8 @@ def _is_offered(name: str, prompt: str) -> bool:
 
 
 def _written(text: str, calls: list[ScriptedCall]) -> str:
-    """The answer in the format of Hermes and Qwen, which is the demo model's, too; with blanks in
-    arguments as in grammars of calls that must be made."""
+    """The answer in the format of Hermes and Qwen, which the demo model also uses. Arguments have
+    the same spaces as in the grammars of required calls."""
     parts = [text] if text else []
     for call in calls:
         arguments = call.arguments

@@ -1,6 +1,6 @@
 """A runner that answers each prompt from a script. No torch.
 
-Everything around the model stays real: tokens, chat template, grammars, tool calls, deadlines.
+Everything around the model is real: tokens, chat template, grammars, tool calls, deadlines.
 """
 
 import time
@@ -22,18 +22,18 @@ from worker.text import Tokenizer
 
 _TOKENS_PER_STEP: Final = 8
 _WHOLE_CONTEXTS: Final = 4
-"""Default number of contexts in the KV pool: it has no memory, but its accounts take 50 bytes a
-block."""
+"""Default number of full contexts in the KV pool. It has no KV memory, but its bookkeeping takes 50
+bytes per block."""
 _CLOSING: Final = ("}", "]", '"', ",", ":")
 _CLOSING_TEXT: Final = ('"', *_CLOSING)
-"""What ends JSON soonest: between its values, and within a string."""
+"""Texts that end JSON soonest, within a string and between values."""
 _ONLY_IN_TEXT: Final = "~"
-"""A character that JSON has in strings alone."""
+"""A character that JSON allows only in strings."""
 
 
 class ScriptedRunner:
     """A ``Runner`` that yields a script's answer, then the end token. If a grammar forbids the next
-    token, it completes the answer with as little as the grammar allows.
+    token, it completes the answer with as few tokens as the grammar allows.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ScriptedRunner:
         slots: int,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``slots`` is the largest number of running requests."""
+        """``slots`` is the maximum number of running requests."""
         self._script = script
         self._tokenizer = tokenizer
         self._ends = tuple(eos_token_ids)
@@ -89,7 +89,7 @@ class ScriptedRunner:
         return new
 
     def _token(self, request: Request, answer: Sequence[int], position: int) -> int:
-        """The token at ``position`` of an answer; one that may not end yet starts over."""
+        """The token at ``position`` of an answer; an answer that may not end yet starts over."""
         asked = request.job.sampling
         least = asked.min_tokens + request.job.begun_tokens
         may_end = not asked.ignore_eos and position >= least
@@ -98,8 +98,8 @@ class ScriptedRunner:
         return answer[position % len(answer)]
 
     def _constrained(self, request: Request, own: Sequence[int], wanted: int) -> int:
-        """The token ``wanted`` as long as the text is the script's and the grammar allows it, else
-        one that brings the text to its end."""
+        """The token ``wanted`` while the text follows the script and the grammar allows it;
+        otherwise a token that brings the text to its end."""
         constraint = request.job.constraint
         assert constraint is not None
         generated = own[request.job.begun_tokens :]
@@ -115,7 +115,7 @@ class ScriptedRunner:
         return _lowest(words, self._ends[0])
 
     def _ids(self, characters: Sequence[str]) -> list[int]:
-        """Ids of characters that are tokens."""
+        """Token ids of those ``characters`` that are tokens."""
         encoded = [self._tokenizer.encode(one, add_special_tokens=False) for one in characters]
         return [ids[0] for ids in encoded if len(ids) == 1]
 
@@ -151,7 +151,7 @@ def build_scripted_runner(
     eos_token_ids: Sequence[int],
     vocab_size: int,
 ) -> BuiltRunner:
-    """Build a runner for ``script``. Raises ``ValueError`` for a model without end token."""
+    """Build a runner for ``script``. Raises ``ValueError`` for a model without an end token."""
     if not eos_token_ids:
         raise ValueError(
             f"{settings.model_path}: no end token for scripted answers; name one in its config.json"
@@ -168,14 +168,14 @@ def _is_set(words: NDArray[np.uint32], token: int) -> bool:
 
 
 def _lowest(words: NDArray[np.uint32], otherwise: int) -> int:
-    """The lowest id with its bit set in ``words``; ``otherwise`` without one."""
+    """The lowest id whose bit is set in ``words``; ``otherwise`` if there is none."""
     bits = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
     return int(bits[0]) if len(bits) else otherwise
 
 
 def _after_the_last_answer(messages: Sequence[list[int]]) -> int:
-    """Index of the first of ``messages`` since the model's last answer, 0 before it has given one.
-    Messages end with end tokens; an answer begins like what follows the last of these."""
+    """Index of the first message after the model's last answer; 0 if there is no answer yet.
+    Messages end with end tokens; an answer begins like the text after the last end token."""
     *said, head = messages
     for index in range(len(said) - 1, -1, -1):
         if head and said[index][: len(head)] == head:

@@ -1,5 +1,5 @@
-"""The device under the paced synthetic engine, which fails like a GPU on request. Tests and
-``perf.chaos`` request it by a file (``slow_file`` of ``SyntheticArgs``)::
+"""The device of the paced synthetic engine, which fails like a GPU on request. Tests and
+``perf.chaos`` request failures with a file (``slow_file`` of ``SyntheticArgs``)::
 
     10            each step takes ten times as long, for as long as the file says so
     lost 4711     in process 4711 every launch fails, as after an illegal access; for good
@@ -44,7 +44,7 @@ class SimulatedDevice:
         self._released = threading.Event()
 
     def launch(self) -> float:
-        """Begin a step; returns how many times as long as usual it takes."""
+        """Begin a step. Returns the factor by which it takes longer than usual."""
         now = self._clock()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
@@ -68,7 +68,7 @@ class SimulatedDevice:
                 self._hang()
 
     def next_xid(self) -> int | None:
-        """What its driver reports; see ``NextXid``."""
+        """The next Xid that its driver reports; see ``NextXid``."""
         if self._released.wait(LOOK_EVERY_S):
             _fail()
         self._look()
@@ -93,7 +93,7 @@ class SimulatedDevice:
                 self._factor = float(words[0])
             elif words[1:] == [str(os.getpid())]:
                 self._fault = DeviceFault(words[0])
-        except (OSError, ValueError):  # no file, or half of one
+        except (OSError, ValueError):  # no file, or a partly written one
             return
 
 

@@ -1,11 +1,11 @@
 """Runners that invent tokens, for benchmarks and tests of everything around the model. No torch.
 
-They go through the same scheduler and pool as a model does, so that leaks show. The text is a
-fixed cycle of plain words: token n of any answer is the same in every run.
+They use the same scheduler and pool as a model, so that leaks show. The text is a fixed cycle of
+plain words: token n of any answer is the same in every run.
 
-Answers are as long as ``max_tokens`` says or, with an end token given, as their prompts say: the
-last two ids encode the length (``length_ids``), unknown to the orchestrator. The end token then
-comes last, as with a model; with ``ignore_eos`` there is none.
+An answer's length is ``max_tokens`` or, if an end token is given, the length in its prompt: the
+last two ids encode it (``length_ids``), unknown to the orchestrator. The end token then comes last,
+as with a model; with ``ignore_eos`` there is none.
 """
 
 import time
@@ -30,30 +30,30 @@ class SyntheticArgs(Section):
     """Steps and answers."""
 
     step_ms: float = Field(default=20.0, gt=0)
-    """Time of every ``synthetic-paced`` step, to which ``row_ms`` for each row and
-    ``prompt_token_ms`` for each prompt token are added."""
+    """Base time of every ``synthetic-paced`` step; ``row_ms`` per row and ``prompt_token_ms`` per
+    prompt token are added to it."""
     row_ms: float = Field(default=0.0, ge=0)
     prompt_token_ms: float = Field(default=0.0, ge=0)
     prompt_step_ms: float = Field(default=0.0, ge=0)
-    """Time that a step with prompt tokens takes beyond these, however few they are, as on a GPU,
-    where decodes alone are one recorded graph."""
+    """Extra time of a step with any prompt tokens, as on a GPU, where decodes alone are one
+    recorded graph."""
     launch_ms: float = Field(default=0.0, ge=0)
     prompt_launch_ms: float = Field(default=0.0, ge=0)
-    """Time in which the host launches a step of decodes, or one with prompt tokens; the device
-    computes the previous step during it, and finishes this one no sooner."""
+    """Time in which the host launches a step of decodes, or a step with prompt tokens. Meanwhile
+    the device computes the previous step; it finishes this step no sooner."""
     slow_file: LocalPath | None = None
-    """While this file holds a number, ``synthetic-paced`` steps take that many times as long. It
-    may have a worker's device fail as well (``worker.runner.simulated_device``)."""
+    """While this file holds a number, ``synthetic-paced`` steps take that many times as long. The
+    file can also make a worker's device fail (``worker.runner.simulated_device``)."""
     lengths: Literal["cap", "prompt"] = "cap"
-    """Length of an answer: ``cap`` is ``max_tokens``, ``prompt`` the number that the last two ids
-    of its prompt encode (``worker.runner.synthetic``)."""
+    """Length of an answer: ``cap`` is ``max_tokens``; ``prompt`` is the number encoded in the last
+    two ids of its prompt (``worker.runner.synthetic``)."""
     script: LocalPath | None = None
-    """TOML file with the answers of ``synthetic-scripted`` (docs/clients.md); unset: it calls and
-    says what prompts tell it to."""
+    """TOML file with the answers of ``synthetic-scripted`` (docs/clients.md); unset: a script that
+    makes the calls and gives the answers that prompts request."""
 
 
 def synthetic_args(settings: WorkerSettings) -> SyntheticArgs:
-    """The arguments that the settings state. Raises ``ValueError`` with what is wrong."""
+    """The arguments in the settings. Raises ``ValueError`` that names the problem."""
     try:
         return SyntheticArgs(**settings.engine_args)
     except ValidationError as error:
@@ -62,7 +62,7 @@ def synthetic_args(settings: WorkerSettings) -> SyntheticArgs:
 
 
 _FREE_TOKENS_PER_STEP = 8
-"""Tokens per row and step of the free runner: few enough for many small frames, as in real life."""
+"""Tokens per row and step of the free runner: few enough for many small frames, as in real use."""
 
 CYCLE_WORDS = 64
 _LENGTH_RADIX = 256
@@ -70,14 +70,14 @@ _ROUNDING_S = 1e-9
 
 
 def length_ids(tokens: int) -> tuple[int, int]:
-    """Last two ids of a prompt whose answer ends by itself after 1 to 65,535 ``tokens``."""
+    """Last two ids of a prompt whose answer ends after ``tokens`` tokens (1 to 65,535)."""
     if not 0 < tokens < _LENGTH_RADIX**2:
         raise ValueError(f"an answer has 1 to {_LENGTH_RADIX**2 - 1} tokens, not {tokens}")
     return divmod(tokens, _LENGTH_RADIX)
 
 
 def _own_length(request: Request) -> int:
-    """Tokens after which an answer ends by itself, by its prompt's last ids; 0: never."""
+    """Tokens after which an answer ends, from its prompt's last ids; 0 if it never ends."""
     sampling = request.job.sampling
     asked = request.prompt_tokens - request.job.begun_tokens
     if sampling.ignore_eos or asked < 2:
@@ -88,7 +88,7 @@ def _own_length(request: Request) -> int:
 
 
 class _Cycle:
-    """Slices of an endless repetition of ``ids``."""
+    """Slices of an infinite repetition of ``ids``."""
 
     def __init__(self, ids: Sequence[int], longest: int) -> None:
         if not ids:
@@ -145,19 +145,19 @@ class FreeRunner:
         return StepResult(ids, logprobs, prompts)
 
     def close(self) -> None:
-        """Do nothing, since there is nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step: ``step_s`` + ``row_s`` · rows + ``prompt_token_s`` · prompt tokens, and
-    ``prompt_step_s`` where it has prompt tokens at all. To launch it takes the host ``launch_s``,
-    or ``prompt_launch_s`` where it has prompt tokens, and the device is done no sooner than that.
+    """Seconds of a step: ``step_s`` + ``row_s`` · rows + ``prompt_token_s`` · prompt tokens, plus
+    ``prompt_step_s`` if it has prompt tokens. The host takes ``launch_s`` to launch it, or
+    ``prompt_launch_s`` if it has prompt tokens. The device finishes no sooner than the launch.
 
     A real engine's steps have this form: weights are read once per step, each row adds its
-    attention and sampling, each prompt token its arithmetic. On a GPU decodes alone are a recorded
-    graph; a step with a prompt is launched kernel by kernel, which takes a while even for a short
-    prompt.
+    attention and sampling, and each prompt token adds its arithmetic. On a GPU, decodes alone are a
+    recorded graph; a step with a prompt is launched kernel by kernel, which is slow even for a
+    short prompt.
     """
 
     step_s: float
@@ -168,33 +168,33 @@ class StepCost:
     prompt_launch_s: float = 0.0
 
     def steps_of(self, slots: int) -> StepCosts:
-        """The costs as a card states them."""
+        """The costs in the form that a card has."""
         rows = tuple(sorted({1, slots}))
         times = tuple(1000 * (self.step_s + self.row_s * count) for count in rows)
         return StepCosts(rows, times, 1000 * self.prompt_token_s)
 
     def launch_of(self, plan: Plan) -> float:
-        """Seconds of the host to launch ``plan``."""
+        """Seconds that the host takes to launch ``plan``."""
         return self.prompt_launch_s if plan.tokens > plan.decodes else self.launch_s
 
     def of(self, plan: Plan) -> float:
-        """Seconds for ``plan``."""
+        """Seconds that the device takes for ``plan``."""
         tokens = plan.tokens - plan.decodes
         prompts_s = self.prompt_step_s + self.prompt_token_s * tokens if tokens else 0.0
         return self.step_s + self.row_s * len(plan.rows) + prompts_s
 
 
 class PacedDevice:
-    """Computes launched steps one after the other, as a GPU's stream does, on ``clock``."""
+    """Computes launched steps one after another on ``clock``, as a GPU's stream does."""
 
     def __init__(self, clock: Clock, wait: Callable[[float], None]) -> None:
-        """``wait`` lets that many seconds pass, or fewer."""
+        """``wait`` waits for that many seconds or fewer."""
         self._clock = clock
         self._wait = wait
         self._free_at = clock()
 
     def launch(self, result: StepResult, *, launch_s: float, busy_s: float) -> "PacedStep":
-        """Spend ``launch_s``, and have a step computed in ``busy_s`` behind those before it."""
+        """Spend ``launch_s``, and queue a step of ``busy_s`` after the steps before it."""
         now = self._clock()
         begun_at = max(now, self._free_at)
         done_at = max(begun_at + busy_s, now + launch_s)
@@ -222,9 +222,9 @@ class PacedStep:
 
 
 class PacedRunner:
-    """An ``OverlappingRunner`` of one token per row and step, each step as long as it costs.
+    """An ``OverlappingRunner`` with one token per row and step; a step lasts as long as its cost.
 
-    ``device`` can be slow, or fail, on request.
+    ``device`` can be slow or fail on request.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class PacedRunner:
         )
 
     def close(self) -> None:
-        """Do nothing, since there is nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 def build_synthetic_runner(
@@ -305,7 +305,7 @@ def build_synthetic_runner(
 
 
 def read_prompt(row: Row) -> PromptLogprobs | None:
-    """Log-probabilities (all 0) of the prompt tokens after the row's; None without any."""
+    """Log-probabilities (all 0) of the prompt tokens after the row's; None if there are none."""
     request, top = row.request, row.request.job.sampling.prompt_logprobs or 0
     ids = request.tokens[row.start + 1 : min(row.start + row.count + 1, request.prompt_tokens)]
     if not ids:
@@ -314,5 +314,5 @@ def read_prompt(row: Row) -> PromptLogprobs | None:
 
 
 def certain(token: int, top: int) -> TokenLogprob:
-    """Log-probability 0 of a token that could not have been another."""
+    """Log-probability 0, for a token that was the only possibility."""
     return TokenLogprob(0.0, [(token, 0.0)] if top else [], rank=1)

@@ -1,4 +1,4 @@
-"""Computes steps on a real model: plan → packed batch → hidden states → logits → tokens."""
+"""Computes steps with a real model: plan → packed batch → hidden states → logits → tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +27,7 @@ from worker.scheduler.request import PENDING, Request
 
 @dataclass(frozen=True, slots=True)
 class SlotLimits:
-    """Sizes of a runner's tables; ``max_blocks`` is the most blocks that a request holds."""
+    """Sizes of a runner's tables; ``max_blocks`` is the maximum number of blocks per request."""
 
     block_tokens: int
     max_running: int
@@ -37,8 +37,8 @@ class SlotLimits:
 class TorchRunner:
     """A ``Runner`` over a model.
 
-    All that is fixed while a request runs (block table, sampling parameters) is written once to
-    tables with a row per slot; a step then gathers its rows from them without a Python loop.
+    Data that is fixed while a request runs (block table, sampling parameters) is written once to
+    tables with one row per slot. A step then gathers its rows from them without a Python loop.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TorchRunner:
             raise RuntimeError("the runner is closed")
         slots = self._table.slots_of(plan.rows, self._begin)
         constrained = constrained_rows(plan.rows)
-        # Masks are made while the model computes: neither needs the interpreter.
+        # Masks are made while the model computes: neither holds the GIL.
         masks = self._masks.begin(constrained).result if constrained else None
         return self._compute(self._forward, plan, slots, masks).read()
 
@@ -74,7 +74,7 @@ class TorchRunner:
         slots: NDArray[np.int64],
         masks: Callable[[], Masks] | None,
     ) -> "StepOutputs":
-        """Compute any step. Waits for nothing but ``masks``."""
+        """Compute any step. Waits only for ``masks``."""
         batch, token_ids, positions = self._pack(plan, slots)
         hidden = forward.hidden(batch, token_ids, positions)
         scores = score_prompts(
@@ -83,7 +83,7 @@ class TorchRunner:
         checked = check_prompts(plan, hidden)
         sampling: Sequence[int] = range(len(plan.rows))
         contexts = batch.context_tokens
-        if plan.decodes < len(plan.rows):  # else each token is the last of its row
+        if plan.decodes < len(plan.rows):  # otherwise each token is the last of its row
             sampling = [i for i, row in enumerate(plan.rows) if row.samples]
             if not sampling:
                 return StepOutputs(len(plan.rows), sampling, None, scores, checked)
@@ -99,11 +99,11 @@ class TorchRunner:
         self._forward = None
         self._masks.close()
         if self._device.type == "cuda":
-            with suppress(RuntimeError):  # a lost device gives nothing back
+            with suppress(RuntimeError):  # a lost device cannot free memory
                 torch.cuda.empty_cache()
 
     def _begin(self, slot: int, request: Request) -> None:
-        """Prepare ``slot`` for ``request``, with blocks that are already in the table."""
+        """Prepare ``slot`` for ``request``, whose blocks are already in the table."""
         self._sampler.begin(slot, request)
 
     def _pack(
@@ -126,7 +126,7 @@ class TorchRunner:
     def _block_table(
         self, slots: NDArray[np.int64], longest: int
     ) -> tuple[NDArray[np.int64], torch.Tensor | None]:
-        """``PackedBatch``'s two for rows in ``slots`` with up to ``longest`` tokens each."""
+        """``PackedBatch``'s two tables for rows in ``slots`` with up to ``longest`` tokens each."""
         return self._table.blocks[slots, : -(-longest // self._block_tokens)], None
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
@@ -134,8 +134,8 @@ class TorchRunner:
 
 
 class PackedTokens(NamedTuple):
-    """A step's tokens [tokens] with their rows, and of each row [rows] how many of them are its
-    own, and how many have KV after the step. Host arrays, int64."""
+    """A step's tokens [tokens] and their rows. For each row [rows]: the number of its tokens in the
+    step, and the number with KV after the step. Host arrays, int64."""
 
     ids: NDArray[np.int64]
     positions: NDArray[np.int64]
@@ -163,8 +163,8 @@ def packed_tokens(plan: Plan) -> PackedTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """What a step of ``rows`` computes, on the device. Rows in ``sampling`` got the tokens
-    ``sampled``; each of the others is None where no row asks for it."""
+    """The results of a step of ``rows``, on the device. Rows in ``sampling`` got the tokens
+    ``sampled``; every other field is None if no row asks for it."""
 
     rows: int
     sampling: Sequence[int]
@@ -173,7 +173,7 @@ class StepOutputs:
     checked: CheckedRows | None = None
 
     def on_its_way(self) -> "StepOutputs":
-        """A copy that the device is going to write to host memory; to be read after an event."""
+        """A copy that the device will write to host memory; read it after an event."""
         return StepOutputs(
             self.rows,
             self.sampling,
@@ -190,17 +190,17 @@ class StepOutputs:
         else:
             ids, logprobs = self.sampled.read()
             result = spread(self.rows, self.sampling, ids, logprobs, prompts)
-        # Rows that only read a prompt, where their hidden states were not finite.
+        # Rows that only process a prompt and have non-finite hidden states.
         if self.checked is not None and (broken := self.checked.read()):
             result.not_finite = [*result.not_finite, *broken]
         return result
 
 
 class _SlotTable:
-    """The running request of each slot, a version of it, and the blocks that it holds.
+    """Each slot's running request, the request's version and its blocks.
 
-    The version changes when the slot's tables may not have the request's current text: it was
-    paused, and resumed in another slot; or a step of it was undone.
+    The version changes if the slot's tables may not have the request's current text: it was paused
+    and resumed in another slot, or one of its steps was undone.
     """
 
     def __init__(self, slots: int, max_blocks: int) -> None:
@@ -211,7 +211,7 @@ class _SlotTable:
     def slots_of(
         self, rows: Sequence[Row], begin: Callable[[int, Request], None]
     ) -> NDArray[np.int64]:
-        """Slots [rows]; ``begin`` is called for requests that are new in theirs."""
+        """Slots [rows]; calls ``begin`` for requests that are new in their slot."""
         owners, versions = self._owners, self._versions
         slots = []
         for row in rows:
@@ -219,8 +219,8 @@ class _SlotTable:
             slot = request.slot
             slots.append(slot)
             if owners[slot] is not request or versions[slot] != request.revision:
-                # Padding is gathered and then masked, but 0 times NaN is NaN: the request's own
-                # block is used, so that no other request's numbers can spoil its own.
+                # Padding is gathered and then masked, but 0 times NaN is NaN. The padding is the
+                # request's own block, so that no other request's numbers can corrupt its results.
                 self.blocks[slot] = request.blocks[-1]
                 self.blocks[slot, : len(request.blocks)] = request.blocks
                 begin(slot, request)
@@ -231,7 +231,7 @@ class _SlotTable:
 def constrained_rows(
     rows: Sequence[Row], latest: Mapping[Request, int] | None = None
 ) -> list[MaskedRow]:
-    """Rows that sample under a constraint. ``latest`` has the tokens that are ``PENDING``."""
+    """Rows that sample under a constraint. ``latest`` has the values of ``PENDING`` tokens."""
     masked = []
     sampling = 0
     for row in rows:
@@ -255,7 +255,7 @@ def spread(
     logprobs: Sequence[TokenLogprob | None] | None,
     prompts: dict[int, list[PromptLogprobs]] | None = None,
 ) -> StepResult:
-    """Spread the results of the rows that sampled over all ``rows`` of the step."""
+    """Map the results of the rows that sampled to all ``rows`` of the step."""
     if len(sampling) == rows and logprobs is None:
         result = StepResult([[token] for token in ids], prompts=prompts)
         _note_sampled(result, sampling, ids)
@@ -272,7 +272,7 @@ def spread(
 
 
 def _note_sampled(result: StepResult, sampling: Sequence[int], ids: Sequence[int]) -> None:
-    """Note rows with non-finite logits, and remove their tokens."""
+    """Record rows with non-finite logits, and remove their tokens."""
     if NO_TOKEN in ids:
         broken = [row for row, token in zip(sampling, ids, strict=True) if token == NO_TOKEN]
         result.not_finite = [*result.not_finite, *broken]

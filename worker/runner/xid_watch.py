@@ -1,7 +1,7 @@
-"""Learns from NVIDIA's driver of GPU failures (Xid): memory errors, or a GPU that fell off the bus.
+"""Reads GPU failures (Xid) from NVIDIA's driver: memory errors, or a GPU that fell off the bus.
 
-An idle worker thus finds out before the next job does. Needs the package ``nvidia-ml-py``, which
-vLLM and ``tidegate[gpu]`` install; without it the first step that fails reveals as much.
+An idle worker thus learns of a failure before the next job. Needs the package ``nvidia-ml-py``,
+which vLLM and ``tidegate[gpu]`` install; without it, the first failed step shows the failure.
 """
 
 import threading
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 _WAIT_MS: Final = 1000
 
 NextXid = Callable[[], int | None]
-"""Waits for the Xid of the next event; None after a while without. Raises what the driver raises
-once it reports no more."""
+"""Waits for the Xid of the next event; None after a while without events. Raises the driver's error
+once the driver stops reporting."""
 
 
 class XidWatch:
-    """Probes the device after each event, since most Xids are a program's fault."""
+    """Probes the device after each event, because most Xids are a program's fault."""
 
     def __init__(self, next_xid: NextXid, probe: DeviceProbe) -> None:
         self._next_xid = next_xid
         self._probe = probe
         self.fault = ""
-        """Why nothing can be computed any more; empty while the device works."""
-        # On its own thread: a driver without its GPU may be slow.
+        """Why the device can no longer compute; empty while it works."""
+        # Runs on its own thread: a driver may be slow after it loses its GPU.
         self._thread = threading.Thread(target=self._run, name="tidegate-xid", daemon=True)
         self._thread.start()
 
@@ -46,13 +46,13 @@ class XidWatch:
                     engine_log.warning("the driver reports Xid %d; the GPU computes as before", xid)
             except DeviceLost as error:
                 self.fault = f"the driver reports Xid {xid}, and {error}"
-            except Exception as error:  # any error of the driver
+            except Exception as error:  # any driver error
                 engine_log.info("the driver reports no GPU errors: %s", error)
                 return
 
 
 def gpu_fault_of(settings: WorkerSettings) -> Callable[[], str]:
-    """A function that says why a loaded engine's GPU is lost; "" while it works."""
+    """A function that returns why a loaded engine's GPU is lost; "" while it works."""
     is_paced = settings.engine == "synthetic-paced"
     if is_paced and (slow_file := synthetic_args(settings).slow_file) is not None:
         device = SimulatedDevice(slow_file)
@@ -61,7 +61,7 @@ def gpu_fault_of(settings: WorkerSettings) -> Callable[[], str]:
     if settings.computes_on_gpu:
         import torch
 
-        # Otherwise the engine does not use torch.
+        # If CUDA is not initialized, the engine does not use torch.
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             watch = watch_gpu(torch.device("cuda", torch.cuda.current_device()))
             if watch is not None:
@@ -76,8 +76,8 @@ def watch_gpu(device: "torch.device") -> XidWatch | None:
         return None
     try:
         return XidWatch(_events_of(device), probe)
-    except Exception as error:  # no package, no rights, a part of a GPU (MIG)
-        engine_log.info("the driver's reports of GPU errors cannot be had: %s", error)
+    except Exception as error:  # no package, no permission, or a MIG slice of a GPU
+        engine_log.info("the driver's reports of GPU errors are not available: %s", error)
         return None
 
 

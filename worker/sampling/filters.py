@@ -1,7 +1,7 @@
-"""Changes logits before a draw: penalties and biases, masks, then top-k, top-p of those, and min-p.
+"""Changes logits before a draw: penalties and biases, masks, then top-k, top-p of the rest, min-p.
 
-Penalties touch the tokens of a text, not the vocabulary: of 150,000 logits per row a few hundred
-change. Their tables are on the device, allocated when a first request needs them.
+Penalties change the logits of a text's tokens, a few hundred of 150,000 per row. Their tables are
+on the device; the first request that needs them allocates them.
 """
 
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ WANTS_LOGPROBS: Final = 8
 CONSTRAINED: Final = 16
 
 _COLDEST: Final = 1e-5
-"""Temperature below which a row is greedy, as it nearly is; lower ones would overflow logits."""
+"""Temperature below which a row is greedy, which is nearly exact; lower ones overflow logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingTable:
-    """Parameters as arrays [slots]; see ``Sampling`` for those that have its names."""
+    """Parameters as arrays [slots]; see ``Sampling`` for the parameters with its names."""
 
     needs: NDArray[np.uint8]
-    """The parts of the pass that a row needs besides the argmax: the flags above, or'ed."""
+    """The parts of the pass that a row needs besides the argmax: the flags above, ORed."""
     temperature: NDArray[np.float32]
     top_k: NDArray[np.int64]
     top_p: NDArray[np.float32]
@@ -42,7 +42,7 @@ class SamplingTable:
     seed: NDArray[np.uint64]
     logprobs: NDArray[np.int64]
     first_free_position: NDArray[np.int64]
-    """First position at which end-of-sequence may come (``min_tokens``)."""
+    """First position at which an end token may come (``min_tokens``)."""
 
     @classmethod
     def empty(cls, slots: int) -> "SamplingTable":
@@ -61,7 +61,7 @@ class SamplingTable:
         )
 
     def fill(self, slot: int, request: Request) -> int:
-        """Enter the parameters of ``request``; returns its ``needs``."""
+        """Store the parameters of ``request``. Returns its ``needs``."""
         asked = request.job.sampling
         self.temperature[slot] = asked.temperature
         self.top_k[slot] = asked.top_k
@@ -72,7 +72,7 @@ class SamplingTable:
         self.frequency_penalty[slot] = asked.frequency_penalty
         self.seed[slot] = request.seed
         self.logprobs[slot] = asked.logprobs or 0
-        # A grammar may allow only the end, which must not be barred: masks see to ``min_tokens``.
+        # A grammar may allow only the end token: then masks handle ``min_tokens``.
         least = 0 if request.job.constraint is not None else asked.min_tokens
         self.first_free_position[slot] = request.prompt_tokens + least
         penalised = (
@@ -98,11 +98,11 @@ class Penalties:
 
     ::
 
-        texts [slots, max_tokens]  the token ids of each text so far, then whatever was there before
+        texts [slots, max_tokens]  each text's token ids so far, then stale values
         marks [slots, vocabulary]  bit 0: in the prompt; the bits above: how often in the answer
 
-    A step's token is entered at the beginning of the next step, when it comes in as that step's
-    last input: a step that failed and is tried again counts nothing twice.
+    A step's token is recorded at the start of the next step, when it arrives as that step's last
+    input: a failed step that is retried counts no token twice.
     """
 
     def __init__(self, slots: int, vocab_size: int, max_tokens: int, device: torch.device) -> None:
@@ -114,7 +114,7 @@ class Penalties:
         self._requests: list[Request | None] = [None] * slots
 
     def begin(self, slot: int, request: Request) -> None:
-        """Enter the current text of ``request``."""
+        """Store the current text of ``request``."""
         texts, marks = self._tables()
         ids = self._upload(np.array(request.tokens, np.int64))
         prompt = request.prompt_tokens - request.job.begun_tokens
@@ -137,8 +137,8 @@ class Penalties:
     ) -> None:
         """Change ``rows`` of ``logits``; their texts in ``slots`` have ``positions`` tokens.
 
-        ``last_ids`` are the last tokens of all rows of the step. Ids after the end of a shorter
-        text are looked up in that text's marks, so they change nothing more.
+        ``last_ids`` are the last tokens of all rows of the step. Stale ids after the end of a
+        shorter text are looked up in that text's marks, so they change nothing else.
         """
         texts, marks = self._tables()
         self._catch_up(rows, slots, positions, last_ids)
@@ -158,7 +158,7 @@ class Penalties:
         new = torch.where(marked > 0, repeated, old)
         count = (marked >> 1).float()
         new -= frequency * count + presence * (count > 0)
-        # An id that occurs twice is written twice, with the same value.
+        # A repeated id is written twice with the same value.
         logits[row, ids] = new
 
     def _catch_up(
@@ -168,7 +168,7 @@ class Penalties:
         positions: NDArray[np.int64],
         last_ids: Tensor,
     ) -> None:
-        """Enter each text's last token, unless it is known."""
+        """Store each text's last token, unless it is stored already."""
         texts, marks = self._tables()
         missing = positions - self._known[slots]
         for slot in slots[missing > 1].tolist():  # more than one token is new
@@ -205,7 +205,7 @@ class Biases:
         self._values = torch.zeros((slots, 0), device=device)
 
     def begin(self, slot: int, biases: tuple[tuple[int, float], ...]) -> None:
-        """Enter ``biases`` for ``slot``."""
+        """Store ``biases`` for ``slot``."""
         count = len(biases)
         self._grow(count)
         ids, values = zip(*biases, strict=True)
@@ -232,19 +232,19 @@ class Biases:
 
 
 def kept_(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Set ``weights`` [rows, vocabulary], relative to the likeliest token's, to 0 where filters
-    [rows] leave a token out; returns them. Waits for nothing.
+    """Set ``weights`` [rows, vocabulary], relative to the likeliest token's, to 0 if the filters
+    [rows] exclude a token, and return them. Does not wait.
 
-    ``top_p`` is a share of what ``top_k`` left, ``min_p`` a share of the most likely token's
-    probability, as in transformers. Of equally likely tokens at the edge of ``top_k`` and
-    ``top_p``, those with the lower ids stay.
+    ``top_p`` is a share of the probability left by ``top_k``; ``min_p`` is a share of the most
+    likely token's probability, as in transformers. Of equally likely tokens at the edge of
+    ``top_k`` and ``top_p``, those with lower ids stay.
     """
     vocabulary = weights.shape[-1]
     ordered, ids = weights.sort(dim=-1, descending=True, stable=True)
     limit = torch.where(top_k > 0, top_k, vocabulary)[:, None]
     stays = torch.arange(vocabulary, device=weights.device) < limit
     sums = (ordered * stays).cumsum(dim=-1, dtype=torch.float64)
-    # A token stays while what came before it is less than the share; the first always stays.
+    # A token stays while the sum before it is less than the share; the first always stays.
     share = torch.where(top_p < 1, top_p * sums[:, -1], torch.inf)
     stays &= sums - ordered < share[:, None]
     stays[:, 0] = True
@@ -253,7 +253,7 @@ def kept_(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tenso
 
 
 def rows_of(tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
-    """``rows`` of ``tensor``; itself, not a copy, when they are all of them."""
+    """``rows`` of ``tensor``; the tensor itself, not a copy, if they are all of its rows."""
     if len(rows) == len(tensor):
         return tensor
     return tensor[upload(rows, tensor.device)]

@@ -1,13 +1,12 @@
-"""Results of a step for prompts: log-probabilities of their own tokens, and whether they
-are finite.
+"""Results of a step for prompts: log-probabilities of their tokens, and whether they are finite.
 
-The hidden state of each token but the last gives the next one's probabilities. Logits are made of a
-few hundred states at a time, and only the results asked for are kept: all logits of a long prompt
-would take more memory than the model.
+The hidden state of each token except the last gives the next token's probabilities. Logits are
+computed for a few hundred states at a time, and only the requested results are kept: all logits of
+a long prompt would take more memory than the model.
 
-If a token's state is not finite, neither is that of any token that attends to it, so that a row's
-last token tells for all. For rows that sample the logits are checked (``Sampler``); for the others
-the last hidden state.
+If a token's state is not finite, neither is the state of any token that attends to it, so a row's
+last token shows it for all. For rows that sample, the logits are checked (``Sampler``); for the
+others, the last hidden state.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,9 +22,9 @@ from worker.pinned import upload
 from worker.scheduler.plan import Plan, Row
 
 _MAX_LOGITS = 2**23
-"""Most logits made at a time: 32 MiB as float32, and as much again for log-probabilities."""
+"""Maximum logits computed at a time: 32 MiB as float32, plus the same for log-probabilities."""
 _MAX_TOKENS = 512
-"""Most tokens scored at a time; their numbers are sent as one piece."""
+"""Maximum tokens scored at a time; their numbers are sent as one piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class _Piece:
 
 
 class PromptScores(NamedTuple):
-    """Scores of the prompt tokens that a step has read, on the device."""
+    """Scores of the prompt tokens that a step processed, on the device."""
 
     pieces: list[_Piece]
 
@@ -85,13 +84,13 @@ def score_prompts(
     vocab_size: int,
     device: torch.device,
 ) -> PromptScores | None:
-    """Score prompts by a step's ``hidden`` states [tokens, hidden]; None where no row asks.
+    """Score prompts from a step's ``hidden`` states [tokens, hidden]; None if no row asks for it.
 
-    ``logits_of`` [rows, hidden] gives float32 logits [rows, vocabulary].
+    ``logits_of`` maps [rows, hidden] to float32 logits [rows, vocabulary].
     """
     pieces: list[_Piece] = []
     most = max(1, min(_MAX_TOKENS, _MAX_LOGITS // vocab_size))
-    begin = plan.decodes  # a row among these has nothing but the last token to compute
+    begin = plan.decodes  # these rows compute only their last token
     for index in range(plan.decodes, len(plan.rows)):
         row = plan.rows[index]
         if row.request.job.sampling.prompt_logprobs is not None:
@@ -149,7 +148,7 @@ class CheckedRows(NamedTuple):
 
 
 def check_prompts(plan: Plan, hidden: Tensor) -> CheckedRows | None:
-    """Check a step's ``hidden`` states [tokens, hidden]; None where every row samples."""
+    """Check a step's ``hidden`` states [tokens, hidden]; None if every row samples."""
     rows: list[int] = []
     last_tokens: list[int] = []
     end = plan.decodes

@@ -5,14 +5,14 @@
     logits ─▶ log-probabilities ─▶ bias, penalties, barred, mask ─▶ argmax
                (the model's own)                                 └▶ temperature, filters, draw
 
-Rows without parameters are done at the argmax. A row of the model's logits whose largest is NaN
-or infinite, as it is when any of them is NaN, gets ``NO_TOKEN``. Nothing here waits for the device:
-positions, slots and parameters are host arrays, tokens are device tensors until ``Sampled.read``.
+Rows without parameters end at the argmax. If the largest of a row's logits is NaN or infinite,
+which it is if any of them is NaN, the row gets ``NO_TOKEN``. No code here waits for the device:
+positions, slots and parameters are host arrays; tokens are device tensors until ``Sampled.read``.
 
-A draw is the inverse of the cumulative distribution at one uniform number per token, and that
-number is a hash of (seed, position): it does not depend on what else is in the batch, nor on how
-the text was cut into steps (WK-3). On CUDA it is a ``triton`` kernel, on the CPU a loop that numba
-compiles; where there is neither, several of torch's own operators.
+A draw is the inverse of the cumulative distribution at one uniform number per token. That number is
+a hash of (seed, position): it does not depend on the rest of the batch or on how the text was cut
+into steps (WK-3). On CUDA a ``triton`` kernel draws, on the CPU a loop that numba compiles; without
+either, several of torch's operators do.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,19 +61,19 @@ class Sampled:
     logprobs: "_Logprobs | None" = None
 
     def read(self) -> tuple[list[int], list[TokenLogprob | None] | None]:
-        """Ids, and log-probabilities, per row; None where not asked for. Waits for the device."""
+        """Ids and log-probabilities per row; None if not requested. Waits for the device."""
         ids: list[int] = self.ids.tolist()
         return ids, None if self.logprobs is None else self.logprobs.read(len(ids))
 
     def on_its_way(self) -> "Sampled":
-        """A copy that the device is going to write to host memory; to be read after an event."""
+        """A copy that the device will write to host memory; read it after an event."""
         if self.logprobs is None:
             return Sampled(download(self.ids))
         return Sampled(download(self.ids), self.logprobs.on_its_way())
 
 
 class Sampler:
-    """Draws tokens by the parameters, and the text so far, of the request in each slot."""
+    """Draws tokens by the parameters and the text so far of the request in each slot."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Sampler:
         vocab_size: int,
         max_tokens: int,
     ) -> None:
-        """``max_tokens`` is the longest text that one slot can hold."""
+        """``max_tokens`` is the maximum length of a slot's text, in tokens."""
         self._eos = torch.tensor(eos_token_ids, dtype=torch.int64, device=device)
         self._device = device
         self.eos_token_ids = tuple(eos_token_ids)
@@ -93,7 +93,7 @@ class Sampler:
         self._penalties = Penalties(slots, vocab_size, max_tokens, device)
         self._biases = Biases(slots, device)
         self._barred: dict[int, NDArray[np.int64]] = {}
-        """Stop tokens of clients by slot, which ``min_tokens`` bars like the model's own."""
+        """Clients' stop tokens by slot; ``min_tokens`` bars them like the model's end tokens."""
         self._compiles = device.type == "cpu" and compiler_problem() is None
         self._kernels = _kernels_for(device)
 
@@ -105,7 +105,7 @@ class Sampler:
             draw_plain(logits, logits[:, 0].long(), chances)
 
     def begin(self, slot: int, request: Request) -> None:
-        """Enter that ``request`` has ``slot`` from now on."""
+        """Record that ``request`` has ``slot`` from now on."""
         needs = self._table.fill(slot, request)
         if request.job.sampling.min_tokens and request.job.sampling.stop_token_ids:
             self._barred[slot] = np.array(request.job.sampling.stop_token_ids, np.int64)
@@ -126,8 +126,8 @@ class Sampler:
     ) -> Sampled:
         """Draw a token per row of ``logits`` [rows, vocabulary] float32, which may be changed.
 
-        The row's request is in ``slots`` [rows] and the new token comes at ``positions`` [rows] of
-        its text, after ``last_ids`` [rows] (on the device). ``masks`` returns the masks of the
+        ``slots`` [rows] has each row's request. The new token is at ``positions`` [rows] of its
+        text, after ``last_ids`` [rows] (on the device). ``masks`` returns the masks of the
         constrained rows, and may wait for them.
         """
         table = self._table
@@ -177,7 +177,7 @@ class Sampler:
     ) -> NDArray[np.float32] | None:
         """Parameters of ``draw_plain`` for rows like those of ``sample``: [5, rows] float32,
         temperature (0: the likeliest token), ``min_p``, a number in [0, 1), ``top_k`` (0: all) and
-        ``top_p``. None when a row needs more than a draw, or more than ``draw_plain`` can do here.
+        ``top_p``. None if a row needs more than a draw, or more than ``draw_plain`` supports here.
         """
         table = self._table
         needs = table.needs[slots]
@@ -201,15 +201,15 @@ class Sampler:
                 table.temperature[slots],
                 table.min_p[slots],
                 uniforms(table.seed[slots], positions),
-                # Exact in float32: no vocabulary comes near 2^24 tokens.
+                # Exact in float32: no vocabulary has close to 2^24 tokens.
                 np.where((top_k > 0) & (top_k < self.vocab_size), top_k, 0).astype(np.float32),
                 table.top_p[slots],
             )
         )
 
     def _finite_rows(self, logits: Tensor) -> Tensor:
-        """Mask [rows] of the finite rows. On the CPU the others are set to 0, so that nothing that
-        follows has to deal with NaNs."""
+        """Mask [rows] of the finite rows. On the CPU, the other rows are set to 0, so that later
+        code sees no NaN."""
         if self._device.type != "cpu":
             return logits.amax(dim=-1).isfinite()
         rows = logits.numpy()
@@ -287,11 +287,11 @@ def mark(ids: Tensor, finite: Tensor) -> Tensor:
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """The argmax of each row, ``NO_TOKEN`` if it is not finite: an argmax ranks NaN highest."""
+    """Each row's argmax; ``NO_TOKEN`` if its logit is not finite: an argmax ranks NaN highest."""
     ids = _argmax(logits)
     if logits.device.type != "cpu":
         return mark(ids, logits.gather(1, ids[:, None]).squeeze(1).isfinite())
-    # numpy does work this small several times as fast as torch.
+    # numpy is several times as fast as torch for work this small.
     rows, found = logits.numpy(), ids.numpy()
     finite = np.isfinite(rows[np.arange(len(rows)), found])
     if not finite.all():
@@ -333,10 +333,10 @@ def draw_plain(
 ) -> Tensor:
     """Draw tokens [rows] from ``logits`` [rows, vocabulary] by ``chances`` (``plain_chances``).
     ``chosen`` [rows] are the likeliest tokens, or ``NO_TOKEN``. ``is_filtered``: whether any row
-    has ``top_k`` or ``top_p``, which takes a sort where there is no kernel.
+    has ``top_k`` or ``top_p``, which needs a sort without the kernel.
 
-    They are drawn like other rows, so that a text does not depend on which of its steps were
-    recorded.
+    The draw is the same as for other rows, so that a text does not depend on which of its steps
+    were recorded.
     """
     kernels = _kernels_for(logits.device)
     if kernels is not None:
@@ -345,7 +345,7 @@ def draw_plain(
     temperatures, least, draws, top_k, top_p = chances
     draws_at_all = temperatures > 0
     scaled = logits / torch.where(draws_at_all, temperatures, 1.0)[:, None]
-    # In place, since memory that a recording allocates stays allocated.
+    # In place, because memory that a recording allocates stays allocated.
     weights = scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()
     if is_filtered:
         weights = kept_(weights, top_k, top_p, least)
@@ -356,14 +356,14 @@ def draw_plain(
 
 def _pick_at(weights: Tensor, draws: Tensor) -> Tensor:
     """Index [rows] at which the cumulative ``weights`` [rows, tokens] exceed ``draws`` [rows]."""
-    # In float64: the order of a sum depends on the number of rows, and must not decide a token.
+    # In float64: the summation order depends on the number of rows and must not change a token.
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # Strictly less than the total, despite rounding: the first sum beyond the target then belongs
     # to a token of positive weight.
     target = torch.minimum(draws[:, None] * total, total.nextafter(torch.zeros_like(total)))
     picked = torch.searchsorted(cumulative, target, right=True).squeeze(1)
-    # A broken model's NaNs must not become an id that does not exist.
+    # A broken model's NaNs must not become a nonexistent id.
     return picked.clamp_(max=weights.shape[-1] - 1)
 
 

@@ -1,18 +1,18 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """Draws one token per row, filters included, in one launch. Importing needs ``triton``.
 
-A program has a row, and reads its logits several times: from the L2 cache, which holds those of a
-step. It knows nothing of the other rows, so that a draw does not depend on them (WK-3)::
+A program computes one row and reads its logits several times from the L2 cache, which holds a
+step's logits. It does not use the other rows, so a draw does not depend on them (WK-3)::
 
     largest logit ─▶ edge of top_k ─▶ edge of top_p ─▶ sums of blocks ─▶ the token in its block
                      └ only rows that have them ┘
 
 An edge is the value of the least likely token that stays. It is found without a sort: thresholds
-cut the range of values into quarters, and a pass tells how many tokens, or which sum of weights,
-lie above each, until all tokens of the quarter that holds the edge have one value. Those passes are
-over the largest thousand or so, put aside beforehand, where these hold the edge, as they mostly do.
-The semantics are those of ``filters.kept_``; a token is drawn in the order of ids, as by
-``draw_loops``, so that the same number draws the same one, but for rounding.
+cut the range of values into quarters, and a pass counts the tokens, or sums the weights, above each
+threshold, until all tokens in the edge's quarter have one value. The passes read about the largest
+thousand logits, saved beforehand, if these contain the edge, as they usually do. The semantics
+match ``filters.kept_``. Tokens are drawn in order of id, as in ``draw_loops``, so that the same
+number draws the same token except for rounding.
 """
 
 from typing import Final
@@ -25,15 +25,15 @@ from torch import Tensor
 _BLOCK: Final = 4096
 _WARPS: Final = 16
 _ASIDE: Final = 3
-"""Logits that are put aside of each lane: each that has the same place in its block."""
+"""Number of logits saved per lane; a lane has the logits at the same position in each block."""
 
 
 def draw_rows(logits: Tensor, chosen: Tensor, chances: Tensor, *, block: int = _BLOCK) -> Tensor:
     """Draw a token [rows] int64 from each row of ``logits`` [rows, vocabulary] float32.
 
     By ``chances`` [5, rows] float32: temperature, ``min_p``, a number in [0, 1), ``top_k`` and
-    ``top_p``. A row has the token ``chosen`` [rows] int64 instead if its temperature is 0, if that
-    is negative, or if the largest of its logits is NaN or infinite. Waits for nothing, and can be
+    ``top_p``. A row gets the token ``chosen`` [rows] int64 instead if its temperature is 0, if
+    ``chosen`` is negative, or if its largest logit is NaN or infinite. Does not wait, and can be
     recorded in a CUDA graph.
     """
     rows, vocabulary = logits.shape
@@ -57,7 +57,7 @@ def draw_rows(logits: Tensor, chosen: Tensor, chances: Tensor, *, block: int = _
     return out
 
 
-# What differs between batches must not cost a compilation: the kernel is compiled once per model.
+# Arguments that differ between batches must not cause compilations: one compilation per model.
 @triton.jit(
     do_not_specialize=["chance_stride"],
     do_not_specialize_on_alignment=["chosen", "chances", "out"],
@@ -88,7 +88,7 @@ def draw(
             top_k = tl.load(chance + 3 * chance_stride).to(tl.int32)
             top_p = tl.load(chance + 4 * chance_stride)
             scale = tl.div_rn(1.4426950408889634, heat)  # log2(e)
-            # What lies further below the largest has a weight of 0 in float32.
+            # Logits further below the largest have weight 0 in float32.
             low = tl.maximum(top - 104.0 * heat, -3.0e38)
             value = tl.full((), float("-inf"), tl.float32)
             cut = tl.full((), VOCABULARY, tl.int32)
@@ -110,7 +110,7 @@ def _logits(row, at, VOCABULARY: tl.constexpr):
 
 @triton.jit
 def _weights(x, top, scale):
-    """Probabilities relative to the likeliest token's, which has exactly 1."""
+    """Probabilities relative to the likeliest token, whose weight is exactly 1."""
     return tl.exp2((x - top) * scale)
 
 
@@ -128,9 +128,9 @@ def _top(row, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _put_aside(row, aside, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the row's largest logits to ``aside`` [3 * BLOCK], those of some value and all above.
+    """Write the row's largest logits to ``aside`` [3 * BLOCK]: all logits from some value up.
 
-    They are the three largest of each lane, less what is not above the fourth of any.
+    They are the three largest of each lane, without those not above any lane's fourth largest.
     """
     at = tl.arange(0, BLOCK)
     first = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -150,7 +150,7 @@ def _put_aside(row, aside, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(aside + at, tl.where(first > bound, first, float("-inf")))
     tl.store(aside + BLOCK + at, tl.where(second > bound, second, float("-inf")))
     tl.store(aside + 2 * BLOCK + at, tl.where(third > bound, third, float("-inf")))
-    tl.debug_barrier()  # Other threads are going to read it.
+    tl.debug_barrier()  # Other threads will read it.
 
 
 @triton.jit
@@ -167,9 +167,9 @@ def _edges(
     ASIDE: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """What the filters leave: tokens above a value, and those of this value with ids up to a cut.
+    """The tokens that the filters keep: those above a value, and those equal to it up to an id.
 
-    As many as ``ties`` have the value, and ``stays`` of them, the first, stay.
+    ``ties`` tokens have the value; the first ``stays`` of them stay.
     """
     value = tl.full((), float("-inf"), tl.float32)
     ties = tl.full((), 0, tl.int32)
@@ -183,7 +183,7 @@ def _edges(
     if top_p < 1:
         total = _sum_above(row, top, scale, value, VOCABULARY, BLOCK)
         total += stays.to(tl.float64) * _weights(value, top, scale).to(tl.float64)
-        # The first token stays even of a share of nothing.
+        # The first token stays even if the share is 0.
         share = tl.maximum(top_p.to(tl.float64) * total, 1e-30)
         low = tl.maximum(low, value)
         edge, before, equals = _edge(aside, top, scale, low, share, False, ASIDE, BLOCK)
@@ -192,7 +192,7 @@ def _edges(
         # None equals it where rounding has what ``top_k`` left sum up to less than the share.
         if equals > 0:
             most = tl.where(edge == value, stays, equals)
-            # Of equals one stays while the sum of those before it is less than the share.
+            # Equal tokens stay while the sum before them is less than the share.
             fit = tl.ceil((share - before) / _weights(edge, top, scale).to(tl.float64))
             stays = tl.minimum(fit, most.to(tl.float64)).to(tl.int32)
             value = edge
@@ -304,7 +304,7 @@ def _sum_above(row, top, scale, value, VOCABULARY: tl.constexpr, BLOCK: tl.const
 def _id_of_equal(
     row, value, number, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
 ):
-    """The id of the token that is ``number``, from 1 on, among those of ``value``."""
+    """The id of the token that is ``number`` (from 1) among the tokens with ``value``."""
     at = tl.arange(0, BLOCK)
     index = tl.arange(0, BLOCKS)
     counts = tl.zeros((BLOCKS,), tl.int32)
@@ -321,7 +321,7 @@ def _id_of_equal(
 
 @triton.jit
 def _kept(row, at, top, scale, value, cut, least, VOCABULARY: tl.constexpr):
-    """Weights of the tokens ``at``, 0 for those left out."""
+    """Weights of the tokens ``at``; 0 for excluded tokens."""
     x = _logits(row, at, VOCABULARY)
     weights = _weights(x, top, scale)
     stays = ((x > value) | ((x == value) & (at <= cut))) & (weights >= least)
@@ -343,7 +343,7 @@ def _pick(
 ):
     """The first token at which the cumulative weights exceed ``number`` of their sum.
 
-    Always one of positive weight, despite rounding; -1 if there is none.
+    It always has positive weight, despite rounding; -1 if there is none.
     """
     at = tl.arange(0, BLOCK)
     index = tl.arange(0, BLOCKS)
@@ -351,7 +351,7 @@ def _pick(
     for start in range(0, VOCABULARY, BLOCK):
         weights = _kept(row, start + at, top, scale, value, cut, least, VOCABULARY)
         sums = tl.where(index == start // BLOCK, tl.sum(weights), sums)
-    # A scan may add in any order, so that rounding may lift a sum where nothing was added.
+    # A scan may add in any order, so rounding may raise a sum even if nothing was added.
     cumulative = tl.cumsum(sums.to(tl.float64))
     target = number.to(tl.float64) * tl.max(cumulative)
     block = tl.min(tl.where((cumulative > target) & (sums > 0), index, BLOCKS))
@@ -359,7 +359,7 @@ def _pick(
     at += block * BLOCK
     weights = _kept(row, at, top, scale, value, cut, least, VOCABULARY)
     reached = before + tl.cumsum(weights.to(tl.float64))
-    # Sums of the block in another order may end just short of the target: then its last token.
+    # The block's sums in another order may end just below the target: then take its last token.
     first = tl.min(tl.where((reached > target) & (weights > 0), at, VOCABULARY))
     last = tl.max(tl.where(weights > 0, at, -1))
     return tl.where(first < VOCABULARY, first, last)

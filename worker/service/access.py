@@ -1,4 +1,4 @@
-"""Checks callers that open a lane, drain the worker, or generate through the plain contract."""
+"""Checks the tokens of callers that open a lane, drain the worker or send plain requests."""
 
 import hmac
 
@@ -8,14 +8,14 @@ from worker.core import Clock
 from worker.log import service_log
 
 WARN_EVERY_S = 60.0
-"""Least seconds between logged refusals, so that a client cannot fill the disk."""
+"""Minimum seconds between logged refusals, so that a client cannot fill the disk."""
 
 
 class Secret:
-    """A token that callers must show, or none. Compared in constant time, never logged."""
+    """A token that callers must send, or none. Compared in constant time, never logged."""
 
     def __init__(self, token: SecretStr | None, what: str, clock: Clock) -> None:
-        """``what``: the action that the token is asked for, for log lines."""
+        """``what``: the action that needs the token, for log lines."""
         self._token = None if token is None else token.get_secret_value().encode()
         self._what = what
         self._clock = clock
@@ -42,7 +42,7 @@ class Secret:
 
 
 def warn_if_open(lane: Secret) -> None:
-    """Log once, at start, what every client of Triton's ports may do."""
+    """Log once, at start, what every client of Triton's ports may do without a lane token."""
     if not lane.is_asked:
         service_log.warning(
             "no lane token is set (TIDEGATE_WORKER__LANE_TOKEN): every client of Triton's gRPC port"

@@ -23,7 +23,7 @@ class Responder(Protocol):
     """
 
     def send(self, tensors: Tensors, *, final: bool = False) -> None:
-        """Send a response. Raises ``ResponderLost`` when Triton takes no more for this request."""
+        """Send a response. Raises ``ResponderLost`` if Triton takes no more for this request."""
 
     def close(self) -> None:
         """End without data."""
@@ -32,7 +32,7 @@ class Responder(Protocol):
         """End with an in-band error, worded ``code: message``."""
 
     def is_cancelled(self) -> bool:
-        """Whether the client is gone or gave up: 45 to 70 µs, a round trip inside Triton."""
+        """Whether the client disconnected or canceled. A round trip inside Triton: 45 to 70 µs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Call:
     responder: Responder
 
     def data(self, name: str) -> bytes | None:
-        """The single bytes element of a STRING[1] input; None when the input is absent."""
+        """The bytes of a STRING[1] input; None if the input is absent."""
         value = self._element(name)
         return value if value is None or isinstance(value, bytes) else str(value).encode()
 
     def text(self, name: str) -> str | None:
-        """A STRING[1] input decoded as UTF-8; None without it. Raises ``InvalidCall``."""
+        """A STRING[1] input decoded as UTF-8; None if it is absent. Raises ``InvalidCall``."""
         value = self.data(name)
         if value is None:
             return None
@@ -60,7 +60,7 @@ class Call:
             raise InvalidCall(f"{name} is not valid UTF-8 (byte {error.start})") from None
 
     def flag(self, name: str) -> bool | None:
-        """The element of a BOOL[1] input; None when the input is absent."""
+        """The element of a BOOL[1] input; None if the input is absent."""
         value = self._element(name)
         return None if value is None else bool(value)
 
@@ -77,5 +77,5 @@ def strings(*values: bytes | str) -> NDArray[np.object_]:
 
 
 def seconds(ms: float | None) -> float:
-    """``ms`` in seconds; ``math.inf`` where nothing is stated."""
+    """``ms`` in seconds; ``math.inf`` if it is None."""
     return math.inf if ms is None else ms / 1000

@@ -1,4 +1,4 @@
-"""Drains a worker before it is stopped, since an open lane keeps Triton from stopping.
+"""Drains a worker before it stops, because an open lane keeps Triton from stopping.
 
 ::
 
@@ -6,10 +6,10 @@
        ▲                                            │
        └────────── not stopped for HOLD_S ────┘
 
-A swap of models drains too, but keeps the lanes; ``release`` ends that.
+A model swap drains too, but keeps the lanes; ``release`` ends that drain.
 
-Jobs of lanes that have not started are handed back at once (``draining``): their orchestrator sends
-them elsewhere. By the time left, which each report has, it moves those that cannot end in time.
+Lane jobs that have not started are returned at once (``draining``), and their orchestrator sends
+them elsewhere. Each report has the time left; the orchestrator moves jobs that cannot end by then.
 """
 
 from collections.abc import Callable
@@ -23,12 +23,12 @@ from worker.service.emitter import Emitter
 from worker.service.lane import LaneJob
 
 HOLD_S: Final = 30.0
-"""Seconds after a drain in which a worker that is not stopped accepts work again: its drainer did
-not stop it, or cannot any more."""
+"""Seconds after a drain before a worker that still runs accepts work again: whatever drained it did
+not stop it, or no longer can."""
 
 
 class Drainer:
-    """Announces the drain, waits for running jobs, ends the rest, closes every lane.
+    """Announces the drain, waits for running jobs, ends the rest and closes every lane.
 
     Runs on the emitter's thread, once per cycle.
     """
@@ -37,7 +37,7 @@ class Drainer:
         self.engine = engine
         """The draining engine."""
         self.is_swapping = False
-        """Whether it drains for a swap of models: lanes stay, and more may be opened."""
+        """Whether it drains for a model swap: lanes stay open, and clients may open more."""
         self._emitter = emitter
         self._clock = clock
         self._began_at = 0.0
@@ -47,25 +47,25 @@ class Drainer:
         self._on_drained: Callable[[], None] | None = None
 
     def begin(self, grace_s: float, responder: Responder | None) -> None:
-        """Start draining, or shorten a drain that runs. ``responder`` is closed at its end.
+        """Start draining, or shorten a running drain. ``responder`` is closed when the drain ends.
 
-        A ``responder`` of None is the worker itself, which stops for good.
+        ``responder`` is None if the worker itself drains to stop for good.
         """
         ends_at = self._clock() + grace_s
         if responder is None:
             self._stops = True
         else:
             self._asked_by.append(responder)
-        self._drained_at = None  # a new request gives as long again to stop the worker
+        self._drained_at = None  # a new request restarts the time to stop the worker
         self._drain_until(ends_at)
 
     @property
     def is_for_good(self) -> bool:
-        """Whether the worker will be stopped after the drain."""
+        """Whether the worker stops after the drain."""
         return self._stops or bool(self._asked_by) or self._drained_at is not None
 
     def begin_swap(self, grace_s: float, on_drained: Callable[[], None]) -> None:
-        """Drain for a swap: ``on_drained`` is called once no job is left; lanes stay open."""
+        """Drain for a swap: ``on_drained`` is called once no jobs remain; lanes stay open."""
         self.is_swapping = True
         self._on_drained = on_drained
         self._drain_until(self._clock() + grace_s)
@@ -90,21 +90,21 @@ class Drainer:
         )
         self._emitter.draining = True
         self._emitter.drain_ends_at = ends_at
-        self._emitter.announce()  # first, so that the receivers of returned jobs know why
+        self._emitter.announce()  # first, so that orchestrators know why their jobs come back
         self._hand_back()
 
     def _hand_back(self) -> None:
         for job, reply in list(self._emitter.job_replies.items()):
-            # A job that begins in the current step may have a token before this thread knows.
+            # A job that starts in the current step may have a token before this thread sees it.
             if isinstance(reply, LaneJob) and not job.has_started and job.abort is None:
                 self.engine.cancel(job, AbortCause.DRAIN)
 
     def advance(self) -> None:
-        """Take the next step of the drain, if there is one."""
+        """Take the drain's next step, if one is due."""
         if not self._emitter.draining:
             return
         if self._emitter.job_replies:
-            self._hand_back()  # jobs that came while the drain began
+            self._hand_back()  # jobs that arrived as the drain began
             if self._clock() >= self._emitter.drain_ends_at:
                 for job in list(self._emitter.job_replies):
                     self.engine.cancel(job, AbortCause.DRAIN)

@@ -1,14 +1,14 @@
 """The one thread that owns every response sender and every cancel check.
 
-Triton's Python backend crashes as a whole when a sender is asked about cancellation after its
-final response, and its calls cost 50 to 180 µs each, so nothing else in the worker may touch one.
-The engine's thread leaves events here; the request thread leaves actions. Each cycle::
+Triton's Python backend crashes if a sender is asked about cancellation after its final response,
+and each call costs 50 to 180 µs, so no other thread of the worker may touch a sender.
+The engine's thread queues events here; the request thread queues actions. Each cycle::
 
     take → run actions → apply events (text, stop strings) → flush replies
          → check for lost clients (bounded) → statistics and heartbeats
 
-When sending falls behind, events pile up and one response then carries several tokens; when too
-many pile up, the engine's thread waits here, so that it cannot run ahead of the sending.
+If sending falls behind, events accumulate and one response carries several tokens. If too many
+accumulate, the engine's thread waits here, so that it cannot run ahead.
 """
 
 import threading
@@ -50,24 +50,24 @@ from worker.service.replies import JobReply, Reply
 Action = Callable[[], None]
 
 MAX_BACKLOG = 8
-"""Batches of events that may wait here before the engine's thread has to wait."""
+"""Number of event batches that may wait before the engine's thread must wait."""
 LANE_CHECK_S = 0.020
 PLAIN_CHECK_S = 0.035
-"""Seconds between checks whether a plain request's client is gone (``LANE_CHECK_S``: a lane's), a
-round trip of 45 to 70 µs each."""
+"""Seconds between checks whether a plain request's client disconnected (a lane's:
+``LANE_CHECK_S``). Each check is a round trip of 45 to 70 µs."""
 IDLE_LANE_CHECK_S = 0.1
 """Seconds between checks of a lane without jobs: nothing is computed for a lost client."""
 CHECK_EARLY = 0.25
-"""Share of these times by which a check may come early, in a cycle that runs anyway: waking up for
-the check alone costs several times as much as the check."""
+"""Share of these intervals by which a check may come early, in a cycle that runs anyway: a wakeup
+for the check alone costs several times as much as the check."""
 CHECKS_PER_CYCLE = 8
-"""Most checks per cycle, so that they delay tokens by half a millisecond at most."""
+"""Maximum number of checks per cycle, so that they delay tokens by at most half a millisecond."""
 STATS_S = 0.1
-"""Least seconds between statistics in frames with tokens."""
+"""Minimum seconds between statistics in frames with tokens."""
 
 
 class Emitter:
-    """Sends what jobs produce to their clients, and notices when a client is gone."""
+    """Sends jobs' output to their clients, and detects clients that disconnect."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Emitter:
         clock: Clock,
         load_ms: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """``load_ms``: how long each phase of loading took; statistics include some."""
+        """``load_ms``: ms of each phase of the load; statistics include some of them."""
         self._engine = engine
         self._load_ms = load_ms
         self._heartbeat_s = heartbeat_s
@@ -87,8 +87,8 @@ class Emitter:
         self._actions: deque[Action] = deque()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tidegate-emitter", daemon=True)
-        # Below: touched by the emitter's thread only, except ``job_replies``, to which the request
-        # thread adds (before the engine can know the job).
+        # The emitter's thread alone uses these, except that the request thread adds to
+        # ``job_replies`` before the engine knows the job.
         self.job_replies: dict[Job, JobReply] = {}
         self._lanes: list[Lane] = []
         self._watched: dict[float, deque[tuple[float, Reply]]] = {
@@ -101,9 +101,9 @@ class Emitter:
         self._every_cycle: list[Action] = []
         self.draining = False
         self.drain_ends_at = 0.0
-        """When running jobs are ended while draining; on the clock."""
+        """Clock time at which a drain ends the running jobs."""
         self.stuck_ms = 0.0
-        """How long the engine's step has taken, once that is far too long; else 0."""
+        """Milliseconds that the engine's step has taken, once that is far too long; otherwise 0."""
 
     # ── from any thread ──────────────────────────────────────────────────────────────────────
 
@@ -111,7 +111,7 @@ class Emitter:
         self._thread.start()
 
     def post(self, action: Action) -> None:
-        """Run ``action`` on the emitter's thread, soon."""
+        """Run ``action`` soon on the emitter's thread."""
         with self._changed:
             self._actions.append(action)
             self._changed.notify_all()
@@ -122,7 +122,7 @@ class Emitter:
         self.post(lambda: responder.fail(code, message))
 
     def sink(self, events: list[Event]) -> None:
-        """Take one engine step's events; waits while the backlog is full."""
+        """Queue one engine step's events; wait while the backlog is full."""
         with self._changed:
             while len(self._events) >= MAX_BACKLOG and not self._stopping:
                 self._changed.wait()
@@ -130,7 +130,7 @@ class Emitter:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Apply what is left here, then end the thread. Replies must be closed before."""
+        """Apply the remaining events and actions, then end the thread. Close replies first."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -144,7 +144,7 @@ class Emitter:
         self._report_everything(lane)
 
     def describe(self, lane: Lane, card: ModelCard) -> None:
-        """Send the card and the whole state again."""
+        """Send the card and the full state again."""
         lane.describe(card)
         self._report_everything(lane)
 
@@ -161,7 +161,7 @@ class Emitter:
         self.flush(lane)
 
     def announce(self, swap: SwapReport | None = None) -> None:
-        """Tell every lane whether the worker drains, and how a ``swap`` of its model goes."""
+        """Tell every lane whether the worker drains, and the progress of a model ``swap``."""
         for lane in self._lanes:
             if swap is not None:
                 lane.swap(swap)
@@ -169,9 +169,9 @@ class Emitter:
             self.flush(lane)
 
     def serve(self, engine: EngineService, load_ms: Mapping[str, float]) -> None:
-        """Serve another engine from here on, without jobs of the old one; the caller starts it.
+        """Serve another engine from now on, without jobs of the old one; the caller starts it.
 
-        Lanes forget what the old one's prefix cache held; their next report says so.
+        Lanes drop the hashes of the old prefix cache; their next report says so.
         """
         self._engine, self._load_ms = engine, load_ms
         self._kv_mirror = KvMirror()
@@ -179,25 +179,25 @@ class Emitter:
             lane.kv_events = KvEvents()
 
     def describe_all(self, card: ModelCard) -> None:
-        """Send a new card and the whole state on every lane."""
+        """Send a new card and the full state on every lane."""
         for lane in self._lanes:
             self.describe(lane, card)
 
     def close_lanes(self) -> None:
-        """End every lane's request, after what is pending on it."""
+        """Send what is pending on every lane, then end its request."""
         for lane in self._lanes:
             self.flush(lane)
             if not lane.ended:
                 lane.close()
 
     def hand_back_all(self) -> None:
-        """Answer every job in place of an engine that hangs, and ignore its later events."""
+        """Answer every job of a hung engine, and ignore the engine's later events."""
         jobs = list(self.job_replies)
         for reply in self._apply([[_handed_back(job) for job in jobs]]):
             self.flush(reply)
 
     def watch_closely(self, lane: Lane) -> None:
-        """Check a lane, which was idle and has a job now, as often as one with jobs."""
+        """Check a lane that just got its first job as often as any lane with jobs."""
         idle = self._watched[IDLE_LANE_CHECK_S]
         for entry in idle:
             if entry[1] is lane:
@@ -206,12 +206,12 @@ class Emitter:
                 return
 
     def watch(self, reply: Reply) -> None:
-        """Check regularly whether the client of a plain request is gone."""
+        """Check regularly whether a plain request's client has disconnected."""
         self._watched[PLAIN_CHECK_S].append((self._clock() + PLAIN_CHECK_S, reply))
 
     def before_events(self, action: Action) -> None:
-        """Run ``action`` in every cycle before its events are applied: these may be an engine's
-        last, and their receivers must know why."""
+        """Run ``action`` in every cycle before events are applied. They may be a failed engine's
+        last events, and their receivers must learn why first."""
         self._before_events.append(action)
 
     def each_cycle(self, action: Action) -> None:
@@ -219,7 +219,7 @@ class Emitter:
         self._every_cycle.append(action)
 
     def cycle(self) -> None:
-        """Do all that is due now. Simulators call it instead of ``start``."""
+        """Do all work that is due now. Simulators call this instead of ``start``."""
         actions, batches = self._take()
         for action in actions:
             self._guarded(action)
@@ -242,7 +242,7 @@ class Emitter:
                     return
 
     def _guarded(self, action: Action) -> None:
-        """Run ``action``, and log its failure, so that the rest of the cycle runs."""
+        """Run ``action`` and log its failure, so that the rest of the cycle still runs."""
         try:
             action()
         except Exception:
@@ -263,12 +263,12 @@ class Emitter:
 
     def _until_next_check(self) -> float:
         dues = [queue[0][0] for queue in self._watched.values() if queue]
-        beat_s = max(self._heartbeat_s, STATS_S)  # statistics come no sooner
+        beat_s = max(self._heartbeat_s, STATS_S)  # statistics are not sent more often
         dues += [lane.last_sent + beat_s for lane in self._lanes]
         return max(0.0, min(dues) - self._clock()) if dues else self._heartbeat_s
 
     def _apply(self, batches: list[list[Event]]) -> list[Reply]:
-        """Hand events to their replies; returns those that have something to send."""
+        """Pass events to their replies. Returns the replies that have something to send."""
         touched: dict[Reply, None] = {}
         job_replies = self.job_replies
         latest = None
@@ -278,7 +278,7 @@ class Emitter:
                 if job_reply is None:
                     continue
                 reply = job_reply.reply
-                if reply is not latest:  # events of a lane mostly follow each other
+                if reply is not latest:  # a lane's events are mostly adjacent
                     touched[reply] = None
                     latest = reply
                 try:
@@ -299,7 +299,7 @@ class Emitter:
                 except Exception:
                     service_log.exception("event could not be applied; cancelling its job")
                     self._engine.cancel(event.job, AbortCause.CANCEL)
-                    if isinstance(event, JobFinished):  # nothing follows that could end it
+                    if isinstance(event, JobFinished):  # no later event would end it
                         self._break(job_reply.reply)
         return list(touched)
 
@@ -313,10 +313,10 @@ class Emitter:
         try:
             reply.flush()
         except ResponderLost as error:
-            service_log.warning("Triton took no response (%s); cancelling its jobs", error)
+            service_log.warning("Triton did not take a response (%s); canceling its jobs", error)
             self._lose(reply)
         except Exception:
-            service_log.exception("response could not be built; ending its request")
+            service_log.exception("a response could not be built; ending its request")
             self._break(reply)
 
     def _check_for_lost_clients(self) -> None:
@@ -339,7 +339,7 @@ class Emitter:
                 self._watched[after_s].append((now + after_s, reply))
 
     def _lose(self, reply: Reply) -> None:
-        """Stop the jobs of a client that is gone, within one engine step."""
+        """Stop the jobs of a disconnected client within one engine step."""
         is_lane = isinstance(reply, Lane)
         jobs = reply.running_jobs()
         for job in jobs:
@@ -349,7 +349,7 @@ class Emitter:
             self._guarded(reply.close)
 
     def _break(self, reply: Reply) -> None:
-        """Stop the jobs of a client to which nothing can be sent any more, and end its request."""
+        """Stop the jobs of a client that can no longer be reached, and end its request."""
         self._lose(reply)
         self._guarded(reply.close)
 
@@ -382,7 +382,7 @@ class Emitter:
 
 
 def _as_told(event: JobFinished) -> JobFinished:
-    """A job's end for its client: a text that was forced to end in time has not stopped by
+    """A job's end as its client sees it: a text that was forced to end in time did not stop by
     itself."""
     constraint = event.job.constraint
     if event.reason is FinishReason.STOP and constraint is not None and constraint.has_closed:

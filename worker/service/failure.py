@@ -1,12 +1,11 @@
-"""Ends the process of a worker whose engine has failed or hung, so that its supervisor starts
-another one.
+"""Ends the worker's process if its engine fails or hangs, so that its supervisor starts another.
 
-A dead engine thread cannot be restarted: the state of its device's memory is unknown. One that
+A dead engine thread cannot be restarted: the state of its device's memory is unknown. A thread that
 hangs in a step (a kernel or a driver that never returns) cannot be ended at all. If the process
-kept running, the worker would refuse everything, or keep every job for ever, and look alive.
+kept running, the worker would refuse every job or hold it forever, and would look alive.
 
-``FailureWatch`` needs the interpreter's lock: native code that never returns and never releases it
-stops that too. ``ProcessGuard`` is a timer of ``faulthandler``, whose thread needs no lock.
+``FailureWatch`` needs the GIL: native code that never returns and never releases the GIL blocks it
+too. ``ProcessGuard`` is a timer of ``faulthandler``, whose thread does not need the GIL.
 """
 
 import faulthandler
@@ -23,34 +22,34 @@ from worker.service.emitter import Emitter
 from worker.settings import WorkerSettings
 
 LAST_WORDS_S: Final = 0.5
-"""Seconds that the last answers have to leave through Triton."""
+"""Seconds to send the last answers through Triton."""
 MAX_S: Final = 5.0
-"""Seconds that jobs have to be answered; a failed engine may not be able to end them all."""
+"""Maximum seconds to answer all jobs; a failed engine may be unable to end some of them."""
 TIMES_USUAL: Final = 50.0
-"""A step has not hung before it took this many times the usual time."""
+"""A step counts as hung only after this many times the usual step time."""
 TIMES_UNKNOWN: Final = 10.0
-"""While nothing is measured, a step has not hung before it took this many times the setting, since
-a first step may compile something."""
+"""Until a step is measured, a step counts as hung only after this many times the setting, because a
+first step may compile code."""
 STEP_TIMEOUT_S: Final = 60.0
-"""A step of the engine that takes longer than this, and than 50 times the usual, counts as hung:
-the process ends, so that its supervisor starts it again. While no step has been measured, the limit
-is ten times as long."""
+"""A step that takes longer than this and longer than 50 times the usual time counts as hung. The
+process then ends, so that its supervisor restarts it. Until a step is measured, the limit is ten
+times as long."""
 STUCK_SHARE: Final = 1 / 6
-"""Share of the hang limit after which orchestrators learn that a step is stuck."""
+"""Share of the hang limit after which the worker reports a stuck step to orchestrators."""
 STUCK_ON_GPU_S: Final = 1.0
-"""The same in seconds on a GPU, where no other process delays a step, or ``STUCK_SHARE`` of
-``TIMES_USUAL`` times the usual time where that is longer."""
+"""The same limit in seconds on a GPU, where no other process delays a step, or ``STUCK_SHARE`` of
+``TIMES_USUAL`` times the usual time if that is longer."""
 LOOK_S: Final = 0.25
 MAX_LOOK_S: Final = 1.0
-"""Most seconds counted between two looks: any more was a standstill of the whole process."""
+"""Maximum seconds counted between two checks: in a longer gap, the whole process stood still."""
 ENGINE_THREAD: Final = "tidegate-engine"
 
 
 class StepWatch:
-    """Measures how long an engine has been in one step, by regular looks at it."""
+    """Measures how long an engine has been in one step, by polling it."""
 
     def __init__(self, timeout_s: float, clock: Clock, *, on_gpu: bool = False) -> None:
-        """``timeout_s``: as ``STEP_TIMEOUT_S``."""
+        """``timeout_s``: the limit that ``STEP_TIMEOUT_S`` describes, in seconds."""
         self._timeout_s = timeout_s
         self._clock = clock
         self._on_gpu = on_gpu
@@ -61,7 +60,7 @@ class StepWatch:
         self._stuck_after_s = STUCK_SHARE * timeout_s
 
     def look(self, engine: EngineService) -> None:
-        """Look at the engine; to be called often, as it looks only every ``LOOK_S``."""
+        """Poll the engine. Call it often: it polls at most every ``LOOK_S`` seconds."""
         now = self._clock()
         passed_s = now - self._looked_at
         if passed_s < LOOK_S:
@@ -82,12 +81,12 @@ class StepWatch:
 
     @property
     def stuck_s(self) -> float:
-        """Seconds that the step has taken, once that is far too long; else 0."""
+        """Seconds that the step has taken, once that is far too long; otherwise 0."""
         return self._seen_s if self._seen_s > self._stuck_after_s else 0.0
 
     @property
     def has_hung(self) -> bool:
-        """Whether the step has taken so long that it counts as hung."""
+        """Whether the step has run long enough to count as hung."""
         return self._seen_s > self._limit_s
 
 
@@ -105,8 +104,8 @@ class FailureWatch:
         settings: WorkerSettings,
         device_fault: Callable[[], str],
     ) -> None:
-        """``engine`` returns the current one, ``device_fault`` why its device is lost ("" if not);
-        ``die`` ends the process."""
+        """``engine`` returns the current engine. ``device_fault`` returns why its device is lost
+        ("" if it is not). ``die`` ends the process."""
         self._engine = engine
         self._emitter = emitter
         self._drainer = drainer
@@ -119,7 +118,7 @@ class FailureWatch:
         self._is_over = False
 
     def advance(self) -> None:
-        """Check whether the engine has failed or hung; if so drain, then end the process."""
+        """Check whether the engine has failed or hung; if so, drain, then end the process."""
         if self._is_over:
             return
         if self._noticed_at is None:
@@ -142,8 +141,8 @@ class FailureWatch:
         self._step.look(engine)
         was_stuck, self._emitter.stuck_ms = self._emitter.stuck_ms, 1000 * self._step.stuck_s
         if self._emitter.stuck_ms and not was_stuck:
-            self._emitter.announce()  # not with the next heartbeat: work is still being sent
-        if self._drainer.is_swapping:  # the swap replaces the engine, or ends the process
+            self._emitter.announce()  # not with the next heartbeat: work still comes in
+        if self._drainer.is_swapping:  # the swap replaces the engine or ends the process
             return
         if engine.has_failed:
             self._notice("failed")
@@ -162,7 +161,7 @@ class FailureWatch:
 
 
 def _stacks() -> str:
-    """Stacks of the engine's threads: lines of code, no values."""
+    """Stacks of the engine's threads: code lines without values."""
     frames = sys._current_frames()
     return "".join(
         "".join(traceback.format_stack(frames[thread.ident]))
@@ -173,30 +172,30 @@ def _stacks() -> str:
 
 STDERR: Final = 2
 RENEWALS: Final = 4
-"""Renewals of the timer in each ``timeout_s``."""
+"""Timer renewals per ``timeout_s``."""
 
 
 class ProcessGuard:
     """Ends the process (status 1) unless ``advance`` is called at least every ``timeout_s``.
 
-    A process has only one such timer, which the test runner uses in tests.
+    A process has only one such timer; in tests, the test runner uses it.
     """
 
     def __init__(self, timeout_s: float, clock: Clock) -> None:
-        """``timeout_s`` 0: the process is never ended. A process that was stopped for that long
-        ends too when it resumes: its jobs have moved by then."""
+        """With ``timeout_s`` 0 the process never ends. A process that was suspended for that long
+        also ends when it resumes: its jobs have moved by then."""
         self._timeout_s = timeout_s
         self._clock = clock
         self._due_at = clock()
 
     def advance(self) -> None:
-        """Renew the timer, if it is time to."""
+        """Renew the timer if a renewal is due."""
         now = self._clock()
         if self._timeout_s and now >= self._due_at:
             self._due_at = now + self._timeout_s / RENEWALS
             faulthandler.dump_traceback_later(self._timeout_s, exit=True, file=STDERR)
 
     def close(self) -> None:
-        """Stop the timer: the process may stand still from here on. Idempotent."""
+        """Stop the timer: the process may block from now on. Idempotent."""
         self._timeout_s = 0.0
         faulthandler.cancel_dump_traceback_later()

@@ -1,4 +1,4 @@
-"""The lane contract: many jobs on one stream, with their events in common frames."""
+"""The lane contract: one stream carries many jobs, and one frame carries events of several jobs."""
 
 from collections.abc import Iterable
 
@@ -27,11 +27,11 @@ from worker.service.replies import as_shown
 from worker.text import TextStream, Tokenizer
 
 MAX_HASHES = 8192
-"""Most hashes in one frame, 34 bytes each; further ones wait for the next frame."""
+"""Maximum number of hashes in one frame, 34 bytes each; the rest wait for the next frame."""
 
 
 class KvMirror:
-    """The block hashes that the prefix cache holds, as far as its reports have been read."""
+    """The block hashes in the prefix cache, as of the last report read."""
 
     def __init__(self) -> None:
         self.hashes: dict[bytes, None] = {}
@@ -46,10 +46,10 @@ class KvMirror:
 
 
 class KvEvents:
-    """Changes that one lane has yet to get. A hash that came and went in between is left out."""
+    """Cache changes not yet sent on one lane, without hashes both added and removed since."""
 
     def __init__(self, hashes: Iterable[bytes] = ()) -> None:
-        """``hashes`` replace all that the lane's other end knows."""
+        """``hashes`` replace all hashes that the lane's other end knows."""
         self._full = True
         self._added = dict.fromkeys(hashes)
         self._evicted: dict[bytes, None] = {}
@@ -70,7 +70,7 @@ class KvEvents:
                 self._added[block_hash] = None
 
     def take(self, most: int = MAX_HASHES) -> KvReport | None:
-        """The next report, of at most that many hashes; None when there is nothing new."""
+        """The next report, with at most ``most`` hashes; None if nothing is new."""
         if not self._full and not self._added and not self._evicted:
             return None
         evicted = _take(self._evicted, most)
@@ -87,7 +87,7 @@ def _take(hashes: dict[bytes, None], most: int) -> list[bytes]:
 
 
 _PROMPT_TOKENS = 512
-"""Prompt tokens per frame with log-probabilities: 200 KB where each has its 20 likeliest."""
+"""Prompt tokens per frame of log-probabilities: 200 KB if each token has its 20 likeliest."""
 
 
 class Lane:
@@ -100,7 +100,7 @@ class Lane:
         """Running jobs by handle."""
         self.last_sent = 0.0
         self.kv_events = KvEvents()
-        """Changes of the prefix cache that are yet to be reported."""
+        """Changes of the prefix cache not reported yet."""
         self._ended = False
         self._seq = 0
         self._deltas: dict[int, Delta] = {}
@@ -138,7 +138,7 @@ class Lane:
         self._pending = True
 
     def cached(self, handle: int, tokens: int) -> None:
-        """Say how many tokens the prefix cache had of a job's prompt; its first ones follow."""
+        """Report how many of a job's prompt tokens the cache had; the job's first tokens follow."""
         self._frame.cached.append((handle, tokens))
 
     def prompt(self, handle: int, logprobs: PromptLogprobs) -> None:
@@ -146,7 +146,7 @@ class Lane:
         self._pending = True
 
     def add(self, delta: Delta) -> None:
-        """Take over ``delta``; tokens of one job within one frame are joined into one delta."""
+        """Take over ``delta``. One frame has one delta per job: its tokens are merged."""
         known = self._deltas.get(delta.handle)
         if known is None:
             self._deltas[delta.handle] = delta
@@ -155,7 +155,7 @@ class Lane:
         known.extend(delta)
 
     def paused(self, handle: int) -> None:
-        if handle in self._frame.resumed:  # resumed since the last frame: paused as before
+        if handle in self._frame.resumed:  # resumed since the last frame: no change
             self._frame.resumed.remove(handle)
         else:
             self._frame.paused.append(handle)
@@ -166,7 +166,7 @@ class Lane:
         self._pending = True
 
     def end(self, end: End) -> None:
-        """Add a handle's terminal record; the handle may be used again afterwards."""
+        """Add a handle's terminal record. The handle can be reused afterwards."""
         self.jobs.pop(end.handle, None)
         self._frame.ends.append(end)
         self._pending = True
@@ -184,8 +184,8 @@ class Lane:
         self._send(frame)
 
     def _send_prompts(self) -> None:
-        """Send prompts' log-probabilities ahead of all else pending, and few in a frame, so that no
-        tokens wait while the other end reads those of long prompts."""
+        """Send prompt log-probabilities before everything else that is pending, few per frame, so
+        that tokens do not wait while the other end reads those of long prompts."""
         prompts, self._prompts = self._prompts, []
         ahead = Frame(0, started=self._frame.started)
         self._frame.started = []
@@ -294,25 +294,25 @@ def refused(handle: int, prompt_tokens: int, error: Exception) -> End:
 
 
 def checked_part(message: Submit) -> Sampling:
-    """The job's sampling for checks: a complete text has ``max_tokens`` 0, which counts as 1."""
+    """The job's sampling to check: a complete text has ``max_tokens`` 0, which counts as 1."""
     if message.begun_tokens and not message.sampling.max_tokens:
         return msgspec.structs.replace(message.sampling, max_tokens=1)
     return message.sampling
 
 
 def begun_text(tokenizer: Tokenizer, message: Submit) -> TextStream:
-    """A job's text stream, not yet fed with what was generated before."""
+    """A job's text stream, before it is fed the text generated earlier."""
     if not message.begun_tokens:
         return tokenizer.stream_for(message.sampling)
     return tokenizer.stream_for(message.sampling, message.stop_after_tokens)
 
 
 def end_of_complete(text: TextStream, message: Submit, card: ModelCard) -> End | None:
-    """Feed what was generated before, whose text has been sent; returns how the job ends if only
-    its end is missing, else None.
+    """Feed the tokens generated earlier, whose text was already sent. Returns the job's end if only
+    the end is missing, otherwise None.
 
-    A worker may die between its last token and the job's end, and what it held back (a possible
-    stop string, half a character) is the end's ``tail``.
+    A worker may die between its last token and the job's end. The text that it held back (a
+    possible stop string, half a character) becomes the end's ``tail``.
     """
     begun, sampling = message.begun, message.sampling
     if not begun:

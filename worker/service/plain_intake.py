@@ -1,6 +1,6 @@
 """Takes plain requests: reads, tokenizes and submits them.
 
-It has a thread of its own, so that a long prompt does not delay a lane.
+It has its own thread, so that a long prompt does not delay a lane.
 """
 
 import json
@@ -28,7 +28,7 @@ from worker.text.tokenizer import Tokenizer
 
 
 class PlainReply:
-    """The ``Reply`` to a plain request, of ``n`` texts. An error of one ends the request."""
+    """The ``Reply`` to a plain request for ``n`` texts. An error in one text ends the request."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class PlainReply:
         tokenizer: Tokenizer,
         cancel: Callable[[Job, AbortCause], None],
     ) -> None:
-        """``jobs``: one for each text. ``cancel`` stops jobs without a reader."""
+        """``jobs`` has one job per text. ``cancel`` stops jobs that have no reader."""
         self.responder = responder
         self.choices = [PlainChoice(request, job, tokenizer, self) for job in jobs]
         self._request = request
@@ -79,8 +79,8 @@ class PlainReply:
         return [choice.job for choice in self.choices if choice.end is None]
 
     def _tensors(self) -> Tensors:
-        """One response with everything since the last one, which is cleared. All outputs but the
-        prompt's count have an element for each text."""
+        """Build a response with everything since the last one, and clear that. Every output except
+        the prompt token count has one element per text."""
         request, choices = self._request, self.choices
         tensors: dict[str, Any] = {names.TEXT_OUTPUT: strings(*[c.take_text() for c in choices])}
         if request.finish_reason:
@@ -102,7 +102,7 @@ class PlainReply:
 
 
 class PlainChoice:
-    """The ``JobReply`` of one of a plain request's texts."""
+    """The ``JobReply`` of one text of a plain request."""
 
     def __init__(
         self, request: PlainRequest, job: Job, tokenizer: Tokenizer, reply: PlainReply
@@ -111,7 +111,7 @@ class PlainChoice:
         self.reply = reply
         self.end: JobFinished | None = None
         self.new_tokens = 0
-        """Tokens that were not sent yet."""
+        """Number of tokens not sent yet."""
         self.cumulative_logprob = 0.0
         self._text = tokenizer.stream_for(job.sampling)
         self._tokenizer = tokenizer
@@ -124,7 +124,7 @@ class PlainChoice:
 
     @property
     def finish_reason(self) -> str:
-        """vLLM's spelling: "None" while the text continues."""
+        """The finish reason in vLLM's spelling; "None" while the text continues."""
         return "None" if self.end is None else self.end.reason.value
 
     def take_text(self) -> str:
@@ -175,14 +175,14 @@ class PlainChoice:
         self.end = as_shown(event, self._stopped)
 
     def _stop_text(self) -> str:
-        """The stop string or token that ended the text; empty where neither did."""
+        """The stop string or token that ended the text; empty if neither did."""
         ended_by = self._text.stop_token_id
         return self._text.stop if ended_by is None else self._token_text(ended_by)
 
     def _describe(self, token_id: int, logprob: TokenLogprob) -> dict[str, dict[str, Any]]:
-        """vLLM's form: token id → its logprob, rank and text; the chosen token's comes first.
+        """vLLM's form: token id → its logprob, rank and text, with the chosen token first.
 
-        For tokens in the list the rank is their place there, even among equally likely ones.
+        For tokens in the list, the rank is their position there, even among equally likely tokens.
         """
         ranked = {token_id: (logprob.logprob, logprob.rank)}
         for rank, (top_id, top_logprob) in enumerate(logprob.top, start=1):
@@ -197,7 +197,7 @@ class PlainChoice:
         return detokenizer.feed([token_id])[0] + detokenizer.flush()
 
 
-WRONG_PLAIN_TOKEN = f"this worker asks for a token: state it as the request parameter {PARAM_TOKEN}"
+WRONG_PLAIN_TOKEN = f"this worker requires a token: send it as the request parameter {PARAM_TOKEN}"
 
 DEFAULT_DEADLINE_S: Final = 300.0
 """Default deadline of plain requests, in seconds from their arrival."""
@@ -213,7 +213,7 @@ class PlainIntake:
         emitter: Emitter,
         clock: Clock,
     ) -> None:
-        """``serving`` returns the model that is served now."""
+        """``serving`` returns the currently served model."""
         self._serving = serving
         self._emitter = emitter
         self._clock = clock
@@ -221,11 +221,11 @@ class PlainIntake:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tidegate-intake")
 
     def accept(self, call: Call) -> None:
-        """Take over one request. Never raises: an error becomes its answer."""
+        """Take over one request. Never raises: an error becomes the response."""
         self._thread.submit(self._run, call, self._clock())
 
     def close(self) -> None:
-        """Submit what was accepted, then end the thread. Idempotent."""
+        """Submit the accepted requests, then end the thread. Idempotent."""
         self._thread.shutdown(wait=True)
 
     def _run(self, call: Call, received: float) -> None:
@@ -282,8 +282,8 @@ class PlainIntake:
 
 
 def _check_length(prompt: str, serving: Serving) -> None:
-    """Raise ``ContextOverflow`` where that is certain without tokenizing, which takes a second for
-    a few megabytes."""
+    """Raise ``ContextOverflow`` if the length alone proves it. Tokenizing a few megabytes would
+    take a second."""
     card = serving.card
     if len(prompt) > card.context_tokens * serving.tokenizer.longest_token_bytes:
         raise ContextOverflow(

@@ -1,12 +1,12 @@
-"""Reads requests of the plain contract, that of Triton's vLLM backend, name for name.
+"""Parses requests of the plain contract, which has the same names as Triton's vLLM backend.
 
-Taken from its documentation and sample client: ``sampling_parameters`` is a JSON object whose
-numbers may be strings; without it the request's own parameters count. Prompt text is prepended
-to the output unless ``exclude_input_in_output``, which streaming always implies. Text, token
-counts and log-probabilities are deltas when streaming. With ``n`` above 1 each output has an
-element for each text. The last data response carries FINAL.
-Unlike there, a stated ``max_tokens`` that the context cannot hold is an error, not a shorter
-answer (WK-8); vLLM's default of 16 means up to the context's end.
+The rules come from its documentation and sample client: ``sampling_parameters`` is a JSON object
+whose numbers may be strings; without it, the request's own parameters count. Prompt text is
+prepended to the output unless ``exclude_input_in_output``, which streaming always implies. Text,
+token counts and log-probabilities are deltas when streaming. With ``n`` above 1 each output has an
+element for each text. The last data response carries FINAL. One difference: a stated ``max_tokens``
+that does not fit in the context is an error, not a shorter answer (WK-8). With vLLM's default of
+16, the answer stops at the end of the context.
 """
 
 import json
@@ -56,15 +56,15 @@ _KINDS: Mapping[str, Callable[[Any], Grammar]] = {
     "structural_tag": _of(GrammarKind.STRUCTURAL_TAG),
 }
 _NO_KINDS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
-"""vLLM's options that change nothing here."""
+"""vLLM options that have no effect here."""
 _GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}
 _WHOLE = ("structured_outputs", "guided_decoding")
 _GRAMMAR_FIELDS = (*_WHOLE, *_GUIDED)
-"""Parameters that are read here."""
+"""Parameters that ``read_grammar`` reads."""
 
 
 def read_grammar(stated: Mapping[str, Any]) -> Grammar | None:
-    """The grammar that ``stated`` parameters ask for; None without one. Raises ``InvalidCall``."""
+    """The grammar that the ``stated`` parameters ask for, or None. Raises ``InvalidCall``."""
     asked: list[tuple[str, str, Any]] = []
     for field in _WHOLE:
         asked += ((field, kind, value) for kind, value in _options(field, stated.get(field)))
@@ -85,7 +85,7 @@ def read_grammar(stated: Mapping[str, Any]) -> Grammar | None:
 
 
 def _options(field: str, value: Any) -> list[tuple[str, Any]]:
-    """What an object states, which may stand in a string."""
+    """The items of a JSON object, which may be given as a string."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -105,9 +105,9 @@ def _options(field: str, value: Any) -> list[tuple[str, Any]]:
 
 
 MAX_CHOICES = 128
-"""Largest ``n``, as on the orchestrator's OpenAI routes."""
+"""Maximum ``n``, as on the orchestrator's OpenAI routes."""
 DEFAULT_MAX_TOKENS = 16
-"""Default of ``max_tokens``, vLLM's own."""
+"""vLLM's default of ``max_tokens``."""
 _NEUTRAL: Mapping[str, object] = {
     "length_penalty": 1,
     "use_beam_search": False,
@@ -116,16 +116,16 @@ _NEUTRAL: Mapping[str, object] = {
     "detokenize": True,
     "bad_words": [],
 }
-"""vLLM parameters that are accepted only at the value that changes nothing."""
+"""vLLM parameters that are accepted only at the value that has no effect."""
 _TRITONS_OWN = ("priority", "timeout", names.PARAM_TOKEN)
-"""Request parameters for Triton itself, or checked earlier; ignored here."""
+"""Request parameters that Triton reads or that are checked earlier; ignored here."""
 _DEADLINES = (
     names.PARAM_DEADLINE_MS,
     names.PARAM_DEADLINE_UNIX_MS,
     names.PARAM_FIRST_TOKEN_MS,
     names.PARAM_TOKEN_GAP_MS,
 )
-"""Deadline parameters, which count in every place; the earliest wins (DL-1)."""
+"""Deadline parameters. They count wherever they are given; the earliest wins (DL-1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class PlainRequest:
     prepend_prompt: bool
     sampling: Sampling
     n: int
-    """Number of texts, each an element of the outputs."""
+    """Number of texts; each is an element of the outputs."""
     stop_in_text: bool
     """Whether the stop string or token that ends a text is part of it."""
     grammar: Grammar | None
@@ -150,12 +150,12 @@ class PlainRequest:
     finish_reason: bool
     cumulative_logprob: bool
     logprobs: bool
-    """Whether log-probabilities are an output; null without them in the sampling parameters."""
+    """Whether log-probabilities are an output; null if the sampling parameters omit them."""
     num_input_tokens: bool
     num_output_tokens: bool
 
     def sampling_for(self, prompt_tokens: int, card: ModelCard) -> Sampling:
-        """Sampling to ask of the engine for ``prompt_tokens``. Raises ``ContextOverflow``."""
+        """Sampling to request for a prompt of ``prompt_tokens``. Raises ``ContextOverflow``."""
         context_tokens = card.context_tokens
         asked, room = self.sampling, context_tokens - prompt_tokens
         if room < 1:
@@ -177,11 +177,11 @@ class PlainRequest:
 
 
 class _Stated(msgspec.Struct, forbid_unknown_fields=True):
-    """Fields that ``sampling_parameters`` may have. Types are lax: numbers may come as strings."""
+    """Fields that ``sampling_parameters`` may have. Types are lax: numbers may be strings."""
 
     n: int = 1
     best_of: int | None = None
-    """Must be ``n`` where it is stated: every text is returned."""
+    """Must equal ``n`` if it is given: every text is returned."""
     include_stop_str_in_output: bool = False
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -222,9 +222,9 @@ def parse_plain(
     vocab_size: int,
     defaults: SamplingDefaults | None = None,
 ) -> PlainRequest:
-    """Read a request of the plain contract. Raises ``InvalidCall``, ``InvalidSampling``.
+    """Parse a request of the plain contract. Raises ``InvalidCall``, ``InvalidSampling``.
 
-    ``defaults`` count for what it does not state, except ``max_tokens``, which is 16 here.
+    ``defaults`` apply to parameters that it omits, except ``max_tokens``, whose default is 16 here.
     """
     prompt = call.text(names.TEXT_INPUT)
     if prompt is None:
@@ -306,7 +306,7 @@ def _read_stated(call: Call) -> _Stated:
 
 
 def _convert(source: Mapping[str, Any]) -> _Stated:
-    """Parameters as typed fields, without those that change nothing."""
+    """Convert parameters to typed fields, without those that have no effect."""
     stated: dict[str, Any] = {}
     for name, value in source.items():
         if name in _NEUTRAL:
@@ -322,7 +322,7 @@ def _convert(source: Mapping[str, Any]) -> _Stated:
         return msgspec.convert(stated, _Stated, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidCall(f"{names.SAMPLING_PARAMETERS}: {excerpt(error, 200)}") from None
-    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair
+    except UnicodeEncodeError:  # JSON can contain half of a surrogate pair
         raise InvalidCall(
             f"{names.SAMPLING_PARAMETERS}: a string in it is not Unicode text"
         ) from None
@@ -336,7 +336,7 @@ def _spellings(neutral: object) -> set[str]:
 
 
 def _earlier(one: float | None, other: float | None) -> float | None:
-    """The earlier of two, None if both are; NaN is kept, to be refused later."""
+    """The earlier of two times; None if both are None. NaN is kept and refused later."""
     if one is None or other is None:
         return other if one is None else one
     return other if math.isnan(other) or other < one else one

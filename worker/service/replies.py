@@ -1,4 +1,4 @@
-"""Lanes and plain requests as the emitter's thread sees them. No method may block."""
+"""Interfaces of lanes and plain requests for the emitter's thread. No method may block."""
 
 from dataclasses import replace
 from typing import Protocol
@@ -9,9 +9,9 @@ from worker.service.call import Responder
 
 
 def as_shown(event: JobFinished, stopped: bool) -> JobFinished:
-    """How a job ended, with its text known: the engine does not know stop strings.
+    """How a job ended, given its text: the engine does not know stop strings.
 
-    A stop string that ends with the last token allowed is found after the engine has ended the job.
+    If a stop string ends with the last allowed token, it is found after the engine ended the job.
     """
     if stopped and event.reason is FinishReason.LENGTH:
         return replace(event, reason=FinishReason.STOP)
@@ -25,16 +25,16 @@ class Reply(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will be sent, so that the emitter forgets the reply."""
+        """Whether nothing more will be sent, so that the emitter can drop the reply."""
 
     def flush(self) -> None:
         """Send what is pending, as one response. Raises ``ResponderLost``."""
 
     def running_jobs(self) -> list[Job]:
-        """Jobs to abort when the client is gone."""
+        """Jobs to abort if the client disconnects."""
 
     def close(self) -> None:
-        """End the reply, and drop what is pending."""
+        """End the reply and drop pending data."""
 
 
 class JobReply(Protocol):
@@ -42,14 +42,14 @@ class JobReply(Protocol):
 
     @property
     def reply(self) -> Reply:
-        """The reply by which the events are sent."""
+        """The reply that sends the events."""
 
     def started(self, event: JobStarted) -> None: ...
 
     def prompt(self, event: JobPrompt) -> None: ...
 
     def tokens(self, event: JobTokens) -> bool:
-        """True when the text has just reached a stop string; tokens after it are ignored."""
+        """Take tokens. True if the text just reached a stop string; later tokens are ignored."""
 
     def paused(self) -> None: ...
 

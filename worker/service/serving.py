@@ -1,4 +1,4 @@
-"""The model that a worker serves, with everything that is replaced together with it."""
+"""The model that a worker serves, and everything that is replaced with it."""
 
 import math
 import time
@@ -35,7 +35,7 @@ class Constraints:
     def __init__(
         self, compiler: GrammarCompiler | None, closings: ClosingTables | None = None
     ) -> None:
-        """``closings`` is None where texts cannot be brought to a whole end."""
+        """``closings`` is None if texts cannot be brought to a whole end."""
         self._compiler = compiler
         self._closings = closings
 
@@ -48,9 +48,9 @@ class Constraints:
         finish_by: float | None = None,
         clock: Clock = time.monotonic,
     ) -> Constraint | None:
-        """The constraint for ``grammar``, None without one; ``begun`` was generated under it
-        already, and a match is whole within ``max_tokens``, too. ``finish_by``, on ``clock``, is
-        when the text must end whole. Raises ``InvalidCall``."""
+        """The constraint for ``grammar``, or None. ``begun`` was already generated under it. A
+        match also completes within ``max_tokens``. ``finish_by``, on ``clock``, is when the text
+        must end whole. Raises ``InvalidCall``."""
         closing = None
         if finish_by is not None and self._closings is None:
             raise InvalidCall(
@@ -85,26 +85,26 @@ class Constraints:
 
 
 MESSAGE_BYTES = 2**20
-"""Most bytes of a lane message, besides ``BYTES_PER_TOKEN`` for each token of the context, and the
-images of a prompt."""
+"""Maximum bytes of a lane message, plus ``BYTES_PER_TOKEN`` for each token of the context, plus a
+prompt's images."""
 BYTES_PER_TOKEN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """One served model. Code that handles a request reads it once, and keeps to that one."""
+    """One served model. Code that handles a request reads it once and keeps that one."""
 
     engine: EngineService
     tokenizer: Tokenizer
     card: ModelCard
     constraints: Constraints
     settings: WorkerSettings
-    """The settings of its load."""
+    """The settings with which it was loaded."""
     load_ms: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, loaded: LoadedEngine, settings: WorkerSettings, card: ModelCard) -> "Serving":
-        """Serve ``loaded``; ``card`` is its card, completed with what only the service knows."""
+        """Serve ``loaded``; ``card`` is its card plus the fields that only the service knows."""
         closings = _closings(loaded)
         if closings is None:
             lacks = tuple(sorted({*card.lacks, Feature.FINISH}))
@@ -120,8 +120,8 @@ class Serving:
 
 
 def _closings(loaded: LoadedEngine) -> ClosingTables | None:
-    """Tables by which texts are brought to a whole end; None if the engine takes no masks, or
-    tokens' texts are unknown."""
+    """Tables that bring texts to a whole end; None if the engine takes no masks or the tokens'
+    texts are unknown."""
     pieces = loaded.tokenizer.pieces
     if pieces is None or loaded.grammars is None or Feature.GRAMMAR in loaded.card.lacks:
         return None
@@ -129,8 +129,7 @@ def _closings(loaded: LoadedEngine) -> ClosingTables | None:
 
 
 class EngineAbsent:
-    """An ``EngineService`` for the time while the next one loads: hands every job back, and does
-    nothing else."""
+    """An ``EngineService`` for the time while the next engine loads. It only returns every job."""
 
     has_failed = False
     step_under_way = None
@@ -152,7 +151,7 @@ class EngineAbsent:
     def resume(self, job: Job) -> None: ...
 
     def stats(self) -> WorkerStats:
-        return WorkerStats(*([0] * 10))  # those without defaults
+        return WorkerStats(*([0] * 10))  # the fields without defaults
 
     def kv_reports(self) -> list[KvReport]:
         return []

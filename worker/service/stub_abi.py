@@ -14,8 +14,8 @@ pinned below 2 instead. pybind11 finds numpy through the table in ``_ARRAY_API``
 of the table in which the three functions that hand out descriptors hand out *twins*: copies with
 the size written where numpy 1 had it. Twins never enter numpy itself: the function that takes
 descriptors is replaced by one that translates back. Arrays on their way out get a twin in place of
-their own descriptor; they are views without data of their own, which numpy neither clears nor frees
-by the descriptor. Twins are never freed.
+their own descriptor; they are views without their own data, which numpy neither clears nor frees by
+the descriptor. Twins are never freed.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEGACY_STUB: Final = "TIDEGATE_LEGACY_STUB"
-"""Variable by which the launcher says that Triton's stub was built for numpy 1."""
+"""The launcher sets this variable if Triton's stub was built for numpy 1."""
 # slots of numpy's C API table, fixed by its ABI
 _SLOTS = 320
 _DESCR_FROM_TYPE = 45
@@ -61,25 +61,25 @@ _originals: dict[int, int] = {}
 
 
 def is_needed() -> bool:
-    """Whether this stub is such a one, and this numpy one that it cannot read."""
+    """Whether this stub was built for numpy 1 and runs with numpy 2."""
     return os.environ.get(LEGACY_STUB) == "1" and int(np.__version__.split(".")[0]) >= 2
 
 
 def outgoing(array: NDArray[Any]) -> NDArray[Any]:
-    """``array`` as one whose element size the stub can read. Object arrays pass through: the stub
-    turns them into bytes first. Raises ``RuntimeError`` for an unknown layout of numpy's arrays."""
+    """Return ``array`` with an element size that the stub can read. Object arrays pass through: the
+    stub turns them into bytes first. Raises ``RuntimeError`` if numpy's array layout is unknown."""
     if array.dtype == np.object_:
         return array
     view = np.frombuffer(array.tobytes(), dtype=array.dtype).reshape(array.shape)
     slot = _pointer.from_address(id(view) + _ARRAY_DESCR)
     if slot.value != id(view.dtype) or view.flags.owndata:
-        raise RuntimeError(f"numpy {np.__version__} lays arrays out in a way not known here")
+        raise RuntimeError(f"numpy {np.__version__} has an unknown array layout")
     slot.value = _twin(id(view.dtype))
     return view
 
 
 def install() -> None:
-    """Put the corrected table in place. To be called before the stub sees its first tensor."""
+    """Install the corrected table. Call this before the stub sees its first tensor."""
     module: Any = sys.modules["numpy._core._multiarray_umath"]
     python = ctypes.pythonapi
     python.PyCapsule_GetPointer.restype = _pointer
@@ -96,7 +96,7 @@ def install() -> None:
     capsule = python.PyCapsule_New(ctypes.addressof(table), None, None)
     _kept.extend((table, capsule, module._ARRAY_API))
     module._ARRAY_API = capsule
-    old_name: Any = importlib.import_module("numpy.core.multiarray")  # where it is looked for
+    old_name: Any = importlib.import_module("numpy.core.multiarray")  # pybind11 looks here
     old_name._ARRAY_API = capsule
 
 
@@ -141,7 +141,7 @@ def _replacements(real: Any) -> dict[int, Any]:
 
 
 def _twin(descr: int) -> int:
-    """A copy of a descriptor with its size where numpy 1 had it."""
+    """A copy of a descriptor with the element size at numpy 1's offset."""
     known = _twins.get(descr)
     if known is not None:
         return known
@@ -150,7 +150,7 @@ def _twin(descr: int) -> int:
     ctypes.c_int.from_buffer(memory, _LEGACY_ELSIZE).value = elsize
     ctypes.c_ssize_t.from_buffer(memory, 0).value = _IMMORTAL
     twin = ctypes.addressof(memory)
-    _incref(descr)  # its fields are shared with the twin
+    _incref(descr)  # the twin shares its fields
     _kept.append(memory)
     _twins[descr], _originals[twin] = twin, descr
     return twin

@@ -6,11 +6,11 @@
     else            check ─▶ drain ─▶ evict, unload ─▶ load ─▶ the new one serves
                                                          └─ failed ─▶ restore the old one
 
-A failure before the old model is unloaded costs only a drain. Where the old one cannot be restored
-either, the process ends: its supervisor starts it with the settings that it had first.
+A failure before the old model is unloaded costs only a drain. If the old model cannot be restored
+either, the process ends: its supervisor restarts it with its original settings.
 
-A swap has a thread of its own, which ends with it, so that computing on it leaves no OpenMP threads
-behind. The emitter's thread puts the new model in place, between two of its cycles.
+A swap has its own thread, which ends with the swap, so that its computations leave no OpenMP
+threads behind. The emitter's thread installs the new model between two of its cycles.
 """
 
 import gc
@@ -39,12 +39,12 @@ from worker.service.swap_checks import check, loadable, meter_of, name_of, targe
 from worker.settings import WorkerSettings
 
 DRAIN_SLACK_S = 10.0
-"""Seconds after the grace within which jobs that were ended must be gone."""
+"""Maximum seconds after the grace period until all ended jobs are gone."""
 PLACE_S = 10.0
-"""Seconds that the emitter has to put a model in place."""
+"""Maximum seconds for the emitter to install a model."""
 LAST_WORDS_S = 1.0
 NICENESS = 10
-"""Niceness of a load next to a serving model, so that its steps come first."""
+"""Niceness of a load next to a serving model, so that the serving model's steps come first."""
 _MIB = 2**20
 
 
@@ -71,7 +71,7 @@ class Swapper:
         load: EngineLoader,
         die: Callable[[], None],
     ) -> None:
-        """``die`` ends the process, for when neither model can be served."""
+        """``die`` ends the process if neither model can be served."""
         self._started = settings
         self._emitter = emitter
         self._drainer = drainer
@@ -85,13 +85,13 @@ class Swapper:
         """Settings of the model served before this one; None if there was none."""
         self.serving = self._serving_of(loaded, settings)
         self._old: Serving | None = None
-        """A model no longer served, but not unloaded yet. Nothing else may refer to it, or its
-        memory would not be freed."""
+        """A model that is no longer served but not yet unloaded. Nothing else may refer to it;
+        otherwise its memory is not freed."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._target = settings
         self._askers: list[tuple[Responder, int]] = []
-        """Responders to report to, with the number of their next frame."""
+        """Responders that get reports, with the number of their next frame."""
         self._report = SwapReport(SwapPhase.DONE, name_of(settings), name_of(settings))
         self._drained = threading.Event()
         self._is_closing = False
@@ -105,8 +105,7 @@ class Swapper:
         anew: bool = False,
     ) -> None:
         """Begin a swap; ``responder`` gets a report for each phase. ``anew`` reloads the served
-        model. Raises ``RequestError``. A request for the running swap gets its reports.
-        """
+        model. Raises ``RequestError``. A request for the running swap also gets its reports."""
         target = self.serving.settings if anew else self._target_of(asked)
         with self._lock:
             if self._thread is not None:
@@ -154,7 +153,7 @@ class Swapper:
         error = ""
         try:
             self._swap(target, grace_s)
-        except Exception as failed:  # any error of a load: only this model is unavailable
+        except Exception as failed:  # any load error: only this model is unavailable
             error = excerpt(f"{failed}" or type(failed).__name__, 1000)
             if not isinstance(failed, NoSwap | RequestError | OSError | ValueError):
                 service_log.exception("the swap to %s failed", name_of(target))
@@ -193,7 +192,7 @@ class Swapper:
         self._drain(grace_s)
         self._retire()
         try:
-            self._unload(current)  # raises where the device is lost
+            self._unload(current)  # raises if the device is lost
             loaded = self._load(target)
         except Exception as error:
             why = f"{error}" or type(error).__name__
@@ -225,7 +224,7 @@ class Swapper:
         )
 
     def _restore(self, settings: WorkerSettings, why: str) -> None:
-        gc.collect()  # remains of the new model
+        gc.collect()  # free the rest of the new model
         try:
             with self._phase(SwapPhase.RESTORE):
                 loaded = self._load_engine(settings, self._clock)
@@ -262,7 +261,7 @@ class Swapper:
         return Serving.of(loaded, settings, card)
 
     def _place(self, loaded: LoadedEngine, settings: WorkerSettings) -> None:
-        """Serve ``loaded`` from here on."""
+        """Serve ``loaded`` from now on."""
         self._number += 1
         self._load_ms[name_of(settings)] = loaded.load_ms.get("total", 0.0)
         serving = self._serving_of(loaded, settings)
@@ -271,7 +270,7 @@ class Swapper:
 
         def place() -> None:
             self._replace(serving)
-            # Started here, so that the engine's thread does not inherit a swap's niceness.
+            # Started here so that the engine's thread does not inherit the swap's niceness.
             serving.engine.start(self._emitter.sink)
             self._drainer.release()
             self._emitter.describe_all(serving.card)
@@ -279,7 +278,7 @@ class Swapper:
         self._on_emitter(place)
 
     def _retire(self) -> None:
-        """Serve no model for now; lanes and requests are still answered."""
+        """Serve no model for now; lanes and requests still get answers."""
         empty = replace(
             self.serving,
             engine=EngineAbsent(self._emitter.sink),
@@ -289,7 +288,7 @@ class Swapper:
         self._on_emitter(lambda: self._replace(empty))
 
     def _replace(self, serving: Serving) -> None:
-        """Put ``serving`` in place of the current one. On the emitter's thread."""
+        """Replace the current model with ``serving``. On the emitter's thread."""
         if not isinstance(self.serving.engine, EngineAbsent):
             self._old = self.serving
         self.serving = serving
@@ -314,7 +313,7 @@ class Swapper:
             raise failed[0]
 
     def _unload(self, settings: WorkerSettings) -> None:
-        """End the old model's engine and give its memory back."""
+        """End the old model's engine and free its memory."""
         old, self._old = self._old, None
         assert old is not None
         meter = meter_of(settings)
@@ -325,7 +324,7 @@ class Swapper:
         with self._phase(SwapPhase.UNLOAD):
             del old
             was_frozen = gc.get_freeze_count() > 0
-            gc.unfreeze()  # objects loaded at the start were hidden from the collector
+            gc.unfreeze()  # startup froze its objects, so the collector skips them
             meter.drop_caches()
             if was_frozen:
                 gc.freeze()

@@ -1,4 +1,4 @@
-"""Checks a swap before anything changes: whether the model is there, whole, and not too large."""
+"""Checks before a swap that the model exists, is complete and is not too large."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -17,22 +17,22 @@ from worker.runner.memory import CudaMemory, MemoryMeter, ProcessMemory, block_b
 from worker.settings import BLOCK_TOKENS, WorkerSettings
 
 _OF_THE_PROCESS = frozenset({"adapters", "lane_token", "models", "plain.token"})
-"""Settings of the process, which no swap changes."""
+"""Settings of the process; a swap cannot change them."""
 _LOADING_SHARE = 1.25
-"""Peak memory of a load, relative to the final weights, which are packed by layers. The rest is
-free again when the KV pool is allocated."""
+"""Peak memory of a load relative to the final weights, which are packed layer by layer. The excess
+is free again before the KV pool is allocated."""
 
 
 def name_of(settings: WorkerSettings) -> str:
-    """Name by which clients will call the model."""
+    """Name that clients use for the model."""
     return settings.model_name or model_name(settings.model_path)
 
 
 def target_settings(started: WorkerSettings, asked: Mapping[str, str]) -> WorkerSettings:
-    """The settings that the worker was ``started`` with, overridden by those ``asked``, which are
-    named with dots.
+    """The settings that the worker ``started`` with, overridden by the ``asked`` settings, whose
+    names have dots.
 
-    Raises ``InvalidCall`` for an unknown setting, a value that does not fit, or an unknown model.
+    Raises ``InvalidCall`` for an unknown setting, an invalid value or an unknown model.
     """
     changes: dict[str, object] = {name.lower(): value for name, value in asked.items()}
     for name in changes:
@@ -44,7 +44,7 @@ def target_settings(started: WorkerSettings, asked: Mapping[str, str]) -> Worker
         changes["model_path"] = _path_of(started, str(changes.get("model_name", "")))
     values = started.model_dump()
     if Path(str(changes["model_path"])) != started.model_path:
-        values["adapters"] = {}  # they are of the model that the worker was started with
+        values["adapters"] = {}  # they belong to the model that the worker started with
     for name, value in changes.items():
         section, _, own = name.rpartition(".")
         (values[section] if section else values)[own] = value
@@ -56,7 +56,7 @@ def target_settings(started: WorkerSettings, asked: Mapping[str, str]) -> Worker
 
 
 def _problem(name: str) -> str:
-    """Why a swap cannot set a name; empty if it can."""
+    """Why a swap cannot set setting ``name``; empty if it can."""
     if name in _OF_THE_PROCESS:
         return "it is the process's own"
     return problem_of(name, WorkerSettings, "a worker setting")
@@ -75,12 +75,12 @@ def _path_of(started: WorkerSettings, name: str) -> Path:
 
 
 def known_models(started: WorkerSettings) -> dict[str, Path]:
-    """Paths by name: the model that the worker was started with, and those in its settings."""
+    """Paths by name: the model that the worker started with, and the models in its settings."""
     return {name_of(started): started.model_path} | dict(started.models)
 
 
 def loadable(started: WorkerSettings, load_ms: Mapping[str, float]) -> tuple[Loadable, ...]:
-    """Models for the card, from the settings. ``load_ms``: measured times by name."""
+    """The card's models, from the settings. ``load_ms``: measured load times by name."""
     if not started.models:
         return ()
     return tuple(
@@ -90,7 +90,7 @@ def loadable(started: WorkerSettings, load_ms: Mapping[str, float]) -> tuple[Loa
 
 
 def file_bytes(path: Path) -> int:
-    """Bytes of a model's weight files; 0 where there are none."""
+    """Bytes of a model's weight files; 0 if there are none."""
     try:
         return sum(file.stat().st_size for file in path.glob("*.safetensors"))
     except OSError:
@@ -98,30 +98,30 @@ def file_bytes(path: Path) -> int:
 
 
 def meter_of(settings: WorkerSettings) -> MemoryMeter:
-    """A meter of the memory that this worker's models take."""
+    """A meter of the memory that this worker's models use."""
     return CudaMemory(0) if settings.computes_on_gpu else ProcessMemory()
 
 
 def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -> bool:
-    """Check whether a swap to ``target`` can succeed, as far as that can be known beforehand, and
-    return whether both models may be loaded at once.
+    """Check, as far as possible in advance, that a swap to ``target`` can succeed. Returns whether
+    both models may be loaded at once.
 
     Raises ``CheckpointError``, ``EngineMissing``, ``MemoryLimitExceeded``.
     """
     target, current = chosen(target), chosen(current)
     _check_files(target)
     if target.tensor_parallel > 1:
-        # Processes of vLLM's take the memory, one on each GPU: what fits there only it can say.
+        # vLLM's processes take the memory, one per GPU: only vLLM knows what fits there.
         return False
     weights, pool = weight_bytes(target), pool_bytes_of(target)
     loading = int(weights * _LOADING_SHARE)
     whole = max(loading, weights + pool)
-    # On the CPU a pool takes memory only as it fills.
+    # On the CPU, a pool takes memory only as it fills.
     peak = whole if target.computes_on_gpu else loading
     free, used = meter.free_bytes(), meter.used_bytes()
     freed = weight_bytes(current)
     if target.computes_on_gpu and current.computes_on_gpu:
-        freed = max(freed, used)  # its pool as well: torch holds nothing else there
+        freed = max(freed, used)  # includes its pool: torch holds nothing else there
     hard = round(target.memory.hard_gib * GIB)
     room = free + freed
     if hard:
@@ -131,18 +131,18 @@ def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -
         limit = "TIDEGATE_WORKER__MEMORY__HARD_GIB" if is_limited else "the machine"
         raise MemoryLimitExceeded(
             f"{name_of(target)} needs about {peak / GIB:.2f} GiB to load, and {limit} leaves"
-            f" {max(0, room) / GIB:.2f} GiB once {name_of(current)} is gone; raise the limit, take"
+            f" {max(0, room) / GIB:.2f} GiB once {name_of(current)} is gone; raise the limit, use"
             " a smaller model or fewer KV blocks, or quantize it"
         )
-    # A pool without a stated size takes all free memory of a GPU: next to another one it would be
-    # far too small. Other engines' pools are unknown here.
+    # A pool without a configured size takes all free memory of a GPU: next to another pool, it
+    # would be far too small. Other engines' pools are unknown here.
     is_sized = not target.computes_on_gpu or pool > 0
-    # The hard limit is for all of a pool, even where it has yet to fill.
+    # The hard limit covers the whole pool, even before it fills.
     return is_sized and peak <= free and (not hard or used + whole <= hard)
 
 
 def weight_bytes(settings: WorkerSettings) -> int:
-    """Approximate bytes that a model's weights will take in memory."""
+    """Approximate bytes of a model's weights in memory."""
     if not _computes(settings):
         return 0
     stored = file_bytes(settings.model_path)
@@ -150,15 +150,15 @@ def weight_bytes(settings: WorkerSettings) -> int:
         return stored
     try:
         config = read_config(settings.model_path)
-    except (OSError, ValueError):  # of the model that is to go: its files may be gone already
+    except (OSError, ValueError):  # the old model's files may already be gone
         return stored
     own = {"float32": 4}.get(config.dtype, 2)
     return stored * _number_bytes(settings, config) // own
 
 
 def pool_bytes_of(settings: WorkerSettings) -> int:
-    """Bytes of the KV pool that the settings ask for; 0 if it takes the free memory, or only its
-    engine knows."""
+    """Bytes of the KV pool in the settings; 0 if it takes the free memory or only its engine
+    knows."""
     if settings.engine != "torch" or not settings.kv.blocks:
         return 0
     try:
@@ -170,7 +170,7 @@ def pool_bytes_of(settings: WorkerSettings) -> int:
 
 
 def _number_bytes(settings: WorkerSettings, config: ModelConfig) -> int:
-    """Bytes of a number of the type in which our own engine computes."""
+    """Bytes per number of the data type in which our own engine computes."""
     import torch
 
     from worker.runner.device import choose_dtype
@@ -186,7 +186,7 @@ def _check_files(target: WorkerSettings) -> None:
         read_config(path)
         from worker.models.checkpoint import Checkpoint
 
-        with Checkpoint(path):  # headers and lengths, not the weights
+        with Checkpoint(path):  # reads headers and lengths, not the weights
             return
     if not path.exists():
         raise BrokenCheckpoint(f"{path} does not exist")
@@ -199,7 +199,7 @@ def _check_files(target: WorkerSettings) -> None:
             " it: tidegate engines ensure vllm"
         )
     if not (path / "config.json").is_file():
-        raise BrokenCheckpoint(f"{path}: no checkpoint, it has no config.json")
+        raise BrokenCheckpoint(f"{path}: not a checkpoint, it has no config.json")
 
 
 def _computes(settings: WorkerSettings) -> bool:

@@ -1,6 +1,6 @@
 """Wraps Triton's requests as ``Call`` and ``Responder``, for the models of ``model_repository``.
 
-Only they can import ``triton_python_backend_utils``; they hand it over.
+Only those models can import ``triton_python_backend_utils``; they pass it in.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from worker.errors import ResponderLost
 from worker.service.call import Call, Responder, Tensors
 
 Outgoing = Callable[[NDArray[Any]], NDArray[Any]]
-"""Converts an array before Triton gets it."""
+"""A function that converts an array before Triton gets it."""
 
 ERROR_CODES = {
     Code.INVALID_REQUEST: "INVALID_ARG",
@@ -37,7 +37,7 @@ ours."""
 
 
 def call_of(request: Any, responder: Responder) -> Call:
-    """Convert a request. Raises ``ValueError`` where a parameter or the id is not UTF-8."""
+    """Convert a request. Raises ``ValueError`` if a parameter or the id is not UTF-8."""
     return Call(
         inputs={tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
         parameters=json.loads(request.parameters() or "{}"),
@@ -63,7 +63,7 @@ class TritonResponder:
     def close(self) -> None:
         if not self._ended:
             self._ended = True
-            with contextlib.suppress(Exception):  # the request is dead, which need not be reported
+            with contextlib.suppress(Exception):  # the request is already dead; no report needed
                 self._sender.send(flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def fail(self, code: Code, message: str) -> None:
@@ -98,7 +98,7 @@ _FOR_OTHERS = 0o077
 def restrict_shared_memory(
     maps: Path = Path("/proc/self/maps"), directory: str = SHARED_MEMORY
 ) -> None:
-    """Remove others' permissions from every shared region that this process has mapped."""
+    """Remove other users' permissions from every shared region that this process maps."""
     with suppress(OSError):
         # address, permissions, offset, device, inode, path
         mapped = (line.split(maxsplit=5) for line in maps.read_text(errors="replace").splitlines())

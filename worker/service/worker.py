@@ -1,7 +1,7 @@
-"""The worker as a whole: takes Triton's requests, owns engine and emitter, drains and stops.
+"""The whole worker: takes Triton's requests, owns the engine and the emitter, drains and stops.
 
-``accept`` runs on Triton's request thread and only hands over. Lane messages are applied on that
-thread at once, so that a cancel reaches the engine without waiting for anything.
+``accept`` runs on Triton's request thread and only hands requests over. That thread applies lane
+messages at once, so that a cancel reaches the engine without a wait.
 """
 
 import math
@@ -61,19 +61,19 @@ from worker.service.swap import Swapper
 from worker.settings import WorkerSettings
 
 HEARTBEAT_S: Final = 0.25
-"""A lane with nothing to report gets an empty frame, a heartbeat, this often (OR-6)."""
+"""Interval of heartbeats: empty frames on a lane with nothing to report (OR-6)."""
 STOP_GRACE_S = 2.0
 """Seconds that ``close`` waits for aborted jobs to be answered."""
 MAX_DRAIN_MS = 24 * 3_600_000.0
-"""Longest grace of a drain: a longer one would be an outage, not a drain."""
+"""Maximum grace period of a drain: a longer one would be an outage, not a drain."""
 WRONG_LANE_TOKEN = (
-    "this worker asks for a lane token, and got another one or none: set the same value as "
+    "this worker requires a lane token, but got a different one or none: set the same value as "
     "TIDEGATE_LANES__TOKEN for the orchestrator and TIDEGATE_WORKER__LANE_TOKEN for the worker"
 )
 
 
 class Worker:
-    """A worker over an engine that is loaded but not started, and over engines that replace it."""
+    """Serves an engine that is loaded but not started, and later the engines that replace it."""
 
     def __init__(
         self,
@@ -85,9 +85,9 @@ class Worker:
         guard: ProcessGuard | None = None,
         device_fault: Callable[[], str] = str,
     ) -> None:
-        """``load`` loads models for swaps; ``die`` ends the process after a permanent failure,
-        ``guard`` if not even that can be called. ``device_fault`` says why the device is lost; ""
-        while it is not."""
+        """``load`` loads models for swaps. ``die`` ends the process after a permanent failure;
+        ``guard`` does so if ``die`` cannot be called. ``device_fault`` returns why the device is
+        lost ("" if it is not)."""
         self._guard = guard
         self._clock = clock
         self._lanes: dict[str, Lane] = {}
@@ -113,16 +113,16 @@ class Worker:
 
     @property
     def serving(self) -> Serving:
-        """The model that is served now."""
+        """The currently served model."""
         return self._swapper.serving
 
     @property
     def emitter(self) -> Emitter:
-        """The emitter, for simulators, which start no threads and call its ``cycle`` instead."""
+        """The emitter. Simulators start no threads and call its ``cycle`` instead."""
         return self._emitter
 
     def start(self) -> None:
-        """Start the threads; requests may come from now on."""
+        """Start the threads. Requests may arrive from now on."""
         warn_if_open(self._lane_token)
         if self._guard is not None:
             self._emitter.each_cycle(self._guard.advance)
@@ -132,14 +132,14 @@ class Worker:
         self._emitter.start()
 
     def accept(self, call: Call) -> None:
-        """Take over one request. Never raises: an error becomes its answer."""
+        """Take over one request. Never raises: an error becomes the response."""
         try:
             data = call.data(LANE_MESSAGE)
             if data is None:
                 self._plain.accept(call)
             elif len(data) > (most := self.serving.max_message_bytes):
                 raise InvalidCall(
-                    f"a lane message of {len(data)} bytes is too long; at most {most} are taken"
+                    f"a lane message of {len(data)} bytes is too long; send at most {most} bytes"
                 )
             else:
                 self._apply(decode_message(data), call)
@@ -154,7 +154,7 @@ class Worker:
         self._emitter.fail(responder, InvalidCall(reason))
 
     def close(self) -> None:
-        """Abort everything, answer everything, end the threads. Idempotent."""
+        """Abort all jobs, answer all requests, end the threads. Idempotent."""
         self._emitter.post(lambda: self._drainer.begin(0.0, None))
         self._plain.close()
         self._swapper.close()
@@ -205,7 +205,7 @@ class Worker:
                 )
 
     def _grace_s(self, message: Drain | Swap) -> float:
-        """Seconds that running jobs get. Raises ``Unauthenticated`` or ``InvalidCall``."""
+        """Seconds that running jobs get to end. Raises ``Unauthenticated`` or ``InvalidCall``."""
         if not self._lane_token.admits(message.token):
             raise Unauthenticated(WRONG_LANE_TOKEN)
         if not 0 <= message.grace_ms <= MAX_DRAIN_MS:
@@ -240,7 +240,7 @@ class Worker:
         self._lanes[message.lane] = lane
 
         def begin() -> None:
-            # On the thread that replaces models, or the lane might keep the previous card.
+            # Runs on the thread that replaces models, so that the lane gets the current card.
             lane.describe(self.serving.card)
             self._emitter.open_lane(lane)
 
@@ -299,11 +299,11 @@ class Worker:
         lane.jobs[message.handle] = lane_job
         self._emitter.job_replies[job] = lane_job
         serving.engine.submit(job)
-        if lane.ended:  # lost between the check above and the registration: only this stops it
+        if lane.ended:  # lost after the check above and before registration: only this stops it
             serving.engine.cancel(job, AbortCause.LANE_LOST)
 
     def _check(self, message: Submit, card: ModelCard) -> None:
-        """Raise ``RequestError`` or ``InvalidSampling`` for what the engine must not get."""
+        """Raise ``RequestError`` or ``InvalidSampling`` for a job that the engine must not get."""
         if self._emitter.draining:
             raise WorkerDraining("the worker is draining; retry elsewhere")
         if message.serving != card.serving:
@@ -314,7 +314,7 @@ class Worker:
         if message.adapter and message.adapter not in (one.name for one in card.adapters):
             raise InvalidCall(f"this worker has no adapter {excerpt(message.adapter)}")
         ids = message.token_ids
-        # Checked here, not only in the engine: block hashes cannot be made of other numbers.
+        # Checked here, not only in the engine: block hashes need valid token ids.
         if ids and (min(ids) < 0 or max(ids) >= card.vocab_size):
             raise InvalidCall(f"token ids are from 0 to {card.vocab_size - 1}")
         if not 0 <= message.begun_tokens <= len(ids):

@@ -1,4 +1,4 @@
-"""Turns token ids into text, a few at a time, never half a character."""
+"""Decodes token ids to text incrementally, without splitting characters."""
 
 import codecs
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from protocol.token_bytes import TokenPieces
 
 
 class Detokenizer(Protocol):
-    """Decodes one job's ids. All results joined, with ``flush``, are the text of all ids."""
+    """Decodes one job's ids. All results joined, including ``flush``, are the text of all ids."""
 
     def feed(self, ids: Sequence[int]) -> list[str]:
         """The text that each id completes: empty for special tokens and incomplete characters."""
@@ -21,7 +21,7 @@ class Detokenizer(Protocol):
 
 
 class TokenTexts(dict[int, str | None]):
-    """Texts by token, None for one that is not valid UTF-8 by itself. Shared by jobs."""
+    """Texts by token; None for a token that is not valid UTF-8 by itself. Shared by jobs."""
 
     def __init__(self, pieces: TokenPieces) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class TokenTexts(dict[int, str | None]):
 class ByteDetokenizer:
     """A ``Detokenizer`` for tokens that are bytes: joins them and decodes complete characters.
 
-    Invalid bytes give what ``bytes.decode("utf-8", "replace")`` of the whole text would give.
+    Invalid bytes give the same result as ``bytes.decode("utf-8", "replace")`` of the whole text.
     """
 
     def __init__(self, texts: TokenTexts) -> None:
@@ -71,7 +71,7 @@ class ByteDetokenizer:
 
 
 class LibraryDetokenizer:
-    """A ``Detokenizer`` for any other vocabulary, by the tokenizer library's own stream."""
+    """A ``Detokenizer`` for any other vocabulary; uses the tokenizer library's own stream."""
 
     def __init__(
         self, tokenizer: HfTokenizer, silent: frozenset[int], *, skip_special: bool = True

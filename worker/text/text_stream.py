@@ -1,4 +1,4 @@
-"""A job's text as it grows: detokenized, cut at stop strings, of which nothing gets through."""
+"""A job's growing text: detokenized, and cut before stop strings, which are never shown."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from worker.text.detokenizer import Detokenizer
 
 
 class Passed(NamedTuple):
-    """Text that may be shown. ``stopped``: a stop string followed it, and the text is over."""
+    """Text that may be shown. ``stopped``: a stop string followed it and ended the text."""
 
     text: str
     stopped: bool
 
 
 class StopMatcher:
-    """Cuts a text before the first stop string that completes; of several, before the longest.
+    """Cuts a text before the first stop string that completes; if several do, before the longest.
 
     Holds back only what may still become a stop string. Each stop string is tracked by the length
     of its longest prefix that ends the text (Knuth, Morris, Pratt), so a character costs the same
@@ -33,7 +33,7 @@ class StopMatcher:
         """The stop string that ended the text; empty before that."""
 
     def feed(self, text: str) -> Passed:
-        """Pass on text that cannot be part of a stop string, after what was held back before."""
+        """Return text that cannot be part of a stop string, after the text held back before."""
         if not self._held and self._first_chars.isdisjoint(text):
             return Passed(text, False)
         seen = self._held + text
@@ -48,13 +48,13 @@ class StopMatcher:
         return Passed(seen[: len(seen) - keep], False)
 
     def flush(self) -> str:
-        """The text that was held back, now that no more comes."""
+        """Return the text that was held back, at the end of the text."""
         held, self._held = self._held, ""
         self._matched = [0] * len(self._stops)
         return held
 
     def _advance(self, char: str) -> str:
-        """Take one character; returns the longest stop string that it completes, or ""."""
+        """Take one character. Returns the longest stop string that it completes, or ""."""
         longest = ""
         for i, stop in enumerate(self._stops):
             matched, fallback = self._matched[i], self._fallbacks[i]
@@ -94,7 +94,7 @@ class Fed(msgspec.Struct, frozen=True, gc=False):
 
 
 class TextStream:
-    """One job's text, used by one thread. After a ``stopped_at`` it is over: feed no more."""
+    """One job's text, used by one thread. After ``stopped_at`` the text is over: feed no more."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class TextStream:
         min_tokens: int = 0,
         stop_ids: Sequence[int] = (),
     ) -> None:
-        """``stop`` strings count in the text that comes after the first ``min_tokens`` tokens. One
-        of ``stop_ids`` ends the text and is not part of it."""
+        """``stop`` strings count only after the first ``min_tokens`` tokens. A token of
+        ``stop_ids`` ends the text and is not part of it."""
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stop) if stop else None
         self._exempt_tokens = min_tokens
@@ -119,7 +119,7 @@ class TextStream:
 
     def feed(self, ids: Sequence[int]) -> Fed:
         """Take new token ids; texts are parallel to them."""
-        # The engine ends a job with such a token, and yields none before one may come.
+        # The engine ends a job at such a token, and yields none before it is allowed.
         if self._stop_ids and ids and ids[-1] in self._stop_ids:
             fed = self._fed(ids[:-1])
             if fed.stopped_at is None:
@@ -141,7 +141,7 @@ class TextStream:
         return Fed(texts)
 
     def flush(self) -> Passed:
-        """The text that was held back, at the end of a text that no stop string has ended."""
+        """Return the text that was held back, at the end of a text without a stop string."""
         rest = self._detokenizer.flush()
         if self._matcher is None:
             return Passed(rest, False)

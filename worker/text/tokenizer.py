@@ -26,9 +26,9 @@ from worker.text.text_stream import TextStream
 
 
 class Tokenizer:
-    """Encodes prompts and opens a text stream per job. Its tables are shared by all streams.
+    """Encodes prompts and opens a text stream per job. All streams share its tables.
 
-    ``silent_ids`` (end-of-sequence tokens) and its own ``eos_token`` have no text even where the
+    ``silent_ids`` (end-of-sequence tokens) and its own ``eos_token`` have no text even if the
     vocabulary does not mark them as special. Without ``special_in_prompts``, text in a prompt that
     looks like a special token stays text.
     """
@@ -43,16 +43,16 @@ class Tokenizer:
         special_in_prompts: bool = True,
     ) -> None:
         self.json = tokenizer_json
-        """The file ``tokenizer.json``, as the model card carries it."""
+        """The contents of ``tokenizer.json``, as in the model card."""
         self.chat_template = chat_template
-        """Jinja source; empty when the model has none."""
+        """Jinja source; empty if the model has none."""
         self.special_tokens = special_tokens_of(settings)
         """The chat template's variables (``bos_token`` …) with their texts."""
         self._hf = HfTokenizer.from_buffer(tokenizer_json)
         self._hf.no_truncation()
         self._hf.no_padding()
         self._prompts = self._hf
-        if not special_in_prompts:  # a second one: the library sets this for a whole tokenizer
+        if not special_in_prompts:  # a second tokenizer: the library sets this per tokenizer
             self._prompts = HfTokenizer.from_buffer(tokenizer_json)
             self._prompts.no_truncation()
             self._prompts.no_padding()
@@ -92,40 +92,40 @@ class Tokenizer:
         return None if token is None else self._hf.token_to_id(token)
 
     def spelling_of(self, token_id: int) -> str:
-        """A token in the vocabulary's spelling; empty for an unknown id."""
+        """A token as spelled in the vocabulary; empty for an unknown id."""
         return self._hf.id_to_token(token_id) or ""
 
     @property
     def pieces(self) -> TokenPieces | None:
-        """The bytes of each token's text; None where a text is more than these joined."""
+        """The bytes of each token's text; None if a text is not just these bytes joined."""
         return None if self._texts is None else self._texts.pieces
 
     @cached_property
     def longest_token_bytes(self) -> int:
-        """Most bytes of text that any token stands for."""
+        """Maximum bytes of text per token."""
         return max(len(token.encode()) for token in self._hf.get_vocab(with_added_tokens=True))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; without special tokens for one that a chat template rendered."""
-        # Only the batch call releases the interpreter's lock, for which a lane cannot wait.
+        """Token ids of a text. Omit special tokens for a text that a chat template rendered."""
+        # Only the batch call releases the GIL, which a lane must not wait for.
         (encoding,) = self._prompts.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
     def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
-        """A fresh incremental decoder for one job."""
+        """A new incremental decoder for one job."""
         texts = self._texts if skip_special else self._texts_with_special
         if texts is None:
             return LibraryDetokenizer(self._hf, self._silent, skip_special=skip_special)
         return ByteDetokenizer(texts)
 
     def stream(self, stop: Sequence[str] = (), min_tokens: int = 0) -> TextStream:
-        """A fresh text stream for one job."""
+        """A new text stream for one job."""
         return TextStream(self.detokenizer(), stop, min_tokens)
 
     def stream_for(self, asked: Sampling, stop_after: int | None = None) -> TextStream:
-        """A fresh text stream for a job that asks for ``asked``. Stop strings count after
-        ``stop_after`` tokens, by default ``min_tokens``; another number is for text that began
+        """A new text stream for a job that asks for ``asked``. Stop strings count after
+        ``stop_after`` tokens, by default ``min_tokens``; other values are for text that began
         elsewhere.
         """
         detokenizer = self.detokenizer(skip_special=asked.skip_special_tokens)
@@ -139,7 +139,7 @@ class Tokenizer:
         return TokenTexts(TokenPieces(self._hf, self._to_bytes, self._silent, shown=True))
 
     def plain_words(self, count: int) -> list[int]:
-        """Up to ``count`` tokens that are a space and a word, the lowest ids first."""
+        """Up to ``count`` tokens that are a space and a word, lowest ids first."""
         ids = sorted(self._hf.get_vocab(with_added_tokens=True).values())
         return list(
             islice((i for i in ids if _is_plain_word(self.detokenizer().feed([i])[0])), count)

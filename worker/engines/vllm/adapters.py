@@ -1,8 +1,8 @@
-"""LoRA adapters: checks them against their base model, and loads them into vLLM.
+"""LoRA adapters: checks them against their base model and loads them into vLLM.
 
-vLLM refuses what it does not compute (DoRA, biases and the like), and trusts a folder: it ignores
-layers that the model does not have, and reports different shapes by a traceback, if at all. So the
-files are checked here first.
+vLLM refuses adapters that it does not support (DoRA, biases and the like), but it trusts a folder:
+it ignores layers that the model does not have, and reports different shapes with a traceback, if at
+all. So this module checks the files first.
 """
 
 import json
@@ -19,7 +19,7 @@ from worker.errors import BrokenCheckpoint
 from worker.settings import WorkerSettings, variable
 
 _RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values that vLLM takes for ``max_lora_rank``."""
+"""Values that vLLM accepts for ``max_lora_rank``."""
 _CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"
 _FACTOR: Final = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])\.weight")
@@ -30,7 +30,7 @@ _Shapes = Mapping[str, tuple[int, ...]]
 def adapter_defaults(settings: WorkerSettings) -> dict[str, str]:
     """The arguments that vLLM needs for the adapters, by its names; none without adapters.
 
-    Raises ``BrokenCheckpoint`` for an adapter that is not the model's, or cannot be read.
+    Raises ``BrokenCheckpoint`` for an adapter of another model or one that cannot be read.
     """
     if not settings.adapters:
         return {}
@@ -38,9 +38,9 @@ def adapter_defaults(settings: WorkerSettings) -> dict[str, str]:
     most = int(stated) if stated.isdigit() else _RANKS[-1]
     base = _shapes(settings.model_path.glob("*.safetensors"))
     rank = max(_rank_of(path, base, name, most) for name, path in settings.adapters.items())
-    # All of them stay loaded, so that none waits for another one's texts to end. On the CPU vLLM
-    # takes the last place's weights for texts without an adapter in a batch with others that have
-    # one: it stays empty.
+    # All of them stay loaded, so that no adapter waits for another one's texts to end. On the CPU,
+    # vLLM uses the last slot's weights for texts without an adapter in a batch with adapters, so
+    # that slot stays empty.
     places = len(settings.adapters) + (settings.device == "cpu")
     return {
         "enable_lora": "true",
@@ -77,7 +77,7 @@ def _named(name: str) -> str:
 
 
 def _rank_of(path: Path, base: _Shapes, name: str, most: int) -> int:
-    """The greatest rank in an adapter. Raises ``BrokenCheckpoint`` for one that does not fit."""
+    """The maximum rank in an adapter. Raises ``BrokenCheckpoint`` if it does not fit the model."""
     try:
         stated = int(json.loads((path / _CONFIG).read_text(encoding="utf-8"))["r"])
         shapes = _shapes([path / _WEIGHTS])
@@ -99,8 +99,8 @@ def _rank_of(path: Path, base: _Shapes, name: str, most: int) -> int:
 
 
 def _misfit(factors: Mapping[re.Match[str], tuple[int, ...]], base: _Shapes) -> str:
-    """Why ``factors``, with their shapes, are not for a model of the weights ``base``; empty if
-    they seem to be, or where ``base`` has other names for its weights (packed, say)."""
+    """Why ``factors``, with their shapes, do not fit a model with weights ``base``; empty if they
+    seem to fit, or if ``base`` names its weights differently (for example, packed)."""
     if not factors:
         return f"{_WEIGHTS} has no weights of LoRA"
     layers = {found[0]: found[1] for name in base if (found := _LAYER.match(name))}

@@ -11,8 +11,8 @@ from worker.errors import BrokenCheckpoint
 from worker.settings import WorkerSettings, variable
 
 _CPU_STEP_TOKENS: Final = 2048
-"""Tokens of a step on the CPU unless our ``max_step_tokens`` is set. On CUDA both sizes are vLLM's
-own then, which follow the GPU: 64 jobs and 2,048 tokens lose to ``vllm serve``."""
+"""Tokens per step on the CPU if our ``max_step_tokens`` is unset. On CUDA, both sizes are then
+vLLM's own, which depend on the GPU: 64 jobs and 2,048 tokens are slower than ``vllm serve``."""
 _OURS: Final = frozenset(
     {
         "model",
@@ -31,7 +31,7 @@ _OURS: Final = frozenset(
 
 
 def check_settings(settings: WorkerSettings) -> None:
-    """Raise ``ValueError`` for settings of our own engine that vLLM cannot honour."""
+    """Raise ``ValueError`` for settings of our own engine that vLLM does not support."""
     on_cpu = settings.device == "cpu"
     refused = {
         "deterministic": (
@@ -53,9 +53,9 @@ def defaults(settings: WorkerSettings) -> dict[str, str]:
         "seed": str(secrets.randbelow(2**31)),
         "max_model_len": "-1",  # as long as the model's context, or what its memory holds of it
         "enable_prefix_caching": json.dumps(settings.kv.prefix_cache),
-        # Where memory is short the job with the latest deadline gives way.
+        # If memory is short, the job with the latest deadline is preempted.
         "scheduling_policy": "priority",
-        # Images are prepared here, for one engine, and a text has nothing else to see or hear.
+        # Images are prepared here, for one engine; there is no video or audio input.
         "limit_mm_per_prompt": '{"video": 0, "audio": 0}',
         "mm_processor_cache_gb": "0",
     }
@@ -75,8 +75,8 @@ def defaults(settings: WorkerSettings) -> dict[str, str]:
 
 
 def engine_args(settings: WorkerSettings) -> Any:
-    """Make an ``EngineArgs``; vLLM must be installed. Raises ``ValueError`` for names and values
-    that it does not know, ``BrokenCheckpoint`` for adapters that do not fit."""
+    """Make an ``EngineArgs``; vLLM must be installed. Raises ``ValueError`` for unknown names and
+    values, and ``BrokenCheckpoint`` for adapters that do not fit."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -115,7 +115,7 @@ def engine_config(settings: WorkerSettings) -> Any:
 
 
 def check_names(stated: Mapping[str, str], known: Mapping[str, list[str]]) -> None:
-    """Raise ``ValueError`` for names that vLLM does not have, or that are not the operator's."""
+    """Raise ``ValueError`` for names that vLLM does not have or an operator may not set."""
     for name in stated:
         if name == "tensor_parallel_size":
             raise ValueError(

@@ -1,9 +1,9 @@
 """vLLM's engine core, stepped by our thread: a ``StepCore``.
 
-Not ``AsyncLLM``, which puts the core into another process behind two sockets and an event loop:
-there an abort is a message that is read between two of its steps, and a step's tokens are packed,
-sent and unpacked before they can be read. Here an abort is a call between two steps, and the core's
-own outputs are what is read.
+It does not use ``AsyncLLM``, which runs the core in another process behind two sockets and an event
+loop: there an abort is a message that is read between two steps, and a step's tokens are packed,
+sent and unpacked before they can be read. Here an abort is a call between two steps, and we read
+the core's own outputs.
 """
 
 import threading
@@ -26,8 +26,8 @@ from worker.errors import InvalidCall
 class HeldRequests:
     """Requests of paused jobs, held back from vLLM's scheduler. On the engine's thread.
 
-    It is vLLM's own preemption: a request's blocks go back to the pool, where the prefix cache
-    still has them, and the request continues with its next token, seeds and grammar included.
+    It uses vLLM's own preemption: a request's blocks return to the pool, where the prefix cache
+    still has them, and the request continues with its next token, including seeds and grammar.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -35,8 +35,8 @@ class HeldRequests:
         self._held: dict[str, Any] = {}
 
     def hold(self, name: str) -> bool:
-        """Keep a request out of the batch. False while a step that was planned with it has yet to
-        be read: ask again after that."""
+        """Keep a request out of the batch. False while a step planned with it is not read yet: ask
+        again after that."""
         scheduler, request = self._scheduler, self._held.get(name)
         if request is None:
             request = scheduler.requests[name]
@@ -69,8 +69,8 @@ class EngineCoreDead(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class CoreParts:
-    """An ``EngineCore`` and what was put into it. ``reports`` is None without a prefix cache with
-    nameable blocks."""
+    """An ``EngineCore`` and the objects that were passed to it. ``reports`` is None without a
+    prefix cache whose blocks we can name."""
 
     core: Any
     hasher: BlockHasher | None
@@ -91,12 +91,12 @@ class CoreParts:
     adapters: Mapping[str, Any]
     """vLLM's ``LoRARequest`` of each adapter, by name."""
     images: VisionReader | None
-    """Prepares prompts' images; None for a model of text only."""
+    """Prepares prompts' images; None for a text-only model."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Looking:
-    """A job whose images a thread prepares."""
+    """A job whose images a thread is preparing."""
 
     job: Job
     max_tokens: int

@@ -57,20 +57,20 @@ def lacking(*, grammars: bool, kv_events: bool, speculates: bool) -> tuple[Featu
         lacks.append(Feature.GRAMMAR)
     if not kv_events:
         lacks.append(Feature.KV_EVENTS)
-    if speculates:  # vLLM refuses them where it guesses tokens ahead
+    if speculates:  # vLLM refuses them with speculative decoding
         lacks += [Feature.LOGIT_BIAS, Feature.MIN_P]
     return tuple(sorted(lacks))
 
 
 def max_running(settings: WorkerSettings, config: Any) -> int:
-    """Most jobs that run at once: the lesser of the worker's number and the one given to vLLM."""
+    """Maximum jobs at once: the lower of the worker's number and the one given to vLLM."""
     own = int(config.scheduler_config.max_num_seqs)
     is_stated = settings.device == "cpu" or "max_running" in settings.model_fields_set
     return min(settings.max_running, own) if is_stated else own
 
 
 def engine_digest(settings: WorkerSettings, model: Any) -> str:
-    """Hex SHA-256 over the code, versions and settings that decide which tokens come out."""
+    """Hex SHA-256 over the code, versions and settings that affect the tokens."""
     stated = sorted(settings.engine_args.items())
     sums = settings.deterministic, settings.tensor_parallel
     facts = (library_version(), version_of("torch"), str(model.dtype), stated, sums)
@@ -83,7 +83,7 @@ def engine_digest(settings: WorkerSettings, model: Any) -> str:
 _SMALL_BYTES: Final = 64 * 2**20
 """Bytes of weights below which one thread computes faster than several."""
 _SET_NUM_THREADS: Final = torch.set_num_threads
-"""Torch's own function, which vLLM replaces by one that does nothing."""
+"""Torch's own function, which vLLM replaces with one that does nothing."""
 
 
 def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> LoadedEngine:
@@ -184,8 +184,8 @@ def threads_for(settings: WorkerSettings) -> int:
 
 
 def _set_threads(count: int) -> None:
-    """Set torch's number of threads for the calling thread; 0 changes nothing. OpenMP has a number
-    for each thread, and vLLM's kernels want the loading and the computing one to agree."""
+    """Set torch's number of threads for the calling thread; 0 changes nothing. OpenMP has one
+    number per thread, and vLLM's kernels need the loading and the computing thread to agree."""
     if count:
         _SET_NUM_THREADS(count)
 
@@ -209,11 +209,11 @@ _FILTERED = Sampling(max_tokens=_TOKENS, top_p=0.9, min_p=0.1)
 
 
 def warm_up(parts: CoreParts, most: int) -> None:
-    """Warm vLLM up with every kind of request, ``most`` jobs at a time. Raises ``BrokenCheckpoint``
-    where it fails at an image.
+    """Warm up vLLM with every kind of request, ``most`` jobs at a time. Raises ``BrokenCheckpoint``
+    if it fails on an image.
 
-    vLLM compiles parts of its sampler when a request first asks for them, and again for the first
-    batch of more than one: some ten seconds each on a CPU, while all jobs wait.
+    vLLM compiles parts of its sampler when a request first needs them, and again for the first
+    batch of more than one: about ten seconds each on a CPU, while all jobs wait.
     """
     core = VllmCore(parts)
     speculates = parts.core.vllm_config.speculative_config is not None
@@ -250,26 +250,26 @@ _CPU_SHARE: Final = 0.25
 """Share of free memory for the KV cache, as for our own engine."""
 _CPU_SHARE_ONE: Final = 0.5
 _BYTES: Final = 2
-"""Bytes of a number in the KV cache, float16 or bfloat16."""
+"""Bytes per number in the KV cache, float16 or bfloat16."""
 _GPU_SPARE_SHARE: Final = 0.03
-"""Share of a GPU's free memory that is left free, as by our own engine."""
+"""Share of a GPU's free memory that stays free, as for our own engine."""
 _STATED: Final = frozenset({"gpu_memory_utilization", "kv_cache_memory_bytes"})
-"""vLLM's arguments for its memory, which win where the operator gives one."""
+"""vLLM's arguments for its memory; an operator's value for one takes precedence."""
 
 
 def bound_memory(settings: WorkerSettings, config: Any) -> None:
-    """Limit what vLLM takes to what is free. By itself it takes a share of all memory, or stops."""
+    """Limit vLLM to the free memory. By default it takes a share of all memory, or stops."""
     if _STATED.isdisjoint(settings.engine_args):
         bound = _bound_cpu if settings.device == "cpu" else _bound_gpu
         bound(settings, config)
 
 
 def _bound_gpu(settings: WorkerSettings, config: Any) -> None:
-    """Lower vLLM's share of each GPU to ``memory.hard_gib``, and where it uses one GPU, to the
-    memory that is free there."""
+    """Lower vLLM's share of each GPU to ``memory.hard_gib`` and, if it uses one GPU, to the memory
+    that is free there."""
     cache, gpus = config.cache_config, config.parallel_config.world_size
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    # Asking how much is free opens a GPU, and of several each is for a process of its own.
+    # A query of the free memory opens a GPU, and each of several GPUs is for its own process.
     free = total if gpus > 1 else torch.cuda.mem_get_info()[0]
     cache.gpu_memory_utilization = gpu_share(
         cache.gpu_memory_utilization, total, free, settings.memory.hard_gib / gpus
@@ -286,7 +286,7 @@ def gpu_share(usual: float, total: int, free: int, hard_gib: float) -> float:
 
 
 def _bound_cpu(settings: WorkerSettings, config: Any) -> None:
-    """Limit the KV cache to what ``max_running`` whole contexts can use, and to a share of the free
+    """Limit the KV cache to the size of ``max_running`` whole contexts, and to a share of the free
     memory."""
     cache, model = config.cache_config, config.model_config
     if cache.num_gpu_blocks_override is not None:
@@ -356,7 +356,7 @@ def start_core(
         ends=end_mask(vocab_size, eos_token_ids),
         vocab_size=vocab_size,
         # Only the second model runner draws by seed, position and token, and knows where an answer
-        # begins; with speculation draws also depend on the guesses.
+        # begins; with speculation, draws also depend on the speculative tokens.
         can_continue=config.use_v2_model_runner and config.speculative_config is None,
         # A connector may be about to pass on the blocks that a pause frees.
         can_pause=config.kv_transfer_config is None,

@@ -1,7 +1,7 @@
 """Images for vLLM: decoded within our bounds, prepared by vLLM's own processor.
 
-The processor gets each image with its one token, and says which tokens it makes of that. Its work
-on whole prompts is not used: orchestrators have put the tokens there, by the card's ``Vision``.
+The processor gets each image with its one token, and returns the tokens that it makes of that. It
+gets no whole prompts: orchestrators have inserted the tokens, by the card's ``Vision``.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
 IMAGE_BYTES: Final = 32 * 2**20
-"""Most bytes of a prompt's images together, as files."""
+"""Maximum total bytes of a prompt's image files."""
 MAX_PIXELS: Final = 2**26
-"""Most pixels of an image that is decoded: 200 MB as red, green and blue."""
+"""Maximum pixels of a decoded image: 200 MB as RGB."""
 _FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP")
 _SIZES: Final = ((32, 32), (448, 224))
 """Width and height of two blank images that are read as a trial: one of them is scaled up by models
@@ -64,8 +64,8 @@ def image_token(tokenizer: Tokenizer, token_id: int) -> str:
 def counting_rule(
     token: str, token_id: int, processor: Any, counts: Sequence[int], max_bytes: int
 ) -> Vision:
-    """The rule by which ``blank_images`` have these numbers of tokens. ``processor`` is the
-    checkpoint's own image processor. Raises ``Blind`` where no rule is known."""
+    """The rule that gives ``blank_images`` these numbers of tokens. ``processor`` is the
+    checkpoint's own image processor. Raises ``Blind`` if no rule is known."""
     if len(set(counts)) == 1 and counts[0] > 0:
         return Vision(token, token_id, image_tokens=counts[0], max_bytes=max_bytes)
     try:
@@ -98,7 +98,7 @@ def decoded(vision: Vision, file: bytes, number: int) -> tuple[Any, int]:
     from PIL import Image, ImageOps
 
     try:
-        # Reads no more than the header, so that a bomb is seen before it is decoded.
+        # Reads only the header, so that a decompression bomb is detected before it is decoded.
         image: Any = Image.open(io.BytesIO(file), formats=_FORMATS)
         is_small = image.width * image.height <= MAX_PIXELS
         if is_small:
@@ -147,7 +147,7 @@ class VisionReader:
         """
         from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 
-        # What was generated elsewhere may have that token too, and shows nothing.
+        # Tokens generated elsewhere may include that token too, but they stand for no image.
         prompt = job.token_ids[: len(job.token_ids) - job.begun_tokens]
         places = places_of(self.vision, prompt)
         features: list[Any] = []
@@ -156,7 +156,7 @@ class VisionReader:
         for number, file in enumerate(job.images, 1):
             image, count = decoded(self.vision, file, number)
             digest = hashlib.sha256(file).digest()
-            # What one tenant's image was computed to, no other tenant's request finds.
+            # A tenant's computed image must not be found by another tenant's request.
             name = f"{digest.hex()} {job.cache_salt}"
             data, tokens, is_embed = prepared(self._processor, image, name, self.vision.token_id)
             here = places[done : done + count]
@@ -192,7 +192,7 @@ def open_images(settings: WorkerSettings, config: Any, tokenizer: Tokenizer) -> 
 
 def prepared(processor: Any, image: Any, name: str, token_id: int) -> tuple[Any, int, Any]:
     """vLLM's inputs for a decoded image, the number of its tokens, and which of them the model
-    replaces (None for all). Raises ``Blind`` where these are not the image's own token alone."""
+    replaces (None for all). Raises ``Blind`` if these are more than the image's own token."""
     from vllm.multimodal.processing import ProcessorInputs, TimingContext
 
     items = processor.info.parse_mm_data({"image": [image]})

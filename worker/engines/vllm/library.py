@@ -1,4 +1,4 @@
-"""Imports vLLM, quiet and offline, after setting the environment that it reads on import."""
+"""Imports vLLM, quiet and offline, after it sets the environment that vLLM reads on import."""
 
 import logging
 import multiprocessing
@@ -32,16 +32,16 @@ _REQUIRED: Final = {
 _DEFAULTS: Final = {"HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1"}
 _TESTED: Final = ("0.32",)
 _READ: Final = ("0.33",)
-"""Versions that were run here, on CPUs, and those whose code was read only."""
+"""Versions that were run here, on CPUs, and versions whose code was only read."""
 _INVARIANT: Final = "VLLM_BATCH_INVARIANT"
-"""vLLM's switch for sums that do not depend on what else is in a step."""
+"""vLLM's switch for sums that do not depend on the rest of a step."""
 
 
 def load_library(settings: WorkerSettings) -> None:
     """Import vLLM for the device that ``settings`` ask for.
 
-    Raises ``EngineMissing``, and ``DeviceUnavailable`` where the device is not to be had or vLLM
-    was built for another.
+    Raises ``EngineMissing``, and ``DeviceUnavailable`` if the device is unavailable or vLLM was
+    built for another one.
     """
     _choose_sums(settings)
     os.environ.update(_REQUIRED)
@@ -88,8 +88,8 @@ def process_count(settings: WorkerSettings) -> int:
 def _choose_sums(settings: WorkerSettings) -> None:
     """Switch vLLM's deterministic sums on or off.
 
-    Parts of vLLM read the switch as they are imported. Raises ``ValueError`` where it was read with
-    another value in this process.
+    Parts of vLLM read the switch when they are imported. Raises ``ValueError`` if this process has
+    already read it with another value.
     """
     wanted = "1" if settings.deterministic else os.environ.get(_INVARIANT, "0")
     if "vllm" in sys.modules and os.environ.get(_INVARIANT, "0") != wanted:
@@ -147,7 +147,7 @@ def _name_python() -> None:
 
 
 def log_version(found: str) -> None:
-    """Log how well the installed version is known."""
+    """Log whether the installed version was tested."""
     minor = ".".join(found.split()[-1].split(".")[:2])
     if minor in _TESTED:
         model_log.info("%s: tested with this worker, on CPUs", found)
@@ -169,7 +169,7 @@ def library_version() -> str:
 
 
 def _quieten() -> None:
-    """Have vLLM log warnings and errors only: messages below these may reveal requests."""
+    """Make vLLM log only warnings and errors: lower levels may reveal requests."""
     logging.getLogger("vllm").setLevel(logging.WARNING)
     # After an error vLLM would log what was scheduled, with sampling parameters.
     logging.getLogger("vllm.logging_utils.dump_input").setLevel(logging.CRITICAL + 1)

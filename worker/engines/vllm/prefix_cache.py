@@ -1,7 +1,7 @@
-"""Gives vLLM's prefix cache our names for KV blocks, so that orchestrators can place by it.
+"""Gives vLLM's prefix cache our names for KV blocks, so that orchestrators place requests by it.
 
-vLLM names a block by its requests' hash. With ours (``protocol``), its events say which of them it
-holds; they are taken in the process, where it would publish them.
+vLLM names a block by its request's hash. With our hashes (``protocol``), its events say which
+blocks it holds; they are read in the process, in place of vLLM's publisher.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -48,7 +48,7 @@ def block_hasher(
 
 
 def keep_names_plain(config: Any) -> None:
-    """Have the blocks of a ``VllmConfig`` named by the tokens up to their ends.
+    """Make a ``VllmConfig`` name its blocks by the tokens up to their ends.
 
     From 0.33 on, with a draft model that reads ahead (EAGLE, MTP), a name covers the tokens after
     the block too, on which the draft model's KV depends: under ours it would read that of others.
@@ -67,7 +67,7 @@ class PrefixReports(ReportQueue):
     """Replaces vLLM's event publisher. ``publish`` is for the engine's thread, ``take`` for one
     reader on any thread.
 
-    Events name the blocks to look at. Whether a block is there is asked of the cache itself, which
+    Events name the blocks to check. The cache itself is asked whether it holds a block, because it
     may hold one in several places.
     """
 

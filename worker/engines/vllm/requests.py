@@ -1,11 +1,11 @@
-"""Translates a job to vLLM's ``SamplingParams`` and ``Request``, and a step's results back.
+"""Converts a job to vLLM's ``SamplingParams`` and ``Request``, and a step's results back.
 
-vLLM's front end, which is bypassed here, checks what its engine core trusts: there a value out of
-range raises in the middle of a step, and ends the engine with all of its jobs. So this module does
-the front end's checks (``SamplingParams.verify``), and the model runner's.
+vLLM's front end, which is bypassed here, checks values that its engine core trusts: in the core, a
+value out of range raises in the middle of a step and ends the engine with all of its jobs. So this
+module does the checks of the front end (``SamplingParams.verify``) and of the model runner.
 
 ``GrammarState`` and ``GrammarMasks`` have the methods that vLLM's structured outputs call by name,
-except those for tokens that are guessed ahead: with speculation the card says that there are none.
+except those for speculative tokens: with speculation, the card says that there are no grammars.
 """
 
 import math
@@ -88,7 +88,7 @@ _HOTTEST: Final = 2.0
 _NONE: Final = -1
 """A seed that means "no seed" to the constructor, and a number to the sampler."""
 MAX_STOP_TOKENS: Final = 128
-"""Most stop tokens that ``min_tokens`` can bar: vLLM's ``MAX_NUM_STOP_TOKEN_IDS``."""
+"""Maximum stop tokens that ``min_tokens`` can bar: vLLM's ``MAX_NUM_STOP_TOKEN_IDS``."""
 _NO_DEADLINE: Final = 2**53
 """Priority of a job without a deadline, after every one with a deadline."""
 
@@ -155,11 +155,11 @@ def make_request(
     adapter: Any = None,
     seen: Pictures | None = None,
 ) -> Any:
-    """A ``Request`` for vLLM's scheduler. Raises ``InvalidCall`` for what this vLLM refuses.
+    """Make a ``Request`` for vLLM's scheduler. Raises ``InvalidCall`` if this vLLM refuses it.
 
-    Where it ``continues`` texts, what another worker generated of the answer is put into the
-    request as if it had been generated here: it counts for penalties and ``min_tokens``.
-    ``adapter`` is a ``LoRARequest``, None for the model itself; ``seen`` has the prompt's images.
+    If it ``continues`` texts, the answer's tokens from another worker are put into the request as
+    if they were generated here: they count for penalties and ``min_tokens``. ``adapter`` is a
+    ``LoRARequest``, None for the model itself; ``seen`` has the prompt's images.
     """
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
     from vllm.v1.request import Request
@@ -241,7 +241,7 @@ def token_logprobs(lists: Any, top: int) -> list[TokenLogprob]:
 
 def prompt_logprobs(tensors: Any, top: int) -> PromptLogprobs | None:
     """Translate ``LogprobsTensors`` [prompt tokens - 1, 1 + top], each prompt token's own first.
-    None where it has no rows."""
+    None if it has no rows."""
     ids = tensors.logprob_token_ids.cpu().numpy()[:, 1 : top + 1]
     values = tensors.logprobs.cpu().numpy()
     if not len(values):

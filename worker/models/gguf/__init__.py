@@ -1,4 +1,4 @@
-"""GGUF files, llama.cpp's format: what they say of themselves, and their vocabularies.
+"""GGUF files, llama.cpp's format: their metadata and their vocabularies.
 
 - ``file``        metadata by type; the header's reader itself is ``protocol.gguf``
 - ``vocabulary``  the vocabulary as a ``tokenizer.json``

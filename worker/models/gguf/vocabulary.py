@@ -17,11 +17,11 @@ from worker.models.gguf.file import GgufFile
 ORIGINAL: Final = "tokenizer.huggingface.json"
 _KEY: Final = "tokenizer.ggml."
 CONTROL, USER_DEFINED = 3, 4
-"""Kinds of tokens that are found in a text before it is split."""
+"""Kinds of tokens that are matched in a text before it is split."""
 _LONGEST: Final = 512
-"""Most characters of a joined piece; SentencePiece makes none longer than a few dozen."""
+"""Maximum characters of a joined piece; SentencePiece's pieces have at most a few dozen."""
 _UNDERLINE: Final = "\u2581"
-"""The character by which SentencePiece writes a blank."""
+"""The character that SentencePiece uses for a space."""
 
 _GPT_2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS: Final = (
@@ -48,7 +48,7 @@ PATTERNS: Final[dict[str, tuple[str, ...]]] = {
     "starcoder": _SINGLE_DIGITS,
     "command-r": _SINGLE_DIGITS,
 }
-"""Patterns that split text, by llama.cpp's names; each is applied to what the ones before left."""
+"""Patterns that split text, by llama.cpp's names; each applies to the rest left by earlier ones."""
 
 
 def build_tokenizer(file: GgufFile) -> bytes:
@@ -136,7 +136,7 @@ def _byte_level(file: GgufFile, pieces: list[str]) -> Tokenizer:
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    # A piece may begin with a blank; none of these is empty.
+    # A piece may begin with a space; no piece is empty.
     left, _, right = merge[1:].partition(" ")
     return merge[0] + left, right
 
@@ -201,8 +201,8 @@ def _add_tokens(tokenizer: Tokenizer, file: GgufFile, pieces: list[str]) -> None
 
 
 def _add_ends(tokenizer: Tokenizer, file: GgufFile, pieces: list[str]) -> None:
-    """Add the tokens that llama.cpp puts before and behind a prompt."""
-    # Where the file states nothing, llama.cpp's defaults hold.
+    """Add the tokens that llama.cpp puts before and after a prompt."""
+    # If the file sets nothing, llama.cpp's defaults apply.
     by_default = (
         file.text(_KEY + "model") == "llama" or PATTERNS.get(file.text(_KEY + "pre")) is _LLAMA_3
     )

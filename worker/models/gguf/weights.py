@@ -1,7 +1,7 @@
 """Writes the weights of a GGUF file, llama.cpp's format, as a checkpoint in Hugging Face layout.
 
-What was quantized is dequantized once, to bfloat16. llama.cpp rotates neighbors in the heads of
-Llama's queries and keys where checkpoints rotate one half with the other: those rows are put back.
+Quantized weights are dequantized once, to bfloat16. In the heads of Llama's queries and keys,
+llama.cpp rotates neighbors, checkpoints rotate halves: those rows are reordered.
 """
 
 import json
@@ -57,12 +57,12 @@ _MORE: Final = {
 }
 _ROPE: Final = "rope_freqs.weight"
 _PIECE_ELEMENTS: Final = 2**22
-"""Elements that are dequantized at a time: 16 MiB in float32, several times over."""
+"""Elements dequantized at a time: 16 MiB in float32, with several copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A checkpoint to be: its ``config.json``, and its tensors by their names there."""
+    """A planned checkpoint: its ``config.json`` and its tensors by their names there."""
 
     config: dict[str, Any]
     tensors: dict[str, GgufTensor]
@@ -74,7 +74,7 @@ class Conversion:
 
 
 def plan_weights(file: GgufFile) -> Conversion:
-    """How ``file`` becomes a checkpoint, from its header alone.
+    """Plan the conversion of ``file`` to a checkpoint, from its header alone.
 
     Raises ``UnsupportedModel`` that names what is not read here, ``BrokenCheckpoint``.
     """
@@ -109,7 +109,7 @@ def plan_weights(file: GgufFile) -> Conversion:
 
 
 def write_weights(plan: Conversion, target: Path, came: Callable[[int], None]) -> None:
-    """Write ``model.safetensors`` as ``target``; ``came`` hears how many bytes more are there."""
+    """Write ``model.safetensors`` as ``target``; ``came`` gets the number of bytes just written."""
     heads = {"q_proj.weight": plan.config["num_attention_heads"]}
     heads["k_proj.weight"] = plan.config["num_key_value_heads"]
     turned = plan.config["architectures"] == [_CLASSES["llama"]]
@@ -151,7 +151,7 @@ def _dequantized(tensor: GgufTensor, unit: int) -> Iterator[NDArray[np.float32]]
 
 
 def _halves(rows: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
-    """Rows of whole heads, with neighbors put back into two halves."""
+    """Rows of whole heads, with neighbors reordered into two halves."""
     pairs = rows.reshape(-1, head_dim // 2, 2, rows.shape[-1])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
