@@ -167,7 +167,7 @@ def rotate() -> TeamTask:
 
 @cache
 def convert(is_short: bool) -> TeamTask:
-    """Compile the copy of ``x`` [rows, ``width``] to the results. ``is_short``: ``x`` is bfloat16."""
+    """Compile the copy of ``x`` [rows, ``width``], bfloat16 if ``is_short``, to the results."""
     item = 2 if is_short else 4
 
     @compiled_task(is_short, AT, native.SOURCE, _SOURCE)
