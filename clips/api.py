@@ -1,8 +1,7 @@
-"""``/v2/slots``: submit a recipe; query, follow and cancel a clip; fetch what was rendered.
+"""``/v2/slots``: submit a recipe; query, follow and cancel a clip; download rendered files.
 
-A clip's events are numbered (OR-1): 0 is ``queued``, then comes each ``stage`` as it happens, and
-one terminal event, ``result`` or ``error``. A follower first replays the kept events, then listens
-to the clip.
+A clip's events are numbered (OR-1): 0 is ``queued``, then ``stage`` events follow, and one terminal
+event, ``result`` or ``error``. A follower first gets the stored events, then new ones.
 """
 
 import hashlib
@@ -51,7 +50,7 @@ _RECIPE_SCHEMA = {
 
 
 class ClipBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Body of a new clip. ``recipe`` is read by the worker's own rules (docs/slot.md)."""
+    """Body of a new clip. The worker's rules apply to ``recipe`` (docs/slot.md)."""
 
     recipe: Annotated[msgspec.Raw, Meta(extra_json_schema=_RECIPE_SCHEMA)]
     model: str = "slot"
@@ -68,7 +67,7 @@ _reader = Reader(ClipBody)
 
 
 async def submit(request: web.Request) -> web.Response:
-    """Submit a clip: 202 with where to follow it."""
+    """Submit a clip: 202 with the URLs to follow it."""
     orchestrator = request.app[ORCHESTRATOR]
     clips, name = request.app[CLIPS], read_idempotency_key(request)
     job, digest = await read_body(
@@ -125,8 +124,8 @@ async def events(request: web.Request) -> web.StreamResponse:
     after = read_last_event_id(request.headers.get("Last-Event-ID"))
     last = clip.last_number
     if last is not None and after >= last:
-        return web.Response(status=204)  # tells a browser's EventSource not to come again
-    # A client that claims to have later events would never get the end.
+        return web.Response(status=204)  # stops a browser's EventSource from reconnecting
+    # A client that claims a later event id would never get the last event.
     after = min(after, clip.newest_number)
     stream = EventStream(request, deadline_headers(clip.deadline), request.app[CONFIG].keepalive_s)
     follower = ClipEvents(stream, after)
@@ -141,7 +140,7 @@ async def events(request: web.Request) -> web.StreamResponse:
 
 
 async def cancel(request: web.Request) -> web.Response:
-    """Cancel a clip; 202 whether it ran, had ended or was cancelled before (WP-2)."""
+    """Cancel a clip; 202 even if it had ended or was already cancelled (WP-2)."""
     clip = _clip_of(request)
     request.app[CLIPS].cancel(clip)
     return json_response(
@@ -171,7 +170,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/v2/slots", listing),
         web.get("/v2/slots/{slot_id}", status),
         web.delete("/v2/slots/{slot_id}", cancel),
-        # Its bytes go straight to the socket, where an answer to HEAD must have none.
+        # It writes directly to the socket, but an answer to HEAD must have no body.
         web.get("/v2/slots/{slot_id}/events", events, allow_head=False),
         web.post("/v2/slots/{slot_id}/cancel", cancel),
         web.get("/v2/slots/{slot_id}/outputs/{name}", output),
@@ -192,7 +191,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
 
 
 def _job(request: web.Request, body: ClipBody) -> ClipJob:
-    """The job that a body asks for. Raises ``InvalidRequest``, ``ModelNotFound``."""
+    """The job for a request body. Raises ``InvalidRequest``, ``ModelNotFound``."""
     context = request[CONTEXT]
     policy = request.app[ORCHESTRATOR].deadlines
     deadline = read_deadline(
@@ -233,7 +232,7 @@ def _job(request: web.Request, body: ClipBody) -> ClipJob:
 
 
 def _standing(request: web.Request, clip: ClipTask) -> dict[str, object]:
-    """The fields that answers to a submission and to a query have in common."""
+    """The common fields of answers to a submission and to a query."""
     clips = request.app[CLIPS]
     answer: dict[str, object] = {
         "slot_id": clip.id,
@@ -253,7 +252,7 @@ def _standing(request: web.Request, clip: ClipTask) -> dict[str, object]:
 
 
 def _clip_of(request: web.Request) -> ClipTask:
-    """The clip that a path names, for its own key or an admin's. Raises ``NotFound``."""
+    """The clip in a path, for its owner's key or an admin's. Raises ``NotFound``."""
     clip_id, key = request.match_info["slot_id"], request[CONTEXT].key
     clip = request.app[CLIPS].store.get(clip_id)
     if clip.job.key != key.fingerprint and not key.is_admin:
@@ -262,16 +261,16 @@ def _clip_of(request: web.Request) -> ClipTask:
 
 
 PIECE_EVENTS = 64
-"""Events that are replayed in one piece."""
+"""Number of events in one chunk of a replay."""
 
 _number_of = attrgetter("number")
 
 
 class ClipEvents(NumberedEvents):
-    """Follows one clip on behalf of one client, from after event ``after``."""
+    """Follows one clip for one client, after the event ``after``."""
 
     def replay(self, clip: ClipTask, position: int, predicted_ms: float | None) -> Iterator[bytes]:
-        """Yield past events in pieces, then follow the clip."""
+        """Yield past events in chunks, then follow the clip."""
         queued = {
             "slot_id": clip.id,
             "queue_position": position,
@@ -279,7 +278,7 @@ class ClipEvents(NumberedEvents):
         }
         yield self._event(0, "queued", queued)
         sent = self._after
-        while True:  # the clip continues while a piece is sent
+        while True:  # the clip continues while a chunk is sent
             first = bisect_right(clip.events, sent, key=_number_of)
             found = clip.events[first : first + PIECE_EVENTS]
             if not found:
@@ -320,18 +319,18 @@ def ended(clip: ClipTask, ending: Ending) -> dict[str, object]:
 
 
 def outputs_of(clip: ClipTask) -> dict[str, str]:
-    """Paths at which a clip's files can be fetched, by output name."""
+    """Download paths of a clip's files, by output name."""
     return {name: f"/v2/slots/{clip.id}/outputs/{OUTPUTS[name].file}" for name in clip.files}
 
 
 def described(clip: ClipTask, now: float) -> dict[str, object]:
-    """A clip as one line of a list, without anything of its recipe."""
+    """A clip as one line of a list, without its recipe."""
     return {"slot_id": clip.id, **standing(clip, now), "outputs": outputs_of(clip)}
 
 
 def describe_instance(fleet: ClipFleet, address: str, *, briefly: bool) -> dict[str, object] | None:
-    """An instance's slot model; None if it has none. ``briefly``: only the watched facts. In full
-    ``told`` is the model's own report, if any."""
+    """An instance's slot model; None if it has none. ``briefly``: only the watched facts. The full
+    version adds ``told``, the model's own report, if any."""
     instance = fleet.instances.get(address)
     if instance is None or not instance.heard_at:
         return None

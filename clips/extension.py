@@ -1,6 +1,6 @@
 """Clips: ``/v2/slots`` and the slot model, as an optional room of the orchestrator (SL-1 to SL-8).
 
-The rest of the room is imported only where ``TIDEGATE_SLOTS__SERVE`` asks for it.
+The rest of the room is imported only if ``TIDEGATE_SLOTS__SERVE`` is set.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ClipsRoom(Extension):
-    """The clips of one orchestrator, where they are served."""
+    """The clips of one orchestrator, if it serves them."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)

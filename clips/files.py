@@ -9,7 +9,7 @@ from aiohttp import web
 from orchestrator.api.http.event_stream import CLIENT_TIMEOUT_S
 
 _PIECE = 64 * 1024
-"""Bytes that a slow client must read within its time limit."""
+"""Bytes per chunk, which even a slow client must read within its time limit."""
 
 
 class _Span(NamedTuple):
@@ -48,7 +48,7 @@ async def send_file(
 
 
 async def _write(response: web.StreamResponse, data: bytes, span: _Span) -> None:
-    """Write a part of ``data``. Raises ``ConnectionResetError`` for a client that reads nothing."""
+    """Write a part of ``data``. Raises ``ConnectionResetError`` if the client does not read."""
     try:
         for start in range(span.start, span.stop, _PIECE):
             async with asyncio.timeout(CLIENT_TIMEOUT_S):
@@ -58,8 +58,8 @@ async def _write(response: web.StreamResponse, data: bytes, span: _Span) -> None
 
 
 def _span(request: web.Request, size: int, etag: str) -> _Span | None:
-    """The range that is asked for; None where none of it exists. An unreadable range, or several,
-    are answered with the whole file, as the RFC allows."""
+    """The requested range; None if no part of it exists. For an invalid range, or several ranges,
+    it is the whole file, as the RFC allows."""
     everything = _Span(0, size)
     try:
         asked = request.http_range

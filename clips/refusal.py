@@ -1,4 +1,4 @@
-"""What ``/v2/slots`` answers where no clips are served."""
+"""The answer of ``/v2/slots`` if the service renders no clips."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -10,7 +10,7 @@ from orchestrator.errors import NotFound
 
 
 async def refuse(request: web.Request) -> web.Response:
-    """Say how clips are switched on."""
+    """Explain how to enable clips."""
     raise NotFound(
         "no clips are served here: set TIDEGATE_SLOTS__SERVE=true where instances have the slot "
         "model, or start with tidegate up --slot"

@@ -1,4 +1,4 @@
-"""Benchmarks of Tidegate and how they are run: README.md next to this says what is where."""
+"""Benchmarks of Tidegate; perf/README.md describes the modules and how to run them."""
 
 SEED = 20240229
-"""Seed of everything that is drawn at random."""
+"""Seed of all random draws."""

@@ -1,8 +1,8 @@
-"""Writes the figures of the documents from the recorded bundles (PF-9).
+"""Renders the figures of the documents from the recorded bundles (PF-9).
 
-    python -m perf.figures            writes the figures of DOCUMENTS again
+    python -m perf.figures            renders the figures of DOCUMENTS again
 
-A document says what it wants to show in a comment, and has the result right below it::
+A document has a template in a comment, and the result directly below it::
 
     <!-- figures
     | tokens/s compared with vLLM, 8 streams | {{ fig("peers", "speed.ratio.8") }} |
@@ -12,9 +12,9 @@ A document says what it wants to show in a comment, and has the result right bel
     From the bundles `peers`.
     <!-- end of figures -->
 
-The comment is a Jinja template; ``Figures`` has what it may call. A bundle is marked old once more
-than ``MAX_CHANGED`` of the lines behind its figures have changed since its commit: then it is to
-be recorded again (``perf.record``).
+The comment is a Jinja template, which may call the methods of ``Figures``. A bundle is marked old
+if more than ``MAX_CHANGED`` of the lines behind its figures have changed since its commit. Record
+an old bundle again (``perf.record``).
 """
 
 import re
@@ -35,7 +35,7 @@ from perf.report.table import number
 
 DOCUMENTS: Final = ("docs/performance.md",)
 MAX_CHANGED: Final = 0.05
-"""Largest share (0 to 1) of the code behind a figure that may have been added or removed."""
+"""Maximum share (0 to 1) of the code behind a figure that may have been added or removed."""
 _SERVICE: Final = ("catalog", "orchestrator", "pool")
 _WORKER: Final = (*_SERVICE, "worker")
 SOURCES: Final = {
@@ -57,7 +57,7 @@ SOURCES: Final = {
     "perf.clips": ("clips", "model_repository/slot", "perf/clips"),
     "perf.chaos": (*_SERVICE, "worker/service", "worker/engine", "perf/chaos"),
 }
-"""The code that the figures of each benchmark are about."""
+"""The code that each benchmark measures."""
 NAMES: Final = {
     "no-prediction": "Tidegate by earliest deadline",
     "edf": "earliest deadline first",
@@ -68,7 +68,7 @@ NAMES: Final = {
     "qoserve": "QoServe",
     "slos-serve": "SLOs-Serve",
 }
-"""Names of policies for people, by their spelling in keys."""
+"""Display names of policies, by their names in keys."""
 _BLOCK: Final = re.compile(
     r"(<!-- figures\n(?P<template>.*?)\n-->\n).*?(<!-- end of figures -->)", re.S
 )
@@ -82,7 +82,7 @@ class Figures:
     """Functions that a template may call, and the bundles that it has used."""
 
     def __init__(self, results: Path, is_old: Callable[[str, str], bool]) -> None:
-        """``is_old`` takes a commit and a command: whether the code has changed too much since."""
+        """``is_old`` takes a commit and a command, and tells if the code has changed too much."""
         self._results = results
         self._is_old = is_old
         self.used: list[str] = []
@@ -100,8 +100,8 @@ class Figures:
         return number(scale * self._figure(bundle, key).median)
 
     def best(self, bundle: str, pattern: str, *but: str, scale: float = 1.0) -> str:
-        """Best of the figures whose keys match, times ``scale``, with the name that stands for the
-        one ``*`` of ``pattern``, leaving out those like one of ``but``: ``18.4 (JITServe)``."""
+        """Best of the figures whose keys match ``pattern``, times ``scale``, with the name that
+        matched its single ``*``: ``18.4 (JITServe)``. Skips names that match one of ``but``."""
         found = {
             name: figure
             for name, figure in self._matching(bundle, pattern).items()
@@ -125,7 +125,7 @@ class Figures:
         }
 
     def raw(self, bundle: str, *path: str) -> Any:
-        """Value of a bundle that is not a list of figures, by the names on the way to it."""
+        """Value of a bundle outside its list of figures, by its path of names."""
         value: Any = self._read(bundle)
         for name in path:
             try:
@@ -135,7 +135,7 @@ class Figures:
         return value
 
     def bundles(self) -> str:
-        """One line about the bundles that were used, with the old ones by name."""
+        """One line that lists the used bundles, and names the old ones."""
         old = [f"`{name}`" for name in self.used if self._old(self._read(name))]
         told = "From the bundles " + ", ".join(f"`{name}`" for name in self.used) + "."
         return f"{told} **Old, the code has changed since: {', '.join(old)}.**" if old else told
@@ -167,7 +167,7 @@ def _decoded(path: Path) -> dict[str, Any]:
 
 
 def rendered(text: str, results: Path, is_old: Callable[[str, str], bool]) -> str:
-    """Text of a document with all of its blocks written again. Raises ``UnknownFigure``."""
+    """Text of a document with all of its blocks rendered again. Raises ``UnknownFigure``."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)
 
     def block(match: re.Match[str]) -> str:
@@ -183,7 +183,7 @@ def rendered(text: str, results: Path, is_old: Callable[[str, str], bool]) -> st
 def is_old(commit: str, command: str) -> bool:
     """Whether too much of the code behind a benchmark's figures has changed since ``commit``.
 
-    Raises ``LookupError`` where git does not know: no checkout, or one without its history.
+    Raises ``LookupError`` if git cannot tell: without a checkout, or without its history.
     """
     module = ".".join(command.split()[2].split(".")[:2])
     return _share_changed(commit, SOURCES[module]) > MAX_CHANGED
@@ -191,7 +191,7 @@ def is_old(commit: str, command: str) -> bool:
 
 @cache
 def _share_changed(commit: str, paths: tuple[str, ...]) -> float:
-    """Lines added or removed since ``commit`` over the lines that there are."""
+    """Lines added or removed since ``commit``, divided by the current number of lines."""
     specs = [
         f":(glob){path}" if path.endswith(".py") else f":(glob){path}/**/*.py" for path in paths
     ]

@@ -1,15 +1,15 @@
-"""The regression gate: promises by count, and ratios of a quick run against recorded ones (PF-1).
+"""The regression gate: checks counted promises, and compares ratios of a quick run with recorded
+ones (PF-1).
 
     python -m perf.gate --recorded perf/results/quick.json
 
-It runs those benchmarks that have a gate, quickly. Only figures that carry a tolerance are
-compared. They are ratios of two figures of the same run, so that the
-machine's speed cancels out; the tolerance is a factor, wide enough (1.5 to 2.5) that a busy shared
-machine stays inside, and narrow enough that a cost which doubles or triples does not. A recorded
-gate that is missing from the run fails too.
+It runs only the benchmarks with a gate, in quick mode, and compares only figures with a tolerance.
+These are ratios of two figures of the same run, so that the machine's speed cancels out. The
+tolerance is a factor of 1.5 to 2.5: wide enough for a busy shared machine, narrow enough to detect
+a cost that doubles or triples. A recorded gate that is missing from the run also fails.
 
-Benchmarks that are promises (``Bench.is_promise``) are run on machines of every tier, and fail by
-themselves.
+Benchmarks that are promises (``Bench.is_promise``) run on machines of every tier, and fail without
+a comparison.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class GateVerdict:
 
     @property
     def tolerance(self) -> float:
-        """Factor that the program allows now: it may have changed since the recording."""
+        """Factor that the current code allows; it may have changed since the recording."""
         now = None if self.current is None else self.current.tolerance
         assert self.recorded.tolerance is not None
         return self.recorded.tolerance if now is None else now
@@ -52,7 +52,7 @@ class GateVerdict:
 def compare(recorded: Bundle, current: Bundle) -> list[GateVerdict]:
     """Verdicts on all recorded figures with a tolerance.
 
-    Raises ``ValueError`` when there is none: a gate that compares nothing guards nothing.
+    Raises ``ValueError`` if there is none, because such a gate would check nothing.
     """
     measured = current.figures()
     verdicts = []
@@ -66,14 +66,14 @@ def compare(recorded: Bundle, current: Bundle) -> list[GateVerdict]:
 
 
 def of_today(recorded: Bundle) -> Bundle:
-    """A recorded bundle without the benchmarks that have left since."""
+    """A recorded bundle without benchmarks that no longer exist."""
     names = {bench.name for bench in BENCHES}
     return replace(recorded, results=[each for each in recorded.results if each.name in names])
 
 
 def why_not_compared(there: Tier | None, here: Tier | None) -> str:
-    """Reason why figures of machines of two tiers are not compared (PF-8); empty where they are of
-    one, or a bundle is older than tiers."""
+    """Reason why figures from machines of two tiers are not compared (PF-8). Empty if the tier is
+    the same, or if a bundle is older than tiers."""
     if there is None or here is None or there == here:
         return ""
     return f"not compared: recorded on a machine of tier {there}, measured on one of tier {here}"

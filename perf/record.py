@@ -1,13 +1,13 @@
-"""``make record``: every bundle that is shown in a document or in the table of perf/README.md,
-recorded again from one clean commit.
+"""``make record``: records every bundle of the documents and of the table in perf/README.md again,
+from one clean commit.
 
     python -m perf.record [--only NAME …] [--dry-run] [--traces FOLDER]
 
-Each entry of ``TABLE`` is a command of ``perf``, in a process of its own, one after the other. A
-bundle gets into ``perf/results`` when all of its parts were measured and nothing failed; else the
-old one stays, the reason is said, and the others go on. What they print is in
-``build/record/NAME``. The exit status is 1 when one of them was not recorded. Afterwards ``make
-figures`` writes the documents.
+Each entry of ``TABLE`` is a command of ``perf``. The commands run one after the other, each in its
+own process. A bundle is moved to ``perf/results`` if all of its parts were measured and nothing
+failed. Otherwise the old bundle stays, the reason is printed, and the run continues. The output is
+in ``build/record/NAME``. The exit status is 1 if a bundle was not recorded. Run ``make figures``
+afterwards to update the documents.
 """
 
 import argparse
@@ -31,9 +31,9 @@ from perf.report.recording import RESULTS, ROOT, Checkout, DirtyTree
 class Recordable:
     """One bundle: ``python -m command --json …``.
 
-    In the command ``{traces}`` is the folder of Azure's traces, ``{folder}`` the entry's own.
-    ``on``: what the machine must have (``has``); the entry is left out elsewhere unless it is
-    named. ``picture`` is drawn into ``{folder}``.
+    In the command, ``{traces}`` is the folder of Azure's traces, and ``{folder}`` the entry's own.
+    ``on`` is a requirement of the machine (``has``); other machines skip the entry unless it is
+    named. ``picture`` is written to ``{folder}``.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Recordable:
 
     @property
     def files(self) -> list[Path]:
-        """Files that the entry leaves, the bundle first."""
+        """Output files of the entry, the bundle first."""
         names = [f"{self.name}.json", *([self.picture] if self.picture else [])]
         return [self.folder / name for name in names]
 
@@ -97,7 +97,7 @@ TABLE: Final = (
     Recordable("polled-starts", "perf.chaos --starts 50 --kills 20 --engine synthetic-paced"),
     Recordable("fleet-kills", "perf.chaos.fleet --orchestrators 2 --kills 100 --stops 50"),
     Recordable("batch-kills", "perf.chaos.batches"),
-    # Less than an hour says nothing of growth: caches and allocators fill for ten minutes.
+    # Less than an hour cannot show growth: caches and allocators fill for ten minutes.
     Recordable("soak", "perf.chaos --soak 3600", on="an hour"),
     Recordable("slot-soak", "perf.clips --soak 600"),
     Recordable("gpu-h100", "perf.engine.gpu", on="gpu"),
@@ -110,12 +110,12 @@ TABLE: Final = (
         on="gpu",
     ),
 )
-"""Entries in the order in which they run."""
+"""Entries in the order of execution."""
 
 
 def has(what: str) -> bool:
-    """Whether this machine has a ``gpu``, or a CPU with ``avx512`` and without AMX, which has
-    kernels of its own. No machine has ``an hour``: what takes so long is recorded when it is
+    """Whether this machine has a ``gpu``, or a CPU with ``avx512`` but without AMX, which has its
+    own kernels. No machine has ``an hour``: such long entries are recorded only when they are
     named."""
     if what == "gpu":
         return shutil.which("nvidia-smi") is not None
@@ -124,7 +124,7 @@ def has(what: str) -> bool:
 
 
 def why_not_whole(facts: dict[str, Any], commit: str) -> str:
-    """Reason why a bundle is not to be recorded; empty where it is."""
+    """Reason not to record a bundle; empty if it is good."""
     if facts["commit"] != commit or facts["dirty"]:
         return f"it is of commit {facts['commit'][:12]}{' with changes' * facts['dirty']}"
     parts = [part for part in facts.get("results", ()) if part["failed"] or part["skipped"]]
@@ -132,8 +132,8 @@ def why_not_whole(facts: dict[str, Any], commit: str) -> str:
 
 
 def record(entry: Recordable, commit: str, traces: Path) -> str:
-    """Run an entry and move what it leaves into ``RESULTS``; returns why not, in words, or
-    nothing."""
+    """Run an entry and move its output into ``RESULTS``. Returns an empty string, or why it was not
+    recorded."""
     shutil.rmtree(entry.folder, ignore_errors=True)
     entry.folder.mkdir(parents=True)
     log = entry.folder / "log.txt"
@@ -152,7 +152,7 @@ def record(entry: Recordable, commit: str, traces: Path) -> str:
 
 
 def record_all(entries: Sequence[Recordable], commit: str, traces: Path, console: Console) -> int:
-    """Record all entries; returns the exit status, 1 when one of them was not recorded."""
+    """Record all entries; return the exit status, 1 if one of them was not recorded."""
     lost = 0
     for entry in entries:
         at = time.monotonic()

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = load_settings(**given)
         if not settings.section(PickerSection).endpoints:
             raise InvalidSettings(
-                "picker.endpoints: name the pods: --endpoints ip:port,…, dns:host:port or file:path"
+                "picker.endpoints: list the pods: --endpoints ip:port,…, dns:host:port or file:path"
             )
     except InvalidSettings as error:
         print(f"Invalid settings:\n{error}", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""Reads an answer on its way to the client: how many tokens it has by now, and how it ended.
+"""Reads an answer on its way to the client: its number of tokens so far, and how it ended.
 
-Answers of every dialect are read, in one piece or as events. It skips what it cannot read and never
+It reads answers of every API dialect, whole or as events. It skips unreadable parts, and never
 changes the answer.
 """
 
@@ -12,7 +12,7 @@ from orchestrator.lanes.sse import EventReader, EventTooLong
 from picker.pod import AnswerEnd
 
 MAX_BYTES: Final = 2**20
-"""Most bytes of an answer in one piece that are kept to be read."""
+"""Maximum bytes of a whole answer to buffer."""
 _MAX_EVENT_BYTES: Final = 2**18
 _ENDINGS: Final = frozenset({"stop", "end_turn", "stop_sequence", "tool_calls", "tool_use"})
 _LIMITS: Final = frozenset({"length", "max_tokens"})
@@ -34,7 +34,7 @@ class _Delta(msgspec.Struct):
 
 
 class _Piece(msgspec.Struct):
-    """An event or a whole answer, as far as it is used here; of all dialects together."""
+    """An event or a whole answer: the fields used here, from all dialects."""
 
     type: str = ""
     choices: list[_Choice] = []
@@ -60,14 +60,14 @@ class AnswerReader:
         is_json = content_type.partition(";")[0].strip() == "application/json"
         self._body = bytearray() if is_plain and is_json else None
         self.tokens = 0
-        """Tokens that have come so far, as far as that can be seen."""
+        """Visible number of tokens so far."""
         self._choices = 1
         self._prompt_tokens = 0
         self._told = 0
         self._reason: str | None = None
 
     def feed(self, chunk: bytes) -> None:
-        """Take in the next part of the body."""
+        """Read the next part of the body."""
         if self._events is not None:
             try:
                 events = self._events.feed(chunk)
@@ -83,7 +83,7 @@ class AnswerReader:
                 self._body += chunk
 
     def end(self) -> AnswerEnd | None:
-        """How the answer ended, once all of it has passed; None if it does not tell."""
+        """How the answer ended, after all of it has passed; None if it does not say."""
         if self._body is not None:
             self._take(bytes(self._body))
         if self._reason is None:

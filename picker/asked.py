@@ -1,8 +1,8 @@
-"""Reads a request's deadline and size, from its head and its body.
+"""Reads a request's deadline and size from its headers and its body.
 
-The pod validates the body: what cannot be read here is ignored. Only the headers of Tidegate's own
-clients are refused, as Tidegate does (``api.http.deadlines``). Without the pods' tokenizer a
-prompt's length is in characters.
+The pod validates the body, so unreadable parts are ignored here. Only invalid headers of Tidegate's
+own clients are refused, as in Tidegate (``api.http.deadlines``). A prompt's length is in
+characters, because the picker does not have the pods' tokenizer.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,21 +19,21 @@ from orchestrator.tasks.job import Message, Prompt
 from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind, kind_of
 
 _NOT_AWAITED: Final = ("/v2/tasks", "/v2/slots")
-"""Routes that continue without the client, so gateways' bounds do not apply."""
+"""Routes whose work continues without the client, so gateways' limits do not apply."""
 _TEXTS: Final = ("messages", "prompt", "input", "system", "instructions", "tools", "text_input")
-"""Fields that hold the prompt's texts."""
+"""Fields with the prompt's texts."""
 _CAPS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
 _NO_TEXT: Final = frozenset({"image_url", "input_audio", "source", "file", "data", "audio_url"})
-"""Fields of content parts that hold media."""
+"""Fields of content parts with media."""
 _MAX_CAP: Final = 2**20
 _MAX_DEPTH: Final = 16
 _MOST: Final = 1e15
-"""Numbers beyond it mean nothing here."""
+"""Larger numbers are ignored here."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartsOfBody:
-    """A body's own deadlines for parts of the answer, in ms; None where none can be read."""
+    """A body's own deadlines for parts of the answer, in ms; None if none is readable."""
 
     first_token_ms: float | None
     token_gap_ms: float | None
@@ -41,7 +41,7 @@ class PartsOfBody:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A request's deadline, size and priority, as far as the picker can read them."""
+    """A request's deadline, size and priority, if the picker can read them."""
 
     context: Context
     deadline: Deadline
@@ -49,22 +49,22 @@ class Asking:
     model: str = ""
     session: str = ""
     generates: bool = False
-    """Whether it asks for an answer that a model makes."""
+    """Whether a model generates the answer."""
     prompt_chars: int = 0
     prompt_ids: int = 0
-    """Number of token ids in the prompt, for a prompt that comes as such."""
+    """Number of token ids in the prompt, if the prompt is token ids."""
     cap: int = 0
-    """Most tokens of the answer; 0 where none is stated."""
+    """Maximum tokens of the answer; 0 if not stated."""
     least_tokens: int = 1
-    """Tokens that the client insists on."""
+    """Minimum tokens that the client requires."""
     kind: PromptKind = ANY_KIND
 
 
 def read_asked(
     headers: CIMultiDict[str], body: bytes | None, context: Context, config: DeadlineConfig
 ) -> Asking:
-    """Read a request; ``body`` is None if there is none, or it must not be read. ``context`` gets
-    the deadline and the names of ignored headers. Raises ``InvalidRequest``."""
+    """Read a request; ``body`` is None if there is none, or if it must not be read. The deadline
+    and the names of ignored headers go to ``context``. Raises ``InvalidRequest``."""
     fields = _object(body)
     own_ms = _number(fields, "deadline_ms")
     path = headers.get(":path", "").partition("?")[0]
@@ -125,8 +125,8 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
 
 
 def _least_tokens(fields: Mapping[str, Any], cap: int) -> int:
-    """Least number of tokens that the client itself insists on, as ``prediction.forecaster`` has
-    it for tasks."""
+    """Minimum number of tokens that the client requires, as in ``prediction.forecaster`` for
+    tasks."""
     ends_early = fields.get("stop") or fields.get("stop_token_ids")
     may_be_cut = fields.get("on_deadline", "error") != "error"
     if fields.get("ignore_eos") is True and cap and not ends_early and not may_be_cut:
@@ -135,7 +135,7 @@ def _least_tokens(fields: Mapping[str, Any], cap: int) -> int:
 
 
 def _prompt(fields: Mapping[str, Any]) -> Prompt | None:
-    """The prompt, as far as its kind depends on it; None where no text is asked for."""
+    """The part of the prompt that determines its kind; None if no text is requested."""
     if "messages" in fields:
         turns = fields["messages"] if isinstance(fields["messages"], list) else []
         system = "".join(_texts(fields.get("system"), _MAX_DEPTH))

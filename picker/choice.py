@@ -1,9 +1,9 @@
 """Chooses the pod for a request: a pure function of the request and the pods' state.
 
-The pods on which a request has the best chance of being in time are ranked first, and among them
-the one that will finish it first (``placement.choose``, with its ties). Only work that is certain
-to miss on every pod is refused (``prediction.forecaster``): by the least work that the client
-stated, in steps faster than any of the pod's.
+Pods with the best chance to be in time rank first; among them, the pod with the earliest finish
+(``placement.choose``, with its ties). A request is refused only if it is certain to miss on every
+pod (``prediction.forecaster``), even with the minimum work that the client stated, and with steps
+faster than any of the pod's.
 """
 
 import math
@@ -21,33 +21,33 @@ from orchestrator.prediction.step_model import IDLE, Load, StepModel, Work
 from orchestrator.prediction.urgency import Costs, Due, urgency
 
 EQUAL_CHANCE = 0.05
-"""Chances of being in time that differ by at most this much count as equal."""
+"""Chances to be in time that differ by at most this much count as equal."""
 _RETRY_MS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What one request needs. ``lengths`` are equally likely numbers of tokens of its answer, in
-    rising order; ``least_tokens`` is the least number that the client has asked for."""
+    """One request's needs. ``lengths`` are equally likely token counts of its answer, in ascending
+    order; ``least_tokens`` is the minimum that the client requested."""
 
     prompt_tokens: int
     lengths: Sequence[float]
     least_tokens: int
     due: Due
     home: str = ""
-    """The pod that had the conversation before, which is preferred among equals."""
+    """The pod that had the conversation before; it wins ties."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """One pod, as a choice sees it."""
+    """One pod's state, as input of a choice."""
 
     candidate: Candidate
     pace: StepModel | None = None
     """Step times; None while they are unknown."""
     load: Load = IDLE
     fastest_token_ms: float = 0.0
-    """Least ms per token of an answer ever seen there; 0 while too few were seen."""
+    """Minimum ms per token of any answer there; 0 while there are too few answers."""
     is_known: bool = True
     """Whether its metrics are recent."""
     is_reachable: bool = True
@@ -58,15 +58,15 @@ class Outlook:
         return self.candidate.name
 
     def least_ms(self, needs: Needs) -> float:
-        """Ms that the request takes there at least; 0 while too little is known."""
+        """Minimum ms of the request there; 0 while too little is known."""
         if self.pace is None or not self.fastest_token_ms:
             return 0.0
         least = self.pace.least_ms(needs.least_tokens)  # all of the prompt may be cached
         return min(least, self.fastest_token_ms * needs.least_tokens)
 
     def chance(self, needs: Needs) -> float:
-        """Probability that the request is in time there; 1 while nothing is known of the pod, so
-        that it gets requests to learn from."""
+        """Probability that the request is in time there. It is 1 while nothing is known about the
+        pod, so that the pod gets requests to learn from."""
         step = self.candidate.step
         if step is None:
             return 1.0
@@ -83,7 +83,7 @@ class Outlook:
 
 def rank(needs: Needs, prospects: Sequence[Outlook]) -> list[Outlook]:
     """All prospects, the best first: those with recent metrics, then those that may be reachable,
-    then the rest; of each kind by chance and finish."""
+    then the rest; each group by chance and finish."""
     tiers: tuple[list[Outlook], ...] = ([], [], [])
     for prospect in prospects:
         tiers[0 if prospect.is_known else 1 if prospect.is_reachable else 2].append(prospect)
@@ -92,7 +92,7 @@ def rank(needs: Needs, prospects: Sequence[Outlook]) -> list[Outlook]:
 
 def require_feasible(needs: Needs, prospects: Sequence[Outlook], unix_s: float) -> None:
     """Raise ``DeadlineInfeasible`` if the request is certain to miss on every pod; ``unix_s`` is
-    the time of day."""
+    the current Unix time."""
     if not prospects:
         return
     left_ms = needs.due.whole_ms
@@ -113,14 +113,14 @@ def require_feasible(needs: Needs, prospects: Sequence[Outlook], unix_s: float) 
 
 
 def nobody(why: str) -> NotReady:
-    """The error for a request that no pod can be named for."""
+    """The error for a request for which there is no pod."""
     return NotReady(f"no pod can take this request now: {why}", retry_after_ms=_RETRY_MS)
 
 
 def _by_chance(needs: Needs, prospects: Sequence[Outlook]) -> list[Outlook]:
-    """The best by ``place`` of those with the best chance, then the others by chance and finish."""
-    # The slowest pod that is surely in time, rather than the one that finishes first, would keep
-    # 1 to 2 % more deadlines and make every answer late.
+    """The best by ``place`` among the best chances, then the others by chance and finish."""
+    # The slowest pod that is surely in time, instead of the one that finishes first, would meet
+    # 1 to 2 % more deadlines, but delay every answer.
     if not prospects:
         return []
     chances = {p.name: p.chance(needs) for p in prospects}
@@ -139,7 +139,7 @@ def _demand(needs: Needs, prospect: Outlook) -> Demand:
 
 
 def _slow_ms(needs: Needs, prospect: Outlook) -> float:
-    """Ms that the request seldom exceeds there."""
+    """Ms that the request rarely exceeds there."""
     if prospect.pace is None:
         return 0.0
     return prospect.pace.upper_ms(Work(needs.prompt_tokens, 0, _at(needs, LONG)), prospect.load)

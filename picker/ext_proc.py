@@ -1,10 +1,9 @@
-"""Messages of Envoy's external processing (``envoy.service.ext_proc.v3``), as far as it is used.
+"""Messages of Envoy's external processing (``envoy.service.ext_proc.v3``) that are used here.
 
-Field numbers are those of Envoy 1.40 (api/envoy/service/ext_proc/v3/external_processor.proto and
-what it imports). Names of messages are not on the wire, so these have a package of their own, and
-fields that are left out are skipped when they come. ``xds-protos`` on PyPI has all of them, but
-writes old files over those of ``opentelemetry-proto`` and ``googleapis-common-protos``, which
-breaks tracing if both are installed.
+Field numbers are from Envoy 1.40 (api/envoy/service/ext_proc/v3/external_processor.proto and its
+imports). Message names are not on the wire, so these have their own package. Fields that are not
+listed are skipped. ``xds-protos`` on PyPI has all messages, but overwrites newer files
+of ``opentelemetry-proto`` and ``googleapis-common-protos``, which breaks tracing with both.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -129,22 +128,22 @@ DESTINATION: Final = "x-gateway-destination-endpoint"
 """Header, and key of the dynamic metadata, that names the chosen pods."""
 NAMESPACE: Final = "envoy.lb"
 CHUNK_BYTES: Final = 62 * 1024
-"""Most bytes of a body in one message: the protocol recommends at most 64 KiB with what is around
-it."""
+"""Maximum bytes of a body in one message: the protocol recommends at most 64 KiB with the
+overhead."""
 _STREAMED = (FULL_DUPLEX_STREAMED, GRPC)
 """Body modes in which only returned chunks are forwarded."""
 
 
 def go_on(kind: str) -> Any:
-    """Let the gateway forward a head or trailers unchanged; ``kind`` names the field."""
+    """Let the gateway forward headers or trailers unchanged; ``kind`` names the field."""
     reply = ProcessingResponse()
     getattr(reply, kind).SetInParent()
     return reply
 
 
 def pass_body(kind: str, body: bytes, mode: int, *, is_last: bool) -> Iterator[Any]:
-    """Let the gateway forward a body's chunk unchanged. In a full-duplex mode that may take several
-    messages; ``is_last``: nothing comes after it."""
+    """Let the gateway forward a body chunk unchanged. In a full-duplex mode that may take several
+    messages; ``is_last``: it is the last chunk."""
     if mode not in _STREAMED:
         yield go_on(kind)
         return
@@ -161,8 +160,8 @@ def pass_body(kind: str, body: bytes, mode: int, *, is_last: bool) -> Iterator[A
 
 
 def chosen(kind: str, endpoints: Iterable[str], *, has_answer: bool = True) -> Any:
-    """Name the chosen pods, the first choice first, in answer to a request's head, body or
-    trailers. ``has_answer``: the answer's body is useful, so the gateway must show it."""
+    """Name the chosen pods, the first choice first, in reply to a request's headers, body or
+    trailers. ``has_answer``: the gateway must send the answer's body, because it is useful."""
     named = ",".join(endpoints)
     reply = ProcessingResponse()
     reply.dynamic_metadata[NAMESPACE] = {DESTINATION: named}
@@ -170,10 +169,12 @@ def chosen(kind: str, endpoints: Iterable[str], *, has_answer: bool = True) -> A
         reply.request_trailers.SetInParent()
         return reply
     response = getattr(reply, kind).response
-    response.clear_route_cache = True  # as the reference picker: a route may go by the header
+    response.clear_route_cache = (
+        True  # as in the reference picker: a route may depend on the header
+    )
     _set(response.header_mutation, {DESTINATION: named})
     if not has_answer:
-        # Only if the gateway allows a mode override, and for a request without a body, since this
+        # Works only if the gateway allows a mode override. For a request without a body, this
         # does not change the request's own mode.
         reply.mode_override.response_body_mode = NONE
         reply.mode_override.response_trailer_mode = SKIP
@@ -181,7 +182,7 @@ def chosen(kind: str, endpoints: Iterable[str], *, has_answer: bool = True) -> A
 
 
 def refused(error: TidegateError, context: Context, now: float) -> Any:
-    """Answer in the pods' place, as Tidegate itself would: status, headers and JSON. ``now`` is in
+    """Answer instead of a pod, in the format of Tidegate: status, headers and JSON. ``now`` is in
     seconds of the clock."""
     response = error_response(error, context, now)
     name_response(response, context)

@@ -1,4 +1,4 @@
-"""Picks pods for requests and learns from their answers."""
+"""Picks pods for requests, and learns from their answers."""
 
 import logging
 import math
@@ -22,16 +22,16 @@ from picker.pods import Pods
 from picker.section import PickerSection
 
 FIRST_CHARS_PER_TOKEN = 4.0
-"""Characters per prompt token until answers tell: about right for English."""
+"""Initial characters per prompt token, until answers show it: typical for English."""
 _SMOOTHING = 0.05
 _MIN_CHARS = 200
-"""Shortest prompt, in characters, that tells the ratio: a chat template adds its own tokens."""
+"""Minimum prompt length in characters for that ratio, because a chat template adds tokens."""
 _MAX_MODELS = 1024
 
 
 @dataclass(slots=True, eq=False)
 class Picked:
-    """The pods named for one request, the first choice first."""
+    """The pods picked for one request, the first choice first."""
 
     endpoints: tuple[str, ...]
     pod: Pod
@@ -56,7 +56,7 @@ class EndpointPicker:
         self._chars_per_token: defaultdict[str, float] = defaultdict(lambda: FIRST_CHARS_PER_TOKEN)
 
     def pick(self, asked: Asking, subset: Collection[str] | None = None) -> Picked:
-        """Choose pods, of ``subset`` alone if it is not None, and count the request as routed.
+        """Choose pods, only from ``subset`` if it is not None, and count the request as routed.
 
         Raises ``DeadlineExceeded``, ``DeadlineInfeasible`` and ``NotReady``.
         """
@@ -94,7 +94,7 @@ class EndpointPicker:
         return picked
 
     def served_by(self, picked: Picked, address: str) -> None:
-        """Take in which pod answers: another one than the first choice, where that failed."""
+        """Record which pod answers; it is not the first choice if that one failed."""
         pod = self.pods.find(address)
         if pod is None or pod is picked.pod:
             return
@@ -104,14 +104,14 @@ class EndpointPicker:
         picked.pod = pod
 
     def progressed(self, picked: Picked, tokens: int) -> None:
-        """Take in how many tokens of the answer have passed."""
+        """Record how many tokens of the answer have passed."""
         flight = picked.flight
         if flight is not None and tokens > flight.tokens:
             flight.first_at = flight.first_at or self._clock.now()
             flight.tokens = tokens
 
     def ended(self, picked: Picked, end: AnswerEnd | None) -> None:
-        """Count the request as over; ``end`` is None where its answer did not come to its end."""
+        """Count the request as over; ``end`` is None if its answer was not complete."""
         flight, key = picked.flight, picked.key
         if flight is None or key is None:
             return
@@ -126,8 +126,8 @@ class EndpointPicker:
             self._learn_ratio(key.model, picked.prompt_chars / end.prompt_tokens)
 
     def lost_sight(self, picked: Picked) -> None:
-        """Note that the gateway shows no more of an unanswered request: it may still run until the
-        pod's next metrics."""
+        """Note that the gateway no longer reports an unanswered request. The request may still run
+        until the pod's next metrics."""
         if picked.flight is not None:
             picked.flight.unseen_since = self._clock.now()
             picked.flight = None
@@ -138,7 +138,7 @@ class EndpointPicker:
         """The pods that may be chosen, at least one. Raises ``NotReady``."""
         prospects = self.pods.prospects(now)
         if not prospects:
-            raise nobody("none is known; see the picker's log, and TIDEGATE_PICKER__ENDPOINTS")
+            raise nobody("no pod is known; check the picker's log, and TIDEGATE_PICKER__ENDPOINTS")
         if subset is not None:
             prospects = [p for p in prospects if p.name in subset]
             if not prospects:

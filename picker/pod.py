@@ -1,7 +1,7 @@
-"""What is known of one pod: its load, from its metrics and from what was routed to it; its pace.
+"""State of one pod: its load, from its metrics and from the requests routed to it; its pace.
 
-Metrics lag, and what was routed is exact but not everything, because others may use the pod. So the
-load is our live requests plus the metrics' jobs that ours do not explain.
+Metrics lag. Our routed requests are exact but incomplete, because others may use the pod. So the
+load is our live requests, plus the jobs in the metrics that our requests do not explain.
 """
 
 import math
@@ -16,21 +16,21 @@ from picker.vllm_page import VllmPage
 from protocol import CERTAIN_AFTER_STEPS, CERTAIN_SHARE, WorkerStats
 
 STEP_TOKENS = 2048
-"""Most prompt tokens of a step: vLLM's default, which no metric reports."""
+"""Maximum prompt tokens of a step: vLLM's default, which no metric reports."""
 STALE_AFTER_S: Final = 5.0
 """Age in seconds at which a pod's metrics are stale: ten polls."""
 FIRST_SLOTS: Final = 64
-"""Jobs that a pod is assumed to run at once until its metrics show another number."""
+"""Assumed maximum of parallel jobs of a pod, until its metrics show another number."""
 _MAX_SLOTS = 4096
 _MIN_TOLD = 8
-"""Shortest answer, in tokens, that tells the pod's pace."""
+"""Minimum answer length in tokens for a measurement of the pod's pace."""
 _FIRST_OUTPUT = 128.0
 _SMOOTHING = 0.1
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One request that was routed to a pod and has not ended. Times are seconds of the clock."""
+    """One live request that was routed to a pod. Times are seconds of the clock."""
 
     sent_at: float
     prompt_tokens: int
@@ -40,20 +40,20 @@ class Flight:
     tokens: int = 0
     """Tokens of the answer that have passed so far."""
     unseen_since: float = math.inf
-    """When the gateway stopped showing it before its answer: it may still run."""
+    """When the gateway stopped reporting it before its answer; it may still run."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
-    """How long an answer was that came to its own end."""
+    """The length of a complete answer."""
 
     tokens: int
     prompt_tokens: int = 0
-    """Tokens of its prompt; 0 where the answer does not tell."""
+    """Tokens of its prompt; 0 if the answer does not state it."""
     finished: bool = True
-    """Whether the model ended it, rather than a limit."""
+    """Whether the model ended it, not a limit."""
     is_told: bool = True
-    """Whether the server reported the number; otherwise it counts pieces, and a piece may have
+    """Whether the server reported the number. Otherwise it counts chunks, and a chunk may have
     several tokens."""
 
 
@@ -81,22 +81,22 @@ class Pod:
         self._steps = 0
         self._fastest_token_ms = math.inf
         self._told = 0
-        """Steps and answers seen since one was faster than all earlier ones by more than the margin
-        of certainty."""
+        """Steps and answers since the last one that was faster than all earlier ones by more than
+        the margin of certainty."""
         self._mean_output = _FIRST_OUTPUT
 
     # ── what it reports ────────────────────────────────────────────────────────────────────────
 
     def take_page(self, page: VllmPage, asked_at: float, now: float) -> None:
-        """Take in its metrics, for which it was asked at ``asked_at``."""
+        """Store its metrics, which were requested at ``asked_at``."""
         before, self.page = self.page, page
         self.page_at, self.fault, self.is_reachable = now, "", True
         unseen = [flight for flight in self.flights if flight.unseen_since < math.inf]
         self.flights -= {flight for flight in unseen if flight.unseen_since <= asked_at}
         active = page.running + page.waiting
         foreign = max(0, active - len(self.flights))
-        # One answer is from a moment ago, in which ours may have ended: it takes two to say so,
-        # except for those that the gateway does not show.
+        # A page may be from before a request of ours ended. So two pages must agree, except for
+        # requests that the gateway no longer reports.
         self._foreign = foreign if unseen else min(foreign, self._foreign_before)
         self._foreign_before = foreign
         self._learn_slots(page)
@@ -108,7 +108,7 @@ class Pod:
         self.fault, self.is_reachable = why, is_reachable
 
     def _learn_slots(self, page: VllmPage) -> None:
-        """Jobs that wait in two polls in a row show how many run at once."""
+        """If jobs wait in two consecutive polls, the running jobs are the maximum."""
         if page.running > self._slots:
             self._slots = page.running
         queued = page.running if page.waiting else 0
@@ -117,7 +117,7 @@ class Pod:
         self._queued_at = queued
 
     def _learn_steps(self, before: VllmPage, page: VllmPage) -> None:
-        """Steps, and the time that they took: a row of a batch gets its tokens a step apart."""
+        """Steps and their times: a row of a batch gets one token per step."""
         steps, gaps = page.steps - before.steps, page.gaps - before.gaps
         gaps_s, tokens = page.gaps_s - before.gaps_s, page.tokens - before.tokens
         if min(steps, gaps, tokens) <= 0 or gaps_s <= 0:
@@ -150,7 +150,7 @@ class Pod:
         if 0 < flight.first_at < now and flight.tokens >= _MIN_TOLD:
             token_ms = 1000 * (now - flight.first_at) / (end.tokens - 1)
         self._see_token_ms(token_ms, 1)
-        if not self._steps:  # a pod whose metrics do not tell
+        if not self._steps:  # a pod whose metrics do not show steps
             self._learner.observe(
                 _stats(VllmPage(load.running, load.waiting), step_ms=token_ms, tokens=0)
             )
@@ -158,7 +158,7 @@ class Pod:
     def _see_token_ms(self, token_ms: float, count: int) -> None:
         self._told += count
         if token_ms < CERTAIN_SHARE * self._fastest_token_ms:
-            self._told = 0  # what would have been certain was not
+            self._told = 0  # a certain prediction was wrong
         self._fastest_token_ms = min(self._fastest_token_ms, token_ms)
 
     # ── as a choice sees it ──────────────────────────────────────────────────────────────────
@@ -179,7 +179,7 @@ class Pod:
         for flight in self.flights:
             prefill += 0 if flight.tokens else flight.prompt_tokens
             ours += max(flight.output_tokens - flight.tokens, 1)
-        # Others' jobs are unknown: assume that they are like ours and half done.
+        # Other jobs are unknown: assume that they are like ours, and half done.
         return Load(
             running=running,
             waiting=self.load - running,
@@ -188,11 +188,11 @@ class Pod:
         )
 
     def is_known(self, now: float) -> bool:
-        """Whether its metrics are young enough to say something about it."""
+        """Whether its metrics are recent enough to use."""
         return now - self.page_at <= STALE_AFTER_S
 
     def prospect(self, now: float) -> Outlook:
-        """The pod as a choice sees it at ``now``."""
+        """The pod's state at ``now``, as input of a choice."""
         pace, load, page = self._pace, self._load(), self.page
         free = 0 if page is None else round(page.kv_blocks * (1 - page.kv_used))
         candidate = Candidate(
@@ -221,7 +221,7 @@ class Pod:
 def _stats(
     page: VllmPage, *, steps: int = 0, busy_ms: float = 0.0, tokens: int, step_ms: float = 0.0
 ) -> WorkerStats:
-    """Statistics as a worker would tell them."""
+    """Statistics in the format of a worker's report."""
     return WorkerStats(
         kv_blocks_total=0,
         kv_blocks_used=0,

@@ -1,4 +1,4 @@
-"""The known pods: they follow discovery and are polled for metrics."""
+"""The known pods: follows discovery, and polls the pods for metrics."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from picker.section import PickerSection
 from picker.vllm_page import NotAPage, VllmPage, read_page
 
 PATHS = ("/metrics/vllm", "/metrics")
-"""Paths of a pod's metrics, in the order in which they are tried: Tidegate's page has vLLM's names
-apart."""
+"""Paths of a pod's metrics, in the order of attempts: Tidegate has vLLM's names on a separate
+page."""
 MAX_PAGE_BYTES = 8 * 2**20
-"""Most bytes of a page that are read."""
+"""Maximum bytes to read of a page."""
 POLL_EVERY_S: Final = 0.5
-"""Seconds between two readings of a pod's metrics."""
+"""Seconds between polls of a pod's metrics."""
 POLL_TIMEOUT_S: Final = 1.0
-"""Seconds that a pod may take to return its metrics: a slower one is too busy for more work."""
+"""Timeout in seconds for a pod's metrics: a slower pod is too busy for more work."""
 _RETIRE_EVERY_S = 1.0
 
 
@@ -52,12 +52,12 @@ class Pods:
         return self._pods.get(address)
 
     def prospects(self, now: float) -> list[Outlook]:
-        """Every pod that may get requests, as a choice sees it."""
+        """State of every pod that may get requests, as input of a choice."""
         return [pod.prospect(now) for pod in self]
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests can be answered now, as ``failure_mode`` says."""
+        """Whether requests can be answered now, depending on ``failure_mode``."""
         now = self._clock.now()
         return any(pod.is_known(now) or self._config.failure_mode == "open" for pod in self)
 
@@ -95,7 +95,7 @@ class Pods:
     # ── polls ────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Ask every pod for its metrics, again and again, until ``close``."""
+        """Poll every pod for its metrics repeatedly, until ``close``."""
         self._http = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=POLL_TIMEOUT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -125,15 +125,15 @@ class Pods:
             await asyncio.sleep(POLL_EVERY_S)
 
     async def poll(self, pod: Pod) -> None:
-        """Ask one pod for its metrics, once."""
+        """Poll one pod for its metrics, once."""
         asked_at, before = self._clock.now(), pod.fault
         try:
             page = await self._page_of(pod)
         except _NoPage as error:
             pod.fail(str(error), is_reachable=error.is_reachable)
-            if pod.fault != before:  # the same fault at every poll is worth one line
+            if pod.fault != before:  # log a repeated fault only once
                 lane_log.warning(
-                    "a pod's metrics cannot be read, so others go before it: %s",
+                    "a pod's metrics cannot be read, so other pods are preferred: %s",
                     pod.fault,
                     extra=fields(pod=pod.address),
                 )

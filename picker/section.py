@@ -19,11 +19,11 @@ class PickerSection(RoomSection):
     table: ClassVar = "picker"
 
     host: str = "127.0.0.1"
-    """Address that the picker listens on. It asks for no token: off loopback let only the gateway
+    """Address that the picker listens on. It requires no token: off loopback, let only the gateway
     reach it."""
     port: int = Field(default=9002, ge=0, le=65535)
-    """gRPC port for external processing and health checks; 0 lets the system choose, and the first
-    log line has it."""
+    """gRPC port for external processing and health checks. With 0, the system chooses a port, and
+    the first log line has it."""
     tls_certificate: Path | None = None
     """PEM file with the picker's certificate, for gateways that use TLS. Unset: no TLS. Needs
     ``tls_key``."""
@@ -33,11 +33,11 @@ class PickerSection(RoomSection):
     """Pods: ``ip:port``, comma-separated; ``dns:host:port`` for every address of a name (a headless
     service), ``file:path`` for one address per line. Both are followed."""
     failure_mode: Literal["open", "closed"] = "open"
-    """What happens while no pod's metrics are known, or to a body over 4 MiB, which is not read.
-    ``open``: a pod is picked by what was routed to it. ``closed``: the request is refused."""
+    """Behavior without any pod's metrics, or for a body over 4 MiB, which is not read.
+    ``open``: pick a pod from the routed requests alone. ``closed``: refuse the request."""
     fallbacks: int = Field(default=2, ge=0, le=15)
-    """Further pods for the gateway to try in order. 0 for gateways that take one address only, such
-    as ``ORIGINAL_DST`` clusters."""
+    """Number of further pods for the gateway to try in order. 0 for gateways that accept only one
+    address, such as ``ORIGINAL_DST`` clusters."""
 
     @field_validator("endpoints")
     @classmethod

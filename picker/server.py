@@ -21,9 +21,9 @@ from picker.section import PickerSection
 from picker.stream import MOST_BODY_BYTES, GatewayError, HeldBodies, RequestStream
 
 LIVENESS, READINESS = "liveness", "readiness"
-"""Health check names that the protocol requires in addition to the service's own."""
+"""Health check names that the protocol requires besides the service's own name."""
 MAX_REQUESTS: Final = 4096
-"""Most requests at a time, from their first message to the end of their answer."""
+"""Maximum parallel requests, from the first message to the end of the answer."""
 _WHEN_READY = ("", READINESS, SERVICE)
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -31,7 +31,7 @@ _KEEPALIVE_MS = 30_000
 
 
 class PickerServer:
-    """Serves one ``EndpointPicker``. ``check`` tells health probes how it is now."""
+    """Serves one ``EndpointPicker``. ``check`` updates the status for health probes."""
 
     def __init__(
         self, picker: EndpointPicker, settings: Settings, dialects: Sequence[Dialect], clock: Clock
@@ -44,11 +44,11 @@ class PickerServer:
         self._health = health.HealthServicer()
         self._server = grpc.aio.server(
             options=[
-                # A body may come in one piece; one that is over the bound is still to be answered.
+                # A body may arrive in one message; one over the limit must still get an answer.
                 ("grpc.max_receive_message_length", 2 * MOST_BODY_BYTES + 2**20),
                 ("grpc.so_reuseport", 0),
-                # gRPC reads ahead of us by as much as the connection holds (508 MB with 100 bodies
-                # of 4 MiB that do not end; 399 without).
+                # gRPC would read ahead everything on the connection (508 MB with 100 unfinished
+                # bodies of 4 MiB; 399 MB without the probe).
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
             ],
@@ -76,7 +76,7 @@ class PickerServer:
         )
 
     async def start(self) -> int:
-        """Listen; returns the port. Raises ``OSError``."""
+        """Listen; return the port. Raises ``OSError``."""
         config = self._settings.section(PickerSection)
         where = f"[{config.host}]" if ":" in config.host else config.host
         address = f"{where}:{config.port}"
@@ -93,20 +93,20 @@ class PickerServer:
         return int(port)
 
     async def check(self) -> None:
-        """Tell health probes whether requests can be answered now."""
+        """Report to health probes whether requests can be answered now."""
         await self._health.set(LIVENESS, _SERVING)
         ready = _SERVING if self._picker.pods.is_ready else _NOT_SERVING
         for name in _WHEN_READY:
             await self._health.set(name, ready)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new request; running ones have ``grace_s`` seconds."""
+        """Accept no new requests; running ones have ``grace_s`` seconds."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
     async def process(self, _messages: object, call: "grpc.aio.ServicerContext[Any, Any]") -> None:
         """``ExternalProcessor.Process``: one request and its answer."""
-        # Messages are asked of the call: the iterator would hold each until the next one comes.
+        # Read messages from the call: the iterator would hold each one until the next arrives.
         stream = RequestStream(
             self._picker, self._settings, self._dialects, self._clock, self._bodies
         )
@@ -117,19 +117,19 @@ class PickerServer:
                 for reply in replies:
                     await call.write(reply)
                 del replies
-        except grpc.aio.InternalError:  # the gateway's connection is gone: nobody is answered
+        except grpc.aio.InternalError:  # the gateway's connection is gone
             pass
         except GatewayError as error:
             await call.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Exception:
-            service_log.exception("a request could not be picked for")
+            service_log.exception("picking a pod for a request failed")
             raise
         finally:
             stream.close()
 
 
 def _probe(encoded: bytes) -> health_pb2.HealthCheckRequest:
-    """The service that a probe names. An unreadable message becomes an unknown name, because gRPC
+    """The service that a probe names. An unreadable message becomes an unknown name; otherwise gRPC
     would log a traceback."""
     try:
         return health_pb2.HealthCheckRequest.FromString(encoded)
@@ -138,7 +138,7 @@ def _probe(encoded: bytes) -> health_pb2.HealthCheckRequest:
 
 
 def _pair(key: Path, certificate: Path) -> tuple[bytes, bytes]:
-    """The key and the certificate chain in PEM. Raises ``OSError`` that names the file."""
+    """The key and the certificate chain in PEM. Raises ``OSError``, which names the file."""
     path = key
     try:
         pem = key.read_bytes()

@@ -1,4 +1,4 @@
-"""One request's exchange with the gateway, to the letter of Envoy's protocol.
+"""One request's exchange with the gateway, exactly as in Envoy's protocol.
 
 ::
 
@@ -16,11 +16,11 @@ NONE, STREAMED, GRPC   in answer to the head, which is forwarded at once: the bo
 no body                in answer to the head
 =====================  ===========================================================================
 
-Envoy says the mode in its first message; where it does not, the protocol of endpoint pickers means
-the first. A body over the bound is no longer read: the request is picked for without it, and the
-body passed on as it comes, or it is refused, as ``failure_mode`` says.
+Envoy states the mode in its first message. If it does not, the endpoint picker protocol implies the
+first mode. A body over the limit is not read any further. Depending on ``failure_mode``, the picker
+chooses a pod without it and passes the body on as it arrives, or refuses the request.
 
-There is no I/O here: messages in, messages out.
+This module does no I/O: messages in, messages out.
 """
 
 from collections import deque
@@ -55,27 +55,27 @@ from picker.picker import EndpointPicker, Picked
 from picker.section import PickerSection
 
 MOST_BODY_BYTES: Final = 4 * 2**20
-"""Largest request body that is read."""
+"""Maximum size of a request body to read."""
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 SUBSET: Final = "x-gateway-destination-endpoint-subset"
 SERVED: Final = "x-gateway-destination-endpoint-served"
 
 
 class GatewayError(ValueError):
-    """A message that Envoy's protocol does not have, or not here."""
+    """A message that Envoy's protocol does not allow, or not at this point."""
 
 
 @dataclass(slots=True)
 class HeldBodies:
-    """Bytes of held bodies of all requests."""
+    """Total bytes of held bodies of all requests."""
 
     held_bytes: int = 0
 
 
 class RequestStream:
-    """One stream of the gateway's, which is one request and its answer.
+    """One stream from the gateway: one request and its answer.
 
-    ``take`` gives the replies to a message, ``close`` is for the stream's end, however it came.
+    ``take`` returns the replies to a message; call ``close`` at any end of the stream.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class RequestStream:
         self._headers: CIMultiDict[str] = CIMultiDict()
         self._context: Context | None = None
         self._subset: Sequence[str] | None = None
-        """Pods that the gateway allows; None where it allows all."""
+        """Pods that the gateway allows; None if it allows all."""
         self._request_mode = self._answer_mode = FULL_DUPLEX_STREAMED
         self._bodies = bodies
         self._body: deque[bytes] = deque()
-        """The pieces that have come, as they came: one buffer would hold more than they do."""
+        """The received chunks, unchanged: one buffer would use more memory."""
         self._size = 0
         self._holds_head = False
-        """Whether the head has not been answered yet."""
+        """Whether the headers have not been answered yet."""
         self._picked: Picked | None = None
         self._is_picked = False
         self._answer: AnswerReader | None = None
@@ -122,7 +122,7 @@ class RequestStream:
         except DecodeError:
             raise GatewayError("a message that is no ProcessingRequest in protobuf") from None
         if message.observability_mode:
-            return []  # in observability mode the gateway wants no reply
+            return []  # in observability mode, the gateway expects no reply
         kind = message.WhichOneof("kind")
         if kind is None:
             raise GatewayError("a message without a head, a body or trailers")
@@ -137,7 +137,7 @@ class RequestStream:
         return replies
 
     def close(self) -> None:
-        """The stream is over: the answer ended, one side hung up, or the gateway shows no more.
+        """The stream is over: the answer ended, one side hung up, or the gateway sends no more.
         Idempotent."""
         self._drop_body()
         picked, self._picked = self._picked, None
@@ -193,33 +193,33 @@ class RequestStream:
             head = self._let_go(b"".join(self._body))
             body = self._sent_back(is_last=False) if has_body else ()
             return chain([head], body, [go_on(kind)])
-        if not self._is_picked:  # a mode that waits for a body, and there was none
+        if not self._is_picked:  # a mode that waits for a body, but there was none
             return [self._chosen(kind, None)]
         return [go_on(kind)]
 
     def _fits(self, size: int) -> bool:
-        """Whether a body of ``size`` bytes is read. Raises ``BodyTooLarge`` or ``NoCapacity`` if an
-        unread one must be refused."""
+        """Whether to read a body of ``size`` bytes. Raises ``BodyTooLarge`` or ``NoCapacity`` if an
+        unread body must be refused."""
         has_room = self._bodies.held_bytes <= ALL_BODIES_BYTES
         if self._settings.section(PickerSection).failure_mode == "closed":
             if size > MOST_BODY_BYTES:
                 raise BodyTooLarge(
-                    f"the body has more than {MOST_BODY_BYTES} bytes, the most that the endpoint "
-                    "picker reads: send less"
+                    f"the body has more than {MOST_BODY_BYTES} bytes, the limit of the endpoint "
+                    "picker: send less"
                 )
             if not has_room:
-                raise NoCapacity("the endpoint picker holds too many bodies that are still coming")
+                raise NoCapacity("the endpoint picker holds too many incomplete bodies")
         return size <= MOST_BODY_BYTES and has_room
 
     def _let_go(self, body: bytes | None) -> Any:
-        """The reply to the head that was held back until its body was here."""
+        """The reply to the headers, which was held back until the body arrived."""
         reply = self._chosen("request_headers", body)
         self._holds_head = False
         return reply
 
     def _sent_back(self, *, is_last: bool) -> Iterator[Any]:
-        """Replies that release the held body, produced as the gateway takes them; until then it
-        counts as held."""
+        """Replies that release the held body, produced as the gateway reads them; until then the
+        body counts as held."""
         pieces = self._body or deque([b""])
         while pieces:
             ends = is_last and len(pieces) == 1
@@ -236,7 +236,7 @@ class RequestStream:
         self._bodies.held_bytes += more
 
     def _chosen(self, kind: str, body: bytes | None, *, has_answer: bool = True) -> Any:
-        """The reply that names the pods. Raises ``TidegateError`` where there is none to name."""
+        """The reply that names the pods. Raises ``TidegateError`` if there is no pod."""
         assert self._context is not None
         asked = read_asked(self._headers, body, self._context, self._settings.deadlines)
         picked = self._picked = self._picker.pick(asked, self._subset)
@@ -291,7 +291,7 @@ class RequestStream:
 
 
 def _read_headers(message: Any) -> CIMultiDict[str]:
-    """Headers as others here read them. Bytes that are not UTF-8 are replaced."""
+    """Headers in the common format here. Bytes that are not UTF-8 are replaced."""
     return CIMultiDict(
         (one.key, one.raw_value.decode(errors="replace") if one.raw_value else one.value)
         for one in message.headers
@@ -299,8 +299,7 @@ def _read_headers(message: Any) -> CIMultiDict[str]:
 
 
 def _texts_in(message: Any, namespace: str, key: str) -> list[str] | None:
-    """Texts of a metadata entry: one, several with commas, or a list; None if there is no such
-    entry."""
+    """Texts of a metadata entry: one, several with commas, or a list; None without the entry."""
     entries = message.metadata_context.filter_metadata
     if namespace not in entries or key not in entries[namespace].fields:
         return None

@@ -1,7 +1,7 @@
 """Reads load and pace from the metrics of vLLM and of Tidegate's ``/metrics/vllm``.
 
-A page has thousands of lines, and a picker reads many pages: only the lines that are used are
-parsed.
+A page has thousands of lines, and a picker reads many pages, so it parses only the lines that it
+uses.
 """
 
 from collections import defaultdict
@@ -13,12 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 RUNNING: Final = "vllm:num_requests_running"
 WAITING: Final = "vllm:num_requests_waiting"
 _KV: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-"""The share of KV blocks in use, and the same by its older name."""
+"""The share of KV blocks in use: its current and its older name."""
 _CACHE: Final = "vllm:cache_config_info"
 _LORAS: Final = "vllm:lora_requests_info"
 _STEPS: Final = "vllm:iteration_tokens_total_count"
 _GAPS: Final = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
-"""Seconds between two tokens of an answer, and the same by its older name."""
+"""Seconds between two tokens of an answer: its current and its older name."""
 _TOKENS: Final = "vllm:generation_tokens_total"
 _PROMPTS: Final = "vllm:prompt_tokens_total"
 _WANTED = (
@@ -35,13 +35,13 @@ _WANTED = (
 
 
 class NotAPage(ValueError):
-    """No page with vLLM's metrics; the message says what is missing."""
+    """The page has no vLLM metrics; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class VllmPage:
-    """One pod's metrics at one moment. Totals count since its process started; those of steps are 0
-    where the pod does not tell them."""
+    """One pod's metrics at one time. Totals count from the start of its process; totals of steps
+    are 0 if the pod does not report them."""
 
     running: int
     waiting: int

@@ -1,30 +1,30 @@
 """Brings a service up on this machine and keeps it up.
 
-Set-up, with the standard library alone, since it runs before any dependency is installed:
+Set-up modules use only the standard library, because they run before dependencies are installed:
 
-- ``preflight``  what the machine must have, named with the command that adds it
+- ``preflight``  checks the machine's requirements; names the command that adds a missing one
 - ``engines``    finds a Triton server (a configured path, the NGC image, a wheel); its command line
-- ``bootstrap``  ``.venv`` and the wheel, as ``make`` sets them up
+- ``bootstrap``  sets up ``.venv`` and the wheel for ``make``
 
-What runs:
+Run-time modules:
 
 - ``process``    one guarded process, its log and its ports
 - ``supervise`` keeps a unit up: restarts it, gives up if that is pointless
 - ``units``      Triton, llama.cpp's server, the orchestrator and a store
-- ``fleet`` a pool's specs, its units on this machine, its folder
-- ``manager``    keeps the members of a pool: starts, replaces and ends what differs
-- ``events`` what happens to units
+- ``fleet``      a pool's specs, its units on this machine, its folder
+- ``manager``    keeps the members of a pool: starts, replaces and ends those that differ
+- ``events``     events of units
 
-A pool whose file is in memory, and which ends with its launcher, ``tidegate up``:
+``tidegate up``, a pool whose file is in memory and which ends with its launcher:
 
-- ``spec`` the request, as specs of a pool
-- ``launcher``   starts all of it at once, and ends it
-- ``command`` signals, terminal output, exit status
+- ``spec``       the request, as specs of a pool
+- ``launcher``   starts all units at once, and ends them
+- ``command``    signals, terminal output, exit status
 
-A pool from a file, with instances that outlive their manager, ``tidegate pool``:
+``tidegate pool``, a pool from a file, whose instances outlive their manager:
 
 - ``pool_file``  the file
 - ``fleet.service``, ``pool_command``
 
-Nothing is imported here.
+This module imports nothing.
 """

@@ -1,11 +1,11 @@
-"""Set-up of a checkout, as ``make`` runs it: ``.venv`` with pinned packages, and a Triton server.
+"""Sets up a checkout for ``make``: ``.venv`` with pinned packages, and a Triton server.
 
     python -m pool.bootstrap [--dev] [--slot] [--torch-index URL] [--pip-args "…"]
 
-Without ``--dev`` only what running needs is installed, with ``--slot`` what clips need, too. Each
-part is skipped when its stamp says that it was done for this very Python, ``pyproject.toml`` and
-``constraints.txt``: a second run asks the network nothing. A stamp is written last, so an
-interrupted set-up is simply run again. Standard library only.
+By default it installs only the run-time packages. ``--dev`` adds the packages for development,
+``--slot`` the packages for clips. A part is skipped if its stamp matches this Python,
+``pyproject.toml`` and ``constraints.txt``, so a second run needs no network. A stamp is written
+last, so an interrupted set-up can simply be repeated. Standard library only.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _COVERS = {
     _SLOT_STAMP: ("cpu,slot", (_STAMP, _SLOT_STAMP)),
     _DEV_STAMP: ("cpu,dev", (_STAMP, _SLOT_STAMP, _DEV_STAMP)),
 }
-"""Stamps by what was asked for: the extras to install, and the stamps that these fulfil."""
+"""By requested stamp: the extras to install, and the stamps that they satisfy."""
 _PATH_FILE = "tidegate-checkout.pth"
 _INPUTS = ("pyproject.toml", "constraints.txt")
 
@@ -43,8 +43,8 @@ class PipFailed(ProvisionError):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Set up .venv and the Triton server.")
-    parser.add_argument("--dev", action="store_true", help="also what tests and checks need")
-    parser.add_argument("--slot", action="store_true", help="also what rendering clips needs")
+    parser.add_argument("--dev", action="store_true", help="also install packages for tests")
+    parser.add_argument("--slot", action="store_true", help="also install packages for clips")
     parser.add_argument("--torch-index", default="", help="one more package index, for torch")
     parser.add_argument("--pip-args", default="", help="more arguments for pip install")
     args = parser.parse_args()
@@ -56,7 +56,7 @@ def main() -> int:
     needs_triton = not (NGC_ROOT / "bin" / "tritonserver").exists()
     try:
         if needs_triton:
-            check_platform()  # before minutes of download
+            check_platform()  # before a download of minutes
         if not is_current:
             make_venv(pip_args)
         with ThreadPoolExecutor(1) as threads:
@@ -72,20 +72,20 @@ def main() -> int:
 
 
 def make_venv(pip_args: list[str]) -> None:
-    """Create ``.venv`` (again if it is broken or of another Python) with the pinned pip."""
+    """Create ``.venv`` with the pinned pip. Replaces a broken one, or one of another Python."""
     if not _venv_fits():
         check_venv_module()
         _say(f".venv for Python {python_version()}")
-        # the interpreter that .venv was made from: it cannot rebuild itself while it runs
+        # Use the base interpreter: .venv cannot rebuild itself while it runs.
         base: str = getattr(sys, "_base_executable", None) or sys.executable
         _run([base, "-m", "venv", "--clear", str(VENV)], "cannot create .venv")
-    # The build backend, so that building needs no network. The pip that comes with a Python may be
-    # years old, and takes up to half as long again.
+    # Installs the build backend, so that a build needs no network. The pip that comes with Python
+    # may be years old, and up to 50 % slower.
     _pip_install(["pip", "setuptools", *pip_args])
 
 
 def set_up_triton(pip_args: list[str]) -> None:
-    """Unpack the Triton server of the wheel; does nothing if that was done for this Python."""
+    """Unpack the wheel's Triton server, unless that was done for this Python."""
     home = state_dir()
     if wheel.is_prepared(home):
         return
@@ -97,10 +97,10 @@ def set_up_triton(pip_args: list[str]) -> None:
 
 
 def install_packages(pip_args: list[str], wanted: str) -> None:
-    """Install packages as ``constraints.txt`` pins them, and the checkout in editable form."""
+    """Install the packages that ``constraints.txt`` pins, and the checkout in editable mode."""
     extras, stamps = _COVERS[wanted]
     _say(f"Python packages ({extras}) into .venv (the first time takes minutes)")
-    for stamp in _COVERS:  # an install may change the other stamps' packages, too
+    for stamp in _COVERS:  # an install may also change packages of the other stamps
         (VENV / stamp).unlink(missing_ok=True)
     asked_for = ["--no-build-isolation", "--editable", f".[{extras}]"]
     # The user's pip options decide where packages come from.
@@ -112,10 +112,10 @@ def install_packages(pip_args: list[str], wanted: str) -> None:
 
 
 def _have_the_client_seen() -> None:
-    """Name the client's folder in a path file: mypy and pyright follow those, and not the import
-    hook by which pip installs a checkout.
+    """Write the client's folder into a path file. mypy and pyright read path files, but not the
+    import hook that pip installs for a checkout.
 
-    The path is relative, so that it is ASCII: the Python of Triton's stub reads nothing else, and
+    The path is relative, so that it is ASCII: with any other path, the Python of Triton's stub
     would not start.
     """
     packages = VENV / "lib" / f"python{python_version()}" / "site-packages"
@@ -152,19 +152,19 @@ def _pip_install(arguments: list[str]) -> None:
     pip = [str(VENV_PYTHON), "-m", "pip", "install", "--quiet"]
     pip += ["--disable-pip-version-check", "--constraint", "constraints.txt"]
     if not sys.dont_write_bytecode:
-        # Half of the time would go to byte code, mostly of modules that are never imported; the
-        # others get theirs on first use, which makes the first start a second longer.
+        # Compiling byte code would take half of the time, mostly for modules that are never
+        # imported. The others are compiled on first use, which adds a second to the first start.
         pip.append("--no-compile")
     _run(
         [*pip, *arguments],
-        "pip failed (its own words are above); with no network, give a mirror or a folder of "
+        "pip failed (its output is above); without a network, give a mirror or a folder of "
         'wheels: make PIP_ARGS="--index-url URL" or PIP_ARGS="--no-index --find-links DIR"',
     )
 
 
 def _uv_install(arguments: list[str]) -> bool:
     """Install with uv, which resolves in seconds and chooses torch's build for this machine:
-    without a GPU 4 GB less than PyPI's. False where it cannot, for any reason: then pip has to."""
+    without a GPU, it is 4 GB smaller than PyPI's. Returns False on any failure; then use pip."""
     uv = [str(VENV / "bin" / "uv"), "pip", "install", "--quiet", "--python", str(VENV_PYTHON)]
     try:
         _pip_install(["uv"])
@@ -177,8 +177,8 @@ def _uv_install(arguments: list[str]) -> bool:
 
 
 def _run(command: list[str], what_failed: str) -> None:
-    # Without warnings of the build backend, which say nothing to the user, and without uv's three
-    # tries of an index that is out of reach: pip is the next try.
+    # Hide warnings of the build backend, which do not concern the user. Skip uv's three retries of
+    # an unreachable index: pip is the next attempt.
     env = os.environ | {"PYTHONWARNINGS": "ignore", "UV_HTTP_RETRIES": "0"}
     if subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL).returncode != 0:
         raise PipFailed(what_failed)

@@ -1,4 +1,4 @@
-"""Runs a launch as a foreground command: signals, an exit status, and its progress in lines."""
+"""Runs a launch as a foreground command: handles signals, prints progress, sets an exit status."""
 
 import asyncio
 import json
@@ -21,24 +21,24 @@ from pool.process.guardian import die_with_parent
 from pool.spec import LaunchSpec
 
 View = Callable[[PoolEvent], None]
-"""Takes the launcher's events."""
+"""Receives the launcher's events."""
 EXIT_FAILED = 1
 EXIT_CUT_SHORT = 130
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(spec: LaunchSpec, *, hint: str | None = None, follow_parent: bool = False) -> int:
-    """Serve until SIGINT, SIGTERM or SIGHUP; a second one cuts the end short. If only orchestrators
-    are started, SIGHUP makes them read their settings again.
+    """Serve until SIGINT, SIGTERM or SIGHUP; a second one cuts the shutdown short. If the launch
+    starts only orchestrators, SIGHUP makes them reload their settings.
 
-    ``hint`` is shown once it serves (``open_view``). With ``follow_parent`` it also ends with the
-    process that started this one. Returns 0 for a requested end, 1 for any other (with the reason
-    on stderr), 130 for one that was cut short.
+    ``hint`` is shown once it serves (``open_view``). With ``follow_parent`` it also ends with its
+    parent process. Returns 0 for a requested end, 1 for any other (with the reason on stderr), 130
+    for one that was cut short.
     """
     if follow_parent:
         parent = os.getppid()
         die_with_parent(signal.SIGTERM)
-        if os.getppid() != parent:  # the parent ended before the line above took effect
+        if os.getppid() != parent:  # the parent ended before the line above ran
             return EXIT_FAILED
     try:
         with open_view(Console(), hint) as view:
@@ -80,12 +80,12 @@ _LOADING = "starting the server and loading the model"
 
 
 def _doing(unit: str) -> str:
-    """What a unit does while it starts; those of a kind are numbered."""
+    """Text for a unit's start; units of one kind have numbers."""
     return _DOING.get(unit.partition("-")[0], _LOADING)
 
 
 def curl_line(url: str, model: str, *, with_token: bool) -> str:
-    """A streaming request that works as it stands in any shell."""
+    """A streaming request that works unchanged in any shell."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": "Tell me a story."}],
@@ -100,12 +100,12 @@ def curl_line(url: str, model: str, *, with_token: bool) -> str:
 
 @contextmanager
 def open_view(console: Console, hint: str | None) -> Iterator[View]:
-    """A view on ``console``. ``hint`` is printed once it serves, with ``{url}`` filled in, and
-    ``{key}`` with what the page needs to operate the service: on a terminal only, since others read
-    logs.
+    """A view on ``console``. ``hint`` is printed once it serves, with ``{url}`` filled in.
+    ``{key}`` becomes the page's key to operate the service, only on a terminal, because other
+    people read logs.
 
-    With ``TIDEGATE_TELEMETRY__LOG_FORMAT=json``, as in the orchestrator's log, every line is an
-    object.
+    With ``TIDEGATE_TELEMETRY__LOG_FORMAT=json``, every line is an object, as in the orchestrator's
+    log.
     """
     if os.environ.get("TIDEGATE_TELEMETRY__LOG_FORMAT") == "json":
         yield _JsonView(console)
@@ -117,7 +117,7 @@ def open_view(console: Console, hint: str | None) -> Iterator[View]:
 
 
 class _LineView:
-    """One line per event; on a terminal above a spinner (``status``) until it serves."""
+    """One line per event. On a terminal, a spinner (``status``) is below until it serves."""
 
     def __init__(self, console: Console, hint: str | None, status: Status | None = None) -> None:
         self._console = console
@@ -139,7 +139,7 @@ class _LineView:
             case EventKind.SERVING:
                 self._say(f"serving on {event.text} after {event.seconds:.1f} s")
                 if self._hint:
-                    # the brackets of an IPv6 address are a pattern to some shells
+                    # some shells read the brackets of an IPv6 address as a pattern
                     url = event.text.replace("[", r"\[").replace("]", r"\]")
                     key = access(event.text).key if self._status is not None else ""
                     hint = self._hint.replace("{key}", f"#key={key}" if key else "")

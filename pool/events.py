@@ -1,4 +1,4 @@
-"""Events of the supervisors of units: ``tidegate up`` and the pool's manager. Log lines use the
+"""Events of the units' supervisors: ``tidegate up`` and the pool's manager. Log lines use the
 sentences of ``orchestrator.telemetry.narration``.
 """
 
@@ -10,7 +10,7 @@ pool_log = logging.getLogger("orchestrator.pool")
 
 
 class EventKind(StrEnum):
-    """Kinds of events: of any unit, of a launch, of a pool."""
+    """Kinds of events: for any unit, for a launch, for a pool."""
 
     READY = "ready"
     LOST = "lost"
@@ -39,11 +39,11 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolEvent:
-    """One event. ``target`` is the unit, or the whole that it belongs to. ``text``: what is fetched
-    or was found, an address, a reason, or what continues without it.
+    """One event. ``target`` is a unit, or its pool or launch. ``text`` is the program that is
+    downloaded or was found, an address, a reason, or a warning.
 
-    ``seconds``: how long the step took; for a unit that was lost or failed, the pause before the
-    next start.
+    ``seconds``: duration of the step; for a unit that was lost or failed, the pause before the next
+    start.
     """
 
     kind: EventKind

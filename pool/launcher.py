@@ -4,12 +4,12 @@ together.
     launcher ─┬─ guardian ─ tritonserver ─ Python stub     one per instance, and one for its clips
               ├─ guardian ─ llama.cpp's server             one per instance instead, for a GGUF file
               ├─ guardian ─ python -m orchestrator         one, or several that share the port
-              └─ guardian ─ redis-server                   where several have no store yet
+              └─ guardian ─ redis-server                   if several orchestrators have no store
 
-Everything starts at once; the orchestrator's lanes connect when Triton is there. After that each
-process is restarted when it is lost: a Triton keeps its ports, so lanes return; the orchestrator
-keeps its port, so clients do. A unit that keeps failing is given up. A failure of the first start
-ends everything with the reason; so does the last orchestrator or Triton that keeps failing.
+Everything starts at once; the orchestrator's lanes connect when Triton is up. After that, a lost
+process is restarted on its ports, so lanes reconnect to a Triton, and clients to the orchestrator.
+A unit that keeps failing is given up. If the first start fails, everything ends with the reason. If
+the last orchestrator or the last Triton is given up, everything ends, too.
 
 ``tidegate serve --processes N`` is the same without Tritons.
 """
@@ -53,21 +53,21 @@ _U = TypeVar("_U")
 
 
 class PoolLaunch:
-    """One run of the launcher: a pool whose file is in memory, and its processes end with it.
+    """One run of the launcher: a pool with its file in memory. Its processes end with it.
     ``on_event`` must return at once and never raise."""
 
     def __init__(self, spec: LaunchSpec, on_event: Callable[[PoolEvent], None]) -> None:
         self.spec = spec
         self._manager: Manager | None = None
         self._places: list[tuple[str, int]] = []
-        """Hosts and ports that were chosen for it."""
+        """Hosts and ports that were chosen for the store."""
         self._port = 0
         """Port of the orchestrators; 0 if there are none."""
         self._stores: list[StoreProcess] = []
         self._serving: set[str] = set()
         """Names of the units that have not been given up; empty until everything serves."""
         self._emit = on_event
-        # An orchestrator elsewhere could not know a token that is drawn here.
+        # A remote orchestrator could not know a token that is generated here.
         self._lane_token = spec.lane_token or (secrets.token_urlsafe(32) if spec.serve else "")
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -87,12 +87,12 @@ class PoolLaunch:
             await self._end()
 
     def reload(self) -> None:
-        """Make all orchestrators read their settings again."""
+        """Make all orchestrators reload their settings."""
         for each in self._units(OrchestratorProcess):
             each.reload()
 
     def kill(self) -> None:
-        """Cut the end short: SIGKILL to everything, now."""
+        """Cut the shutdown short: send SIGKILL to everything now."""
         if self._manager is not None:
             self._manager.kill()
 
@@ -137,10 +137,10 @@ class PoolLaunch:
     def _tell_cores(self) -> None:
         """Warn of more processes than cores."""
         if self.spec.processes > max(1.0, cpu.look().cores):
-            self._warn("there are more orchestrator processes than cores: they add nothing")
+            self._warn("there are more orchestrator processes than cores: use fewer processes")
 
     async def _register(self, install: TritonInstall) -> None:
-        """Put the server into the catalog of engines, for placements and people to name it."""
+        """Register the server in the engine catalog, so that pools and people can refer to it."""
         try:
             await asyncio.to_thread(registered, self.spec.home, install)
         except (CatalogUnusable, OSError) as error:
@@ -153,7 +153,7 @@ class PoolLaunch:
         return await ensure_triton(self.spec.triton, self.spec.home, fetching)
 
     async def _start_all(self, install: TritonInstall | None) -> None:
-        """Start all units, behind the store; again with other ports if a chosen one was taken."""
+        """Start the store, then all units. If a chosen port was taken, retry with other ports."""
         for attempts_left in reversed(range(_PORT_ATTEMPTS)):
             self._places = []
             port = self._port = self._choose_port() if self.spec.serve else 0
@@ -166,7 +166,7 @@ class PoolLaunch:
                 await manager.stop(0.0)
                 if not attempts_left or all(is_free(*place) for place in self._places):
                     raise
-                self._emit(PoolEvent(EventKind.LOST, "tidegate", "a port was taken since"))
+                self._emit(PoolEvent(EventKind.LOST, "tidegate", "another program took a port"))
 
     def _make_manager(self, install: TritonInstall | None, port: int) -> Manager:
         spec = self.spec
@@ -221,7 +221,7 @@ class PoolLaunch:
         await _together(*map(serves, begun))
 
     def _told(self, event: PoolEvent) -> None:
-        """Pass an event of a unit on; the process ids of one that came back are new."""
+        """Pass on an event of a unit, and save its new process ids after a restart."""
         if self._serving and event.kind is EventKind.READY:
             self._write_state()
         if event.kind in _TOLD:
@@ -231,11 +231,11 @@ class PoolLaunch:
         reason = await member.given_up()
         self._serving.discard(member.name)
         if self._was_last(member):
-            raise GaveUp(f"{reason}\nNothing is left that serves, so everything was ended")
+            raise GaveUp(f"{reason}\nNothing can serve any more, so everything was ended")
         self._write_state()
         text = (
-            f"{reason}\nIt is not started again, to have it back mend what ended it and start "
-            f"everything again; still running: {', '.join(sorted(self._serving))}"
+            f"{reason}\nIt is not restarted: fix the cause, then restart tidegate; still running: "
+            f"{', '.join(sorted(self._serving))}"
         )
         self._emit(PoolEvent(EventKind.WARNED, member.name, text))
 
@@ -250,7 +250,7 @@ class PoolLaunch:
         if self._manager is not None:
             began = time.monotonic()
             self._emit(PoolEvent(EventKind.ENDING, "tidegate"))
-            # The orchestrators write to the store until their end.
+            # The orchestrators write to the store until they end.
             await self._manager.stop(self.spec.drain_s, last="store")
             if self._port:
                 self._remove_passing_state()
@@ -260,17 +260,17 @@ class PoolLaunch:
     # ── units ────────────────────────────────────────────────────────────────────────────────
 
     def _renew_key(self, port: int) -> None:
-        """Remove the operators' key of an earlier run that was killed; within this run a key
-        outlives restarts. Several processes take up one that is made here."""
+        """Remove the operators' key of an earlier run that was killed. Within this run, the key
+        survives restarts. If several processes share the port, create their common key here."""
         path = key_file(self.spec.home, self.spec.host, port)
-        with contextlib.suppress(OSError):  # the orchestrator says what it cannot do without it
+        with contextlib.suppress(OSError):  # the orchestrator reports the error
             path.unlink(missing_ok=True)
             if self.spec.processes > 1:
                 keep_key(path)
 
     def _remove_passing_state(self) -> None:
-        """Remove the state of a port that was chosen for this run, and the operators' key of
-        several processes, which none of them removes."""
+        """Remove the state of a port that was chosen for this run, and the common operators' key
+        of several processes, because none of them removes it."""
         spec, port = self.spec, self._port
         if spec.processes > 1:
             with contextlib.suppress(OSError):
@@ -289,7 +289,7 @@ class PoolLaunch:
         return any(not _is_gguf(each) for each in self.spec.instance_specs)
 
     def _require_guard(self) -> None:
-        """Raise ``PortsUnguarded`` if others could reach a Triton that asks for no token."""
+        """Raise ``PortsUnguarded`` if other machines could reach a Triton without a token."""
         spec = self.spec
         if self._has_tritons:
             require_guard(
@@ -302,7 +302,7 @@ class PoolLaunch:
             )
 
     def _choose_port(self) -> int:
-        """The orchestrator's port: the one asked for, or a free one."""
+        """The orchestrator's port: the requested one, or a free one."""
         spec, port = self.spec, self.spec.port
         if port:
             require_free(spec.host, port, "choose another one: --port 9000 (make demo PORT=9000)")
@@ -313,7 +313,7 @@ class PoolLaunch:
         return port
 
     def _with_ports(self, specs: list[InstanceSpec], taken: set[int]) -> list[InstanceSpec]:
-        """The instances at the ports asked for, otherwise at free ones not in ``taken``."""
+        """The instances with their requested ports, else with free ports not in ``taken``."""
         taken = taken.union(*(each.ports for each in specs))
         placed = []
         for each in specs:
@@ -341,18 +341,18 @@ class PoolLaunch:
         try:
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            # Not the file itself: its readers would assume that the service is up.
+            # Do not create the file itself: its readers would assume that the service is up.
             tried = path.with_name(f".{path.name}.{os.getpid()}")
             tried.touch()
             tried.unlink()
         except OSError as error:
             raise StateFileUnusable(
                 f"cannot write the state file {path}: {error.strerror}; "
-                "give a file in a directory that exists and can be written to: --state-file PATH"
+                "give a file in an existing, writable directory: --state-file PATH"
             ) from error
 
     def _write_state(self) -> None:
-        """Keep the state file up to date; the service continues without it if that fails."""
+        """Update the state file. If that fails, the service continues without it."""
         path = self.spec.state_file
         if path is None:
             return

@@ -1,11 +1,11 @@
-"""Keeps a pool of instances as its file asks for them (PV-1).
+"""Keeps a pool's instances in the state that its file defines (PV-1).
 
     pool.toml ─▶ specs ─▶ Manager ─┬─ unit ─ guardian ─ tritonserver     each detached: they
                                     └─ unit ─ guardian ─ tritonserver     outlive the manager
                                                             or llama.cpp's server
 
-After a kill the next manager takes over the running instances (``recover``). A new file changes
-what differs and nothing else (``apply``).
+After a kill, the next manager takes over the running instances (``recover``). A new file changes
+only the instances that differ (``apply``).
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from pool.fleet.units import PoolMachine
 from pool.process.process import FoundRun, OnStep
 from pool.supervise import ProcessUnit, RestartPolicy, Supervised
 
-if TYPE_CHECKING:  # it brings a library for HTTP, which a launch does without
+if TYPE_CHECKING:  # it imports an HTTP library, which a launch does not need
     from pool.fleet.registrar import Registrar
 
 POOL = "pool"
-"""Target of events that are about no single instance."""
+"""Target of events that concern the whole pool."""
 POLICY = RestartPolicy(
     first_delay_s=0.5, max_delay_s=60.0, max_failures=math.inf, stable_s=60.0, first_too=True
 )
-"""An instance of a pool is never given up: one that keeps failing is restarted once a minute."""
+"""A pool never gives up an instance: one that keeps failing is restarted once a minute."""
 RECOVER_S = 5.0
-"""Seconds that running instances have to answer before orchestrators get the list."""
+"""Seconds for running instances to answer before orchestrators get the list."""
 TELL_S = 2.0
-"""Seconds that orchestrators have to hear that an instance goes; then it is drained anyway."""
+"""Seconds to tell orchestrators that an instance leaves; after that, it is drained anyway."""
 
 
 class Manager:
@@ -51,11 +51,11 @@ class Manager:
         registrar: "Registrar | None" = None,
         state: PoolState | None = None,
     ) -> None:
-        """``drain_s``: seconds that running work is given. ``home`` keeps the state, and ``state``
-        is the last manager's; without a ``registrar`` no orchestrator is updated."""
+        """``drain_s``: seconds for running work. ``home`` stores the state, and ``state`` is the
+        last manager's. Without a ``registrar``, no orchestrator is updated."""
         self.members: dict[str, Supervised] = {}
         self.incoming: dict[str, Supervised] = {}
-        """Replacements, by the name of the member that they replace."""
+        """Replacements, by the name of the member that each replaces."""
         self.state = state or PoolState()
         self._drain_s = drain_s
         self._policy = policy
@@ -71,7 +71,7 @@ class Manager:
     # ── orders ───────────────────────────────────────────────────────────────────────────────
 
     async def recover(self, specs: Mapping[str, AnySpec]) -> None:
-        """Go on with running instances. Call it once, before anything else; then ``apply``."""
+        """Take over running instances. Call it once, before anything else; then call ``apply``."""
         spare = []
         for found in self._machine.found():
             name = found.label.unit
@@ -84,7 +84,7 @@ class Manager:
                 member = other
             if member is not None:
                 spare.append(member)
-        # Begun one by one they would look as if the others had gone.
+        # Reporting them one by one would look as if the others had gone.
         self._is_recovering = True
         for member in self.members.values():
             member.resume()
@@ -95,11 +95,11 @@ class Manager:
                 outcome.cancel()
         self._is_recovering = False
         self._changed()
-        # Of two with one name, the spare was to replace the current one, or was replaced by it.
+        # Of two with the same name, one was about to replace the other. End the spare one.
         await asyncio.gather(*(self._end(member) for member in spare))
 
     async def apply(self, specs: Mapping[str, AnySpec]) -> None:
-        """Run these instances and no others; those that are as they should be are not touched."""
+        """Run these instances and no others; instances that match are not touched."""
         async with self._applying:
             gone = [m for name, m in self.members.items() if name not in specs]
             changed = [
@@ -119,7 +119,7 @@ class Manager:
             )
 
     def add(self, spec: AnySpec) -> Supervised:
-        """Start one more instance; it is kept up from now on."""
+        """Start one more instance, and keep it up."""
         member = self._make(spec, self.state.instances.get(spec.name))
         self.members[spec.name] = member
         self._save()
@@ -136,10 +136,10 @@ class Manager:
         self._save()
 
     async def replace(self, name: str, spec: AnySpec) -> bool:
-        """Replace an instance by ``spec``; returns whether that serves.
+        """Replace an instance by ``spec``; return whether the new one serves.
 
-        If memory and ports allow, the new one is started first, and if it fails the old one stays.
-        Otherwise the old one is ended first.
+        If memory and ports allow it, the new instance starts first, and the old one stays if the
+        start fails. Otherwise the old one ends first.
         """
         old = self.members[name]
         self._emit(PoolEvent(EventKind.REPLACING, name))
@@ -180,7 +180,7 @@ class Manager:
         self._save()
 
     def kill(self) -> None:
-        """Cut ``stop`` short: SIGKILL to everything, now."""
+        """Cut ``stop`` short: send SIGKILL to everything now."""
         for member in (*self.members.values(), *self.incoming.values()):
             member.kill()
 
@@ -193,15 +193,15 @@ class Manager:
     # ── members ──────────────────────────────────────────────────────────────────────────────
 
     def _is_current(self, found: FoundRun, spec: AnySpec | None) -> bool:
-        """Whether, of two with one name, this is the one that served: by the state, or if that is
-        lost, by matching its spec."""
+        """Whether this run, of two with the same name, is the one that served: according to the
+        state or, if that is lost, because it matches the spec."""
         record = self.state.instances.get(found.label.unit)
         if record is not None and record.mark:
             return record.mark == found.label.mark
         return spec is not None and spec.digest == found.label.facts.get("digest")
 
     async def _attached(self, found: FoundRun, spec: AnySpec | None) -> Supervised | None:
-        """A member attached to a run that was found; None if it has ended."""
+        """A member that is attached to a found run; None if the run has ended."""
         digest, on_step = found.label.facts.get("digest", ""), self._on_step(found.label.unit)
         if spec is not None and spec.digest == digest:
             unit = self._machine.make(spec, InstanceRecord(ports=found.ports), on_step)
@@ -252,13 +252,13 @@ class Manager:
         self._save()
 
     async def told(self) -> None:
-        """Wait until orchestrators know which instances are ready, or for ``TELL_S``."""
+        """Wait until orchestrators know the ready instances, or for ``TELL_S``."""
         if self._registrar is not None:
             await self._registrar.wait_told(TELL_S)
 
     @property
     def ready_addresses(self) -> frozenset[str]:
-        """Addresses of all instances that can take work now."""
+        """Addresses of all instances that can accept work now."""
         everyone = (*self.members.values(), *self.incoming.values())
         return frozenset(m.unit.address for m in everyone if m.is_ready and m.unit.address)
 

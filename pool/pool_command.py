@@ -1,7 +1,7 @@
-"""``tidegate pool``: runs a manager in the foreground, or asks the one that runs.
+"""``tidegate pool``: runs a manager in the foreground, or sends orders to a running one.
 
-Modules that only a manager needs, gRPC and HTTP above all, are imported where it starts, so that
-questions are fast.
+Modules that only a manager needs, mainly gRPC and HTTP, are imported when it starts, so that the
+other commands are fast.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from pool.process.process import FoundRun, GuardedProcess, clear_remains, find_d
 EXIT_FAILED = 1
 _ASK_S = 10.0
 _END_S = 30.0
-"""Seconds beyond the drain that ending takes at most."""
+"""Maximum seconds that ending takes after the drain."""
 _BAD = {EventKind.LOST, EventKind.FAILED, EventKind.GPU_OUT, EventKind.WARNED}
 _BAD |= {EventKind.KEPT, EventKind.REFUSED_FILE, EventKind.UNREGISTERED}
 
@@ -48,7 +48,7 @@ def say(event: PoolEvent) -> None:
 
 
 def run(path: Path) -> int:
-    """Keep a pool until SIGINT or SIGTERM; a second one hurries. Returns the exit status."""
+    """Run a pool until SIGINT or SIGTERM; a second one hastens it. Return the exit status."""
     form = os.environ.get("TIDEGATE_TELEMETRY__LOG_FORMAT", "auto")
     level = os.environ.get("TIDEGATE_TELEMETRY__LOG_LEVEL", "info")
     log.configure("json" if form == "json" else "text" if form == "text" else "auto", level)
@@ -68,7 +68,7 @@ async def _run(path: Path) -> None:
 
     def reload() -> None:
         if service.manager is not None:
-            with contextlib.suppress(ProvisionError):  # an event said so
+            with contextlib.suppress(ProvisionError):  # reported by an event
                 service.reload()
 
     loop = asyncio.get_running_loop()
@@ -79,7 +79,7 @@ async def _run(path: Path) -> None:
 
 
 def status(path: Path | None, *, as_json: bool) -> int:
-    """Print the state of every instance; returns 1 without a manager, which would restart them."""
+    """Print the state of every instance. Returns 1 if no manager runs, which would restart them."""
     return _exit(lambda: asyncio.run(_status(_home(path), as_json=as_json)))
 
 
@@ -108,7 +108,7 @@ async def _status(home: Path, *, as_json: bool) -> bool:
 
 
 def reload(path: Path | None) -> int:
-    """Make the manager read its file again, and print what it will do."""
+    """Make the manager reload its file, and print the changes."""
 
     async def reloaded() -> None:
         told = await ask(_home(path), {"do": "reload"}, _ASK_S)
@@ -119,7 +119,7 @@ def reload(path: Path | None) -> int:
 
 
 def stop(path: Path | None, how: str) -> int:
-    """End the pool: ``drain`` it, ``now``, or ``leave`` its instances running."""
+    """End the pool: ``drain`` it, end it ``now``, or ``leave`` its instances running."""
     return _exit(lambda: asyncio.run(_stop(path, how)))
 
 
@@ -137,9 +137,9 @@ async def _stop(path: Path | None, how: str) -> None:
 
 
 async def _end_unmanaged(path: Path, grace_s: float) -> None:
-    """End instances whose manager is gone. Without a manager nothing drains them, so their
-    guardians end them, SIGTERM first. Raises ``PoolInUse`` if a manager is starting or hangs: it
-    would start them again."""
+    """End instances whose manager is gone. Nothing can drain them without a manager, so their
+    guardians end them, first with SIGTERM. Raises ``PoolInUse`` if a manager is starting or hangs,
+    because it would restart them."""
     home = PoolHome(path)
     home.claim()
     try:
@@ -196,7 +196,7 @@ def _table(*columns: str) -> Table:
 
 
 def _show(table: Table) -> None:
-    # Output that is not a terminal gets whole lines. Reasons have lines of logs, with brackets of
-    # their own.
+    # Output to a file or pipe gets whole lines. Reasons quote log lines, which may have brackets;
+    # these are not markup.
     width = None if sys.stdout.isatty() else 200
     Console(width=width, markup=False, highlight=False, emoji=False).print(table)

@@ -1,7 +1,7 @@
-"""``pool.toml``: which instances run on this machine, and which orchestrators learn of them (PV-1).
+"""``pool.toml``: the instances of this machine, and the orchestrators to tell about them (PV-1).
 
-A file that does not fit is refused as a whole, each mistake with its line and key, unknown keys
-included. It never holds secrets: it names the environment variables that have them.
+An invalid file is refused as a whole. Each mistake, including an unknown key, is reported with its
+line and key. The file holds no secrets: it names environment variables that hold them.
 """
 
 import re
@@ -50,18 +50,18 @@ _GIVEN_ELSEWHERE = {
     "lane_token": "the environment variable TIDEGATE_LANES__TOKEN",
     "plain.token": "the environment variable TIDEGATE_WORKER__PLAIN__TOKEN",
 }
-"""Settings of a worker that the pool sets, each with the place where it is given instead."""
+"""Worker settings that the pool sets itself, each with the place to set it instead."""
 _ON_ONE_GPU = frozenset({"torch"})
-"""Engines that use one GPU, however many they are given."""
+"""Engines that use only one GPU."""
 MAX_INSTANCES = 256
-"""Most instances of one pool, which is one machine: as many as an orchestrator registers."""
+"""Maximum number of instances of one pool (one machine): as many as an orchestrator registers."""
 _MAX_MISTAKES = 20
-"""Most mistakes of a file that are reported."""
+"""Maximum number of mistakes to report for one file."""
 _DAY_S = 86_400.0
 
 
 def _by_dotted_names(value: object) -> object:
-    """A table with its tables dissolved: ``{"kv": {"blocks": 4}}`` becomes ``{"kv.blocks": 4}``."""
+    """A table with its tables flattened: ``{"kv": {"blocks": 4}}`` becomes ``{"kv.blocks": 4}``."""
     return dict(_dissolved(value, "")) if isinstance(value, dict) else value
 
 
@@ -85,20 +85,20 @@ class PoolSettings(_Strict):
     """``[pool]``. Times are seconds."""
 
     home: Path | None = None
-    """Folder of state, logs and run folders; ``pool`` in TIDEGATE_HOME by default."""
+    """Folder for state, logs and run folders; ``pool`` in TIDEGATE_HOME by default."""
     heartbeat_s: float = Field(default=15.0, gt=0, le=_DAY_S)
     """Seconds between heartbeats; after three without an answer an instance is down."""
     drain_s: float = Field(default=30.0, ge=0, le=_DAY_S)
-    """Seconds that running work is given when an instance is removed, replaced or ended."""
+    """Seconds for running work when an instance is removed, replaced or ended."""
     load_timeout_s: float = Field(default=300.0, gt=0, le=_DAY_S)
     host: str = Field(default="127.0.0.1", pattern=_HOST)
     """Address where the Tritons listen."""
     advertise: str = Field(default="", pattern=_HOST)
-    """Address for orchestrators, if they reach this machine by another name."""
+    """Address for orchestrators, if they reach this machine under another name."""
     open: bool = False
-    """Whether clients off loopback, too, may generate without a token."""
+    """Whether clients off loopback may also generate without a token."""
     triton: Path | None = None
-    """A server to use rather than the first that is found."""
+    """A Triton server to use instead of the first one found."""
     metrics_port: Port | None = None
     """Port of the manager's own metrics, on loopback; none by default."""
 
@@ -111,13 +111,13 @@ class LanesTable(_Strict):
 
 
 class OrchestratorsSettings(_Strict):
-    """``[orchestrators]``: who is updated with the ready instances."""
+    """``[orchestrators]``: the targets to update with the ready instances."""
 
     register_at: tuple[str, ...] = Field(default=(), alias="register")
     """``file:PATH``, a list of addresses that orchestrators follow, or the URL of one."""
     key_env: str = "TIDEGATE_ADMIN_TOKEN"
-    """The environment variable with the admin's key for these orchestrators; if it is empty, the
-    key that an orchestrator of this user keeps on this machine."""
+    """The environment variable with the admin key for these orchestrators. If empty, it is the key
+    that an orchestrator of this user keeps on this machine."""
 
     @field_validator("register_at")
     @classmethod
@@ -132,24 +132,24 @@ class OrchestratorsSettings(_Strict):
 
 
 class OrchestratorSettings(_Strict):
-    """``[orchestrator]``: one that runs next to the instances and follows them."""
+    """``[orchestrator]``: an orchestrator on this machine that follows the instances."""
 
     host: str = "127.0.0.1"
     port: Port = 8080
     settings: SettingsTable = {}
-    """The orchestrator's settings by name, ``queue.max_waiting`` say: ``TIDEGATE_…``."""
+    """The orchestrator's settings (``TIDEGATE_…``) by name, such as ``queue.max_waiting``."""
 
     @field_validator("settings")
     @classmethod
     def _check_settings(cls, value: dict[str, Scalar]) -> dict[str, Scalar]:
-        # Imported where it is needed: with it comes a good part of the orchestrator.
+        # Imported here, because it imports a large part of the orchestrator.
         from orchestrator.settings import whole_settings
 
         return _checked(value, whole_settings(), "a setting of the orchestrator")
 
 
 class PortsSettings(_Strict):
-    """Ports of the first instance; each next one's are higher by 10. 0 is chosen, and kept."""
+    """Ports of the first instance; each next one adds 10. For 0, a free port is chosen and kept."""
 
     http: Port = 0
     grpc: Port = 0
@@ -166,17 +166,17 @@ class InstanceSettings(_Strict):
     """The model's name for clients."""
     engine: str = "auto"
     devices: Devices = "cpu"
-    """``"cpu"``, or the GPUs that each instance gets in turn: ``[0, 1]`` one each, ``["0,1",
-    "2,3"]`` two each. Numbers, or UUIDs of GPUs and MIG devices."""
+    """``"cpu"``, or the GPUs of each instance: ``[0, 1]`` gives one each, ``["0,1", "2,3"]`` two
+    each. GPUs are numbers, or UUIDs of GPUs and MIG devices."""
     count: int | None = Field(default=None, ge=1, le=64)
-    """Number of instances; one for each entry of ``devices`` by default."""
+    """Number of instances; by default, one for each entry of ``devices``."""
     vram_gib: float | None = Field(default=None, gt=0)
-    """GiB that it takes on each of its GPUs; estimated by default."""
+    """GiB that it needs on each of its GPUs; estimated by default."""
     memory_gib: float | None = Field(default=None, gt=0)
-    """Most GiB that the worker may take (TIDEGATE_WORKER__MEMORY__HARD_GIB)."""
+    """Maximum GiB that the worker may use (TIDEGATE_WORKER__MEMORY__HARD_GIB)."""
     ports: PortsSettings = PortsSettings()
     settings: SettingsTable = {}
-    """The worker's settings by name, ``kv.blocks`` say: ``TIDEGATE_WORKER__…``."""
+    """The worker's settings (``TIDEGATE_WORKER__…``) by name, such as ``kv.blocks``."""
 
     @field_validator("devices", mode="before")
     @classmethod
@@ -213,21 +213,21 @@ class InstanceSettings(_Strict):
     def _check_groups(self) -> "InstanceSettings":
         if self.engine in _ON_ONE_GPU and any(len(group) > 1 for group in self.groups):
             raise ValueError(
-                f"the engine {self.engine} computes on one GPU: name them one by one, as"
-                " devices = [0, 1], or take the engine vllm"
+                f"the engine {self.engine} uses one GPU: list GPUs one by one, as"
+                " devices = [0, 1], or use the engine vllm"
             )
         return self
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """The GPUs of each instance in turn; one empty group for the CPU."""
+        """The GPUs of each instance; one empty group for the CPU."""
         if self.devices == "cpu":
             return ((),)
         return tuple(tuple(group.split(",")) for group in self.devices)
 
     @property
     def instance_names(self) -> tuple[str, ...]:
-        """Names of the instances: the entry's name for one; with a number for each of several."""
+        """Names of the instances: the entry's name, with a number if there are several."""
         count = len(self.groups) if self.count is None else self.count
         return (self.name,) if count == 1 else tuple(f"{self.name}-{i}" for i in range(count))
 
@@ -251,14 +251,14 @@ class PoolFile(_Strict):
                 seen.add(name)
         if len(seen) > MAX_INSTANCES + 1:
             raise ValueError(
-                f"a pool has at most {MAX_INSTANCES} instances, these are {len(seen) - 1}"
+                f"a pool can have at most {MAX_INSTANCES} instances, got {len(seen) - 1}"
             )
         return self
 
     @model_validator(mode="after")
     def _check_targets(self) -> "PoolFile":
-        """Refuse targets that are the pool's own orchestrator: it follows the pool's own list, and
-        would have each instance from two sources."""
+        """Refuse the pool's own orchestrator as a target: it follows the pool's own list, and would
+        get each instance from two sources."""
         beside = self.orchestrator
         for entry in self.orchestrators.register_at:
             url = urlsplit(entry)
@@ -273,7 +273,7 @@ class PoolFile(_Strict):
 
     @model_validator(mode="after")
     def _check_ports(self) -> "PoolFile":
-        """Refuse two uses of one port: each would find it taken."""
+        """Refuse two uses of one port."""
         taken: dict[int, str] = {}
         for what, port in self._fixed_ports():
             if port > LAST_PORT:
@@ -283,7 +283,7 @@ class PoolFile(_Strict):
         return self
 
     def _fixed_ports(self) -> Iterator[tuple[str, int]]:
-        """Each port that the file fixes, with its use; 0 is chosen later."""
+        """Each fixed port of the file, with its use; a free port replaces 0 later."""
         beside = self.orchestrator.port if self.orchestrator is not None else 0
         for what, port in (
             ("the orchestrator's port", beside),
@@ -304,14 +304,14 @@ def _checked(
     what: str,
     elsewhere: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Scalar]:
-    """Return ``table`` if all of it are settings of ``kind``, called ``what``, that fit;
-    ``elsewhere`` has the places where some are given instead. Raises ``PydanticCustomError``."""
+    """Return ``table`` if its entries are valid settings of ``kind``; ``what`` is for errors, and
+    ``elsewhere`` has settings with another place. Raises ``PydanticCustomError``."""
     for name, value in table.items():
         if place := elsewhere.get(name):
-            problem = f"not set here: give it by {place}"
+            problem = f"not set here: set it with {place}"
         else:
             problem = problem_of(name, kind, what)
-        if not problem and name != "engine_args":  # whose own spelling the worker reads
+        if not problem and name != "engine_args":  # the worker checks that one
             problem = _misfit(fields_of(kind)[name], value)
         if problem:
             raise PydanticCustomError("setting", "{said}", {"said": problem, "name": name})
@@ -319,7 +319,7 @@ def _checked(
 
 
 def _misfit(field: FieldInfo, value: Scalar) -> str:
-    """Why a value does not fit a setting; empty if it does."""
+    """Why a value is invalid for a setting; empty if it is valid."""
     kind: Any = Annotated[(field.annotation, *field.metadata, None)]  # at least two
     try:
         TypeAdapter(kind).validate_python(value)
@@ -346,12 +346,12 @@ def read_pool_file(path: Path) -> PoolFile:
 
 
 def parse_pool_file(text: str, where: str = "pool.toml") -> PoolFile:
-    """Read a pool file's text; errors name ``where`` it is from. Raises ``PoolFileInvalid``."""
+    """Parse a pool file's text; errors state its source, ``where``. Raises ``PoolFileInvalid``."""
     try:
         values = tomllib.loads(text)
     except RecursionError:
         raise PoolFileInvalid(f"{where}: its values are nested too deeply") from None
-    except ValueError as error:  # a number of thousands of digits is not a TOMLDecodeError
+    except ValueError as error:  # a number with thousands of digits raises no TOMLDecodeError
         raise PoolFileInvalid(f"{where}: {error}") from error
     try:
         return PoolFile.model_validate(values)
@@ -371,7 +371,7 @@ def parse_pool_file(text: str, where: str = "pool.toml") -> PoolFile:
 
 
 def line_of(text: str, keys: tuple[str | int, ...]) -> int:
-    """The line of a key, or of what is nearest to it: its table, otherwise the first line."""
+    """The line of a key, else of its table, else the first line."""
     table = [part for key in keys if isinstance(key, str) for part in key.split(".")]
     number = next((key for key in keys if isinstance(key, int)), 0)
     best, depth, seen = 1, 0, -1
@@ -400,7 +400,7 @@ def _said(kind: str, message: str, keys: tuple[str | int, ...]) -> str:
 
 
 def _known_beside(keys: tuple[str | int, ...]) -> tuple[str, ...]:
-    """The keys that may stand where an unknown one was found."""
+    """The valid keys at the place of an unknown key."""
     models: dict[str, type[BaseModel]] = {
         "pool": PoolSettings,
         "lanes": Tls if "tls" in keys else LanesTable,
@@ -418,12 +418,12 @@ def _near(name: str, known: tuple[str, ...]) -> str:
 
 
 def _without_alternatives(keys: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """``keys`` without the kinds of a union that pydantic adds: they are not keys of the file."""
+    """``keys`` without the union members that pydantic adds, which are not keys of the file."""
     return tuple(k for k in keys if isinstance(k, int) or re.fullmatch(r"[a-z_][\w.-]*", k))[:4]
 
 
 def _spelled(keys: tuple[str | int, ...]) -> str:
-    """A key as errors name it: ``instances[0].model``."""
+    """A key in the format of error messages: ``instances[0].model``."""
     text = ""
     for key in keys:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key

@@ -1,4 +1,4 @@
-"""What ``tidegate up`` is asked for, and the file of a pool that this makes in memory."""
+"""The request of ``tidegate up``, and the pool specs that it becomes in memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,42 +23,42 @@ class LaunchSpec:
     """Variables ``TIDEGATE_WORKER__…`` and ``TIDEGATE_SLOT__…`` for every instance."""
     host: str = "127.0.0.1"
     port: int = 8080
-    """The orchestrator's port; 0 chooses a free one."""
+    """The orchestrator's port; 0 asks for a free port."""
     serve: bool = True
     """Whether to start an orchestrator; otherwise Triton only."""
     processes: int = 1
-    """Orchestrator processes that share ``port`` and, above 1, a state."""
+    """Number of orchestrator processes that share ``port``. Above 1, they share a store."""
     store: str = ""
-    """Program of a store to be started for them; empty where the settings name one that runs."""
+    """Program of a store to start for them; empty if the settings name a running one."""
     own_host: str = "127.0.0.1"
-    """Address at which each of several processes listens by itself."""
+    """Host for the own addresses of several processes."""
     advertise: str = ""
-    """``http://host`` by which orchestrators elsewhere reach ``own_host``; empty: unchanged."""
+    """``http://host`` of ``own_host`` for remote orchestrators; empty: unchanged."""
     instances_at: str | None = None
-    """Addresses of instances that run already, comma-separated, empty for those that the settings
-    name; None: Tritons are started here."""
+    """Comma-separated addresses of running instances; empty means those in the settings. None:
+    Tritons are started here."""
     instances: int = 1
     gpus: tuple[str, ...] = ()
-    """CUDA devices, dealt out to the instances in turn; empty leaves the choice to the worker."""
+    """CUDA devices, divided among the instances; empty leaves the choice to the worker."""
     gpus_each: int = 1
-    """How many of ``gpus`` each instance gets; it divides their number."""
+    """Number of ``gpus`` per instance; a divisor of their number."""
     triton: Path | None = None
-    """A server to use rather than the first that is found."""
+    """A server to use instead of the first one found."""
     triton_host: str = "127.0.0.1"
     triton_open: bool = False
-    """Whether clients off loopback, too, may generate without a token."""
+    """Whether clients off loopback may also generate without a token."""
     lane_token: str = field(default="", repr=False)
-    """Token that orchestrator and workers share; drawn if it is empty and both are started."""
+    """Token that orchestrator and workers share. If empty and both are started, it is random."""
     tls: Tls | None = None
-    """TLS between orchestrator and Tritons; both show the certificate."""
+    """TLS between orchestrator and Tritons; both present the certificate."""
     triton_ports: TritonPorts = CHOSEN
-    """Ports of the first Triton; each next one's are higher by ``PORT_STRIDE``; 0 chooses free
-    ones. Tritons for clips come after those for text."""
+    """Ports of the first Triton; each next one adds ``PORT_STRIDE``; 0 asks for free ports.
+    Tritons for clips come after those for text."""
     model_repository: Path = MODEL_REPOSITORY
     models: tuple[str, ...] = ("llm",)
     load_timeout_s: float = 300.0
     drain_s: float = 1.0
-    """Seconds that running work is given at the end, which takes 3.5 s more, 6 s with a store."""
+    """Seconds for running work at shutdown. The shutdown takes 3.5 s more, 6 s with a store."""
     home: Path = field(default_factory=state_dir)
     log_to_stderr: bool = False
     """Whether to log to stderr instead of files in ``home``/logs/<host>-<port>."""
@@ -73,9 +73,8 @@ class LaunchSpec:
 
     @property
     def instance_specs(self) -> list[InstanceSpec]:
-        """The instances, with the ports that were asked for. Each Triton has a single model if an
-        orchestrator is in front: two models in one Triton end together when the process of either
-        crashes."""
+        """The instances, with their requested ports. With an orchestrator, each Triton has one
+        model: if two models share a Triton, a crash of either one's process ends both."""
         if self.instances_at is not None:
             return []
         kinds = [("triton", self.models)]
@@ -139,7 +138,7 @@ class LaunchSpec:
         ]
 
     def _gpus_of(self, index: int) -> tuple[str, ...]:
-        """The GPUs of an instance."""
+        """The GPUs of the instance ``index``."""
         each = self.gpus_each
         groups = [self.gpus[at : at + each] for at in range(0, len(self.gpus), each)]
         return groups[index % len(groups)] if groups else ()

@@ -1,5 +1,5 @@
-"""Units, each a process under a guardian, and their supervision: restarted when lost, given up if
-that is pointless (PV-1)."""
+"""Units and their supervision. A unit is a process under a guardian. It is restarted when lost, and
+given up if it keeps failing (PV-1)."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ from pool.process.process import FoundRun, GuardedProcess, OnStep, no_step
 HEARTBEAT_S = 15.0
 MISSES = 3
 TERM_S = 1.5
-"""Seconds from SIGTERM to SIGKILL: enough for ``finalize``; Triton then polls once a second."""
+"""Seconds from SIGTERM to SIGKILL: enough for ``finalize``, after which Triton polls every 1 s."""
 _POLL_S = 0.03
 
 
@@ -29,19 +29,19 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """How a unit's process is started, and how often it is asked whether it lives."""
+    """Options for a unit's process and its heartbeats."""
 
     home: Path | None = None
-    """Folder of a pool whose processes outlive us; None: it ends with us."""
+    """Folder of a pool whose processes outlive us; None: the process ends with us."""
     facts: Callable[[], dict[str, str]] = dict
-    """What later keepers are to know, as of a start."""
+    """Returns the facts for later keepers, at each start."""
     heartbeat_s: float | None = None
     """Seconds between heartbeats; None means ``HEARTBEAT_S``."""
     on_step: OnStep = no_step
 
 
 class UnitOptions(TypedDict, total=False):
-    """What every unit takes: its log (None: stderr), who hears of trouble with it, and how it is
+    """Options of every unit: its log (None: stderr), the callback for warnings, and how it is
     kept."""
 
     log: Path | None
@@ -50,10 +50,10 @@ class UnitOptions(TypedDict, total=False):
 
 
 class ProcessUnit(ABC):
-    """A unit: one process under a guardian, with a log file of its own."""
+    """A unit: one process under a guardian, with its own log file."""
 
     start_s = 30.0
-    """Seconds that a start may take."""
+    """Maximum seconds for a start."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ProcessUnit(ABC):
         self._keeping = kept.get("keeping", Keeping())
         self._process: GuardedProcess | None = None
         self.misses = 0
-        """Number of heartbeats without an answer, in all."""
+        """Total number of heartbeats without an answer."""
 
     @property
     def pid(self) -> int | None:
@@ -81,7 +81,7 @@ class ProcessUnit(ABC):
 
     @property
     def all_ports(self) -> tuple[int, int, int]:
-        """Ports for HTTP, gRPC and metrics; 0 for those that it does not have."""
+        """Ports for HTTP, gRPC and metrics; 0 for a port that it does not have."""
         return 0, 0, 0
 
     @property
@@ -92,18 +92,18 @@ class ProcessUnit(ABC):
     @property
     @abstractmethod
     def where(self) -> str:
-        """The place where it can be reached, in words for a person."""
+        """Its address, in words for a person."""
 
     @abstractmethod
     async def start(self) -> None:
-        """Start it and wait until it serves. Raises ``StartFailed`` with the reason in its log."""
+        """Start it and wait until it serves. Raises ``StartFailed`` with a reason from its log."""
 
     async def attach(self, found: FoundRun) -> None:
-        """Take over a process that runs. Raises ``StartFailed`` if it has ended."""
+        """Take over a running process. Raises ``StartFailed`` if it has ended."""
         self._process = await GuardedProcess.adopt(self.name, found, self._log)
 
     async def resume(self) -> None:
-        """Wait until a process that was started, or taken over, serves. Raises ``StartFailed``."""
+        """Wait until a started or taken-over process serves. Raises ``StartFailed``."""
         assert self._process is not None, "start it first"
         deadline = time.monotonic() + self.start_s
         while not await self._answers():
@@ -114,22 +114,22 @@ class ProcessUnit(ABC):
             await asyncio.sleep(_POLL_S)
 
     async def stop(self, drain_s: float) -> None:
-        """End it: running work has ``drain_s``, and nothing is left on return."""
+        """End it. Running work has ``drain_s``. On return, all of its processes are gone."""
         if self._process is not None:
             await (self._process.end(TERM_S) if drain_s > 0 else self._process.kill())
             self._process = None
 
     async def lost(self) -> str:
-        """Wait until it ends or hangs; returns which, in a few words."""
+        """Wait until it ends or hangs; return which, in a few words."""
         return await first_of(self._process_end(), self._heartbeats())
 
     def kill(self) -> None:
-        """Send SIGKILL, now; ``stop`` waits for the end of it."""
+        """Send SIGKILL now; ``stop`` waits for the end."""
         if self._process is not None:
             self._process.order_kill()
 
     async def _heartbeats(self) -> str:
-        """Wait until too many heartbeats were missed; returns that."""
+        """Wait for too many missed heartbeats; return the reason."""
 
         def missed() -> None:
             self.misses += 1
@@ -160,12 +160,12 @@ class ProcessUnit(ABC):
         return f"it {await self._status()}"
 
     async def _status(self) -> str:
-        """Wait for the end of the process; returns ``ended with status 1``, say."""
+        """Wait for the end of the process; return, for example, ``ended with status 1``."""
         assert self._process is not None, "start it first"
         return f"ended with status {await self._process.wait()}"
 
     def _failure(self, what: str) -> StartFailed:
-        """The error for a start that failed, with the reason that the log gives."""
+        """The error for a failed start, with the reason from the log."""
         if self._log is None:
             return StartFailed(f"{self.name} {what}; its log above says why")
         reason = self._reason_in(self._log)
@@ -176,31 +176,31 @@ class ProcessUnit(ABC):
 
 
 _MAX_DOUBLINGS = 60
-"""Most doublings of a pause: more would overflow one day."""
+"""Maximum number of doublings of a pause, against an overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Exponential backoff with full jitter above a quarter, and when to give up."""
+    """Exponential backoff with jitter between a quarter and all of a pause, and when to give up."""
 
     first_delay_s: float = 0.2
     max_delay_s: float = 10.0
     max_failures: float = 5
-    """Losses and failed starts in a row after which the unit is given up; ``math.inf``: never."""
+    """Consecutive losses and failed starts before the unit is given up; ``math.inf``: never."""
     stable_s: float = 30.0
-    """Seconds of service after which a unit counts as having had no failures."""
+    """Seconds of service after which the failure count is reset."""
     first_too: bool = False
-    """Whether the very first start is repeated, too, if it fails."""
+    """Whether the first start is also retried if it fails."""
 
     def delay_s(self, failures: int, rng: random.Random) -> float:
-        """Pause before the start that follows ``failures`` failures in a row (from 1)."""
+        """Pause in seconds before a restart after ``failures`` consecutive failures (from 1)."""
         doublings = min(failures - 1, _MAX_DOUBLINGS)
         ceiling = min(self.max_delay_s, self.first_delay_s * 2.0**doublings)
         return rng.uniform(0.25, 1.0) * ceiling
 
 
 class UnitState(StrEnum):
-    """State of a unit. ``DOWN``: it failed or was lost, and is started again after a pause."""
+    """State of a unit. ``DOWN``: it failed or was lost, and restarts after a pause."""
 
     STARTING = "starting"
     READY = "ready"
@@ -209,7 +209,7 @@ class UnitState(StrEnum):
 
 
 class Supervised:
-    """A unit from its first start to its end: watched, and started again when it is lost."""
+    """Supervises a unit from its first start to its end, and restarts it when it is lost."""
 
     def __init__(
         self,
@@ -220,8 +220,8 @@ class Supervised:
         changed: Callable[[], None] = _nothing,
         digest: str = "",
     ) -> None:
-        """``emit`` and ``changed``, called after each change of state, must return at once and
-        never raise. ``digest`` names what the unit is."""
+        """``emit`` gets events; ``changed`` is called after each change of state. Both must return
+        at once and never raise. ``digest`` identifies the unit's configuration."""
         self.unit = unit
         self.digest = digest
         self.state = UnitState.STARTING
@@ -247,7 +247,7 @@ class Supervised:
         return self.state is UnitState.READY
 
     def begin(self) -> None:
-        """Start the unit, and keep it up from then on."""
+        """Start the unit, and keep it up."""
         self._begin(self.unit.start, EventKind.READY)
 
     def resume(self) -> None:
@@ -255,20 +255,20 @@ class Supervised:
         self._begin(self.unit.resume, EventKind.ADOPTED)
 
     async def first_outcome(self) -> str:
-        """Wait for the end of the first start: returns "" once it serves, otherwise the reason."""
+        """Wait for the first start. Returns "" once it serves, otherwise the reason."""
         return await asyncio.shield(self._first)
 
     async def given_up(self) -> str:
-        """Wait until the unit is started no more; returns why."""
+        """Wait until the unit is given up; return the reason."""
         return await asyncio.shield(self._given_up)
 
     async def retire(self) -> None:
-        """Make the unit not ready and stop keeping it up: ``end`` is to follow."""
+        """Mark the unit as not ready and stop its supervision; call ``end`` next."""
         await self.leave()
         self._become(UnitState.DRAINING)
 
     async def end(self, drain_s: float) -> None:
-        """End the unit; its work has ``drain_s``. Nothing is left then. Idempotent."""
+        """End the unit; its work has ``drain_s``. All of its processes end. Idempotent."""
         await self.retire()
         await self.unit.stop(drain_s)
 
@@ -280,7 +280,7 @@ class Supervised:
             await asyncio.gather(life, return_exceptions=True)
 
     def kill(self) -> None:
-        """Send SIGKILL, now; ``end`` waits for the end of it."""
+        """Send SIGKILL now; ``end`` waits for the end."""
         self.unit.kill()
 
     def _begin(self, begin: Callable[[], Awaitable[None]], served: EventKind) -> None:
@@ -301,14 +301,14 @@ class Supervised:
                 self._become(UnitState.STARTING)
                 reason = await self._started(self.unit.start, EventKind.READY)
             except Exception as error:
-                # A bug of ours must not leave a unit unsupervised.
-                pool_log.exception("a unit could not be kept; it is started again")
+                # A bug here must not leave a unit unsupervised.
+                pool_log.exception("the supervision of a unit failed; restarting the unit")
                 reason = f"{type(error).__name__}: {error}"
                 self._become(UnitState.DOWN, reason)
                 await asyncio.sleep(self._policy.max_delay_s)
 
     async def _started(self, begin: Callable[[], Awaitable[None]], served: EventKind) -> str:
-        """Start or resume the unit; returns why it does not serve, empty if it does."""
+        """Start or resume the unit. Returns why it does not serve, or an empty string."""
         now = asyncio.get_running_loop().time
         began, reason = now(), ""
         try:
@@ -316,7 +316,7 @@ class Supervised:
         except (ProvisionError, OSError) as error:
             reason = str(error) or "it did not start"
         except Exception as error:
-            pool_log.exception("a unit could not be started; it is tried again")
+            pool_log.exception("cannot start a unit; retrying")
             reason = f"{type(error).__name__}: {error}"
         if not reason:
             self._emit(PoolEvent(served, self.name, self.unit.where, now() - began))
@@ -335,12 +335,14 @@ class Supervised:
         return reason
 
     def _is_last(self, reason: str) -> bool:
-        """Count a failure; returns whether the unit is given up."""
+        """Count a failure; return whether the unit is given up."""
         self._failures += 1
         if self._failures <= self._policy.max_failures:
             return False
         count = self._failures
-        self._given_up.set_result(f"{self.name} failed {count} times in a row; at last: {reason}")
+        self._given_up.set_result(
+            f"{self.name} failed {count} times in a row; the last time: {reason}"
+        )
         return True
 
     async def _pause(self, reason: str) -> None:
@@ -355,7 +357,7 @@ class Supervised:
 
 
 async def first_of(*watches: Coroutine[Any, Any, str]) -> str:
-    """The reason of the first of several watches that returns."""
+    """Wait for the first of several watches; return its reason."""
     tasks = [asyncio.create_task(watch) for watch in watches]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -375,7 +377,7 @@ async def cancelled(*tasks: "asyncio.Task[Any]") -> None:
 async def missed_heartbeats(
     answers: Callable[[], Awaitable[bool]], heartbeat_s: float | None, on_miss: Callable[[], None]
 ) -> str:
-    """Wait for ``MISSES`` misses in a row; returns the reason. ``on_miss`` is called each time."""
+    """Wait for ``MISSES`` consecutive misses; return the reason. Calls ``on_miss`` for each."""
     misses = 0
     while misses < MISSES:
         await asyncio.sleep(HEARTBEAT_S if heartbeat_s is None else heartbeat_s)

@@ -4,13 +4,13 @@
     python agent_chain.py "a fox who learns to sail" --url http://127.0.0.1:8080 --seconds 10
 
 Every call in ``client.run`` states the run's deadline and how many calls follow (``calls_left``).
-The service ranks each by its share of what is left, so that the first calls do not use up the time
-of the last, and stops none before the run's own deadline. ``on_deadline="fit"`` makes each answer
-as long as its share allows, and the model is told what is left, to finish in the last fifth. What
-was computed of the conversation is kept while the agent's tools run.
+The service ranks each call by its share of the time left, so that the first calls do not use up
+the time of the last. It stops no call before the run's deadline. ``on_deadline="fit"`` makes each
+answer as long as its share allows. The model is told how much time is left, and finishes in the
+last fifth. The conversation's KV cache is kept while the agent's tools run.
 
-A tool has at most a quarter of what is left: the run continues without one that hangs, as with
-``--tool-seconds 60``. What a tool does not use is left for the calls.
+A tool gets at most a quarter of the time left. The run continues without a tool that hangs, as with
+``--tool-seconds 60``. Time that a tool does not use goes to the calls.
 """
 
 import argparse
@@ -30,12 +30,12 @@ STEPS = (
 
 @tool_deadline(share=0.25)
 async def use_a_tool(takes_s: float) -> None:
-    """Whatever the agent does between two calls."""
+    """Stand in for a tool that the agent runs between two calls."""
     await asyncio.sleep(takes_s)
 
 
 async def run(about: str, url: str, seconds: float, tool_s: float = 0.05) -> str:
-    """The last answer. Raises ``DeadlineExceeded`` when there is not enough time for it."""
+    """Return the last answer. Raises ``DeadlineExceeded`` if the time is too short for it."""
     messages: list[Message] = []
     async with Client(url) as client:
         with client.run(timedelta(seconds=seconds)):
@@ -55,7 +55,7 @@ async def run(about: str, url: str, seconds: float, tool_s: float = 0.05) -> str
                     try:
                         await use_a_tool(tool_s)
                     except ToolTimeout as error:
-                        print(f"on without a tool's result: {error}")
+                        print(f"continuing without a tool's result: {error}")
     return answer.text
 
 
@@ -66,12 +66,12 @@ def main() -> int:
     parser.add_argument("about", nargs="?", default="a fox who learns to sail")
     parser.add_argument("--url", default="http://127.0.0.1:8080")
     parser.add_argument("--seconds", type=float, default=10.0, help="for all calls together")
-    parser.add_argument("--tool-seconds", type=float, default=0.05, help="that each tool takes")
+    parser.add_argument("--tool-seconds", type=float, default=0.05, help="time each tool takes")
     args = parser.parse_args()
     try:
         asyncio.run(run(args.about, args.url, args.seconds, args.tool_seconds))
     except DeadlineExceeded as error:
-        print(f"the promise cannot be kept: {error}", file=sys.stderr)
+        print(f"the deadline cannot be met: {error}", file=sys.stderr)
         return 1
     print("kept")
     return 0

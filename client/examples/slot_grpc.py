@@ -1,9 +1,9 @@
-"""Have a clip rendered by Triton with plain ``tritonclient``; nothing of Tidegate is imported.
+"""Render a clip on Triton with plain ``tritonclient``, without importing Tidegate.
 
     pip install "tritonclient[grpc]"
     python slot_grpc.py "A friendly host says good morning" --out clip.mp4 --deadline-ms 20000
 
-The model ``slot`` takes a recipe (docs/slot.md) and answers with its progress, then with the file.
+The model ``slot`` takes a recipe (docs/slot.md). It streams its progress, then sends the file.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 
 async def render(args: argparse.Namespace) -> dict[str, Any]:
-    """Writes the clip to ``args.out``; returns the server's facts about it."""
+    """Write the clip to ``args.out``; return the server's facts about it."""
     recipe = {"schema": "1.0", "text": args.text, "portrait": {"prompt": args.portrait}}
     given = triton.InferInput("recipe", [1], "BYTES")
     given.set_data_from_numpy(np.array([json.dumps(recipe).encode()], dtype=np.object_))
@@ -48,7 +48,7 @@ async def render(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Exit status 0: a clip; 1: Triton refused it or ran out of time, and said why."""
+    """Exit with 0 for a clip; with 1 if Triton refused it or ran out of time, and said why."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("text", help="what is said")
     parser.add_argument("--portrait", default="a friendly host", help="who says it")

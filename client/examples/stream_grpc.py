@@ -1,13 +1,13 @@
-"""Stream a completion from Triton with plain ``tritonclient``; nothing of Tidegate is imported.
+"""Stream a completion from Triton with plain ``tritonclient``, without importing Tidegate.
 
     pip install "tritonclient[grpc]"
     python stream_grpc.py "Once upon a time" --url 127.0.0.1:8001 --max-tokens 64 --deadline-ms 5000
     python stream_grpc.py "Once upon a time" --max-tokens 1000 --cancel-after 8
 
-The inputs and outputs are those of Triton's vLLM backend. The deadline holds twice over: the
+The inputs and outputs are those of Triton's vLLM backend. The deadline is enforced twice: the
 ``deadline_ms`` parameter lets the server give up by itself, and the gRPC timeout of the stream
-makes this script stop waiting even if the network is gone. ``cancel()`` of the iterator cancels the
-gRPC call, and the server stops generating; leaving the loop without it would not.
+stops this script even if the network is down. The iterator's ``cancel()`` cancels the gRPC call,
+and the server stops generating. Leaving the loop without ``cancel()`` does not stop the server.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tritonclient.utils import InferenceServerException
 
 
 def build_inputs(prompt: str, sampling: dict[str, Any]) -> list[triton.InferInput]:
-    """The plain contract: every tensor has shape [1]; sampling parameters are JSON."""
+    """Inputs of the model: every tensor has shape [1]; sampling parameters are JSON."""
     text = triton.InferInput("text_input", [1], "BYTES")
     text.set_data_from_numpy(np.array([prompt.encode()], dtype=np.object_))
     stream = triton.InferInput("stream", [1], "BOOL")
@@ -50,7 +50,7 @@ async def stream_text(args: argparse.Namespace) -> AsyncIterator[str]:
         responses = client.stream_infer(
             requests(),
             stream_timeout=args.deadline_ms / 1000 + 1,
-            # Without this, errors in the stream come as text inside an OK response.
+            # Without this header, errors in the stream arrive as text inside an OK response.
             headers={"triton_grpc_error": "true"},
         )
         received = 0
@@ -63,12 +63,12 @@ async def stream_text(args: argparse.Namespace) -> AsyncIterator[str]:
                 received += 1
                 if received == args.cancel_after:
                     responses.cancel()
-        except asyncio.CancelledError:  # how the iterator tells that its call was cancelled
+        except asyncio.CancelledError:  # the iterator raises it after its call was cancelled
             yield f"\n[cancelled after {received} responses]"
 
 
 async def main(args: argparse.Namespace) -> int:
-    """Print the completion; the exit status is 1 when the server ended it with an error."""
+    """Print the completion. The exit status is 1 if the server ended it with an error."""
     try:
         async for piece in stream_text(args):
             print(piece, end="", flush=True)
@@ -89,7 +89,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--cancel-after", type=int, help="responses before a cancel (none)")
+    parser.add_argument("--cancel-after", type=int, help="cancel after this many responses (never)")
     parser.add_argument("--deadline-ms", type=int, default=10_000)
     return parser.parse_args()
 

@@ -1,5 +1,5 @@
-# ruff: noqa: F403, F405 - a type checker finds the names where they are defined
-"""Tidegate for Python people: a small client, asynchronous or not.
+# ruff: noqa: F403, F405 - a type checker finds the names in the modules that define them
+"""Tidegate's Python client: small, asynchronous or synchronous.
 
 ::
 
@@ -22,8 +22,8 @@
 
     asyncio.run(main())
 
-``generate`` waits for the whole text; ``submit``, ``events``, ``status`` and ``cancel`` are the
-native API call by call. Errors are one tree, drawn in ``tidegate.errors``.
+``generate`` waits for the whole text. ``submit``, ``events``, ``status`` and ``cancel`` map to the
+calls of the native API. All errors form one class tree, shown in ``tidegate.errors``.
 """
 
 from importlib import import_module
@@ -55,14 +55,14 @@ _MODULES: Final = (
     "client",
     "sync",
 )
-"""Modules that define the public names, the quickest to import first."""
+"""Modules that define the public names, ordered by import time, fastest first."""
 
 
 def __getattr__(name: str) -> object:
     """Import a public name when it is first asked for. Raises ``AttributeError`` for others.
 
-    The command ``tidegate`` lives in this package too, and must handle Ctrl-C from its first moment
-    on: it cannot wait for aiohttp.
+    The command ``tidegate`` is in this package too. It must handle Ctrl-C as soon as it starts, so
+    it cannot wait for the import of aiohttp.
     """
     if name in __all__:
         for module in _MODULES:

@@ -5,7 +5,7 @@ import time
 
 
 def now() -> float:
-    """Seconds of a monotonic clock; only differences mean anything."""
+    """Seconds on a monotonic clock; only differences are meaningful."""
     return time.monotonic()
 
 

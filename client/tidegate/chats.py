@@ -7,8 +7,8 @@
     for call in answer.tool_calls:
         ...
 
-Deadlines and retries are as for tasks. A chat that breaks off is not resumed; for text alone use
-``Client.stream``, which is.
+Deadlines and retries work as they do for tasks. An interrupted chat is not resumed. For text
+alone, use ``Client.stream``, which resumes.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -33,9 +33,9 @@ ChatMessage = Mapping[str, Any]
 
 
 class ChatOptions(CommonOptions, total=False):
-    """Options of a chat besides its messages, in OpenAI's words and Tidegate's.
+    """Options of a chat other than its messages, with OpenAI's names and Tidegate's.
 
-    ``extra_body`` has whatever else the service takes.
+    ``extra_body`` holds any other fields that the service accepts.
     """
 
     max_completion_tokens: int
@@ -47,7 +47,7 @@ class ChatOptions(CommonOptions, total=False):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A function that the model wants called; ``arguments`` is JSON."""
+    """A function that the model asks to call; ``arguments`` is JSON."""
 
     id: str
     name: str
@@ -55,7 +55,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ChatAnswer(msgspec.Struct, frozen=True):
-    """A whole answer; ``reasoning`` is what the model thought before it, else empty."""
+    """A complete answer. ``reasoning`` is the model's reasoning before it, or empty."""
 
     text: str
     reasoning: str
@@ -74,7 +74,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
-    """A piece by which an answer grew. ``finish_reason`` and ``usage`` come last."""
+    """A new piece of an answer. ``finish_reason`` and ``usage`` come last."""
 
     text: str = ""
     reasoning: str = ""
@@ -136,7 +136,7 @@ class _Completion(msgspec.Struct):
 def chat_call(
     model: str, messages: Sequence[ChatMessage], options: ChatOptions, *, is_streamed: bool
 ) -> HttpCall:
-    """Request of a chat, its deadline counted from now. Raises ``DeadlineExceeded``."""
+    """Build the request of a chat; its deadline starts now. Raises ``DeadlineExceeded``."""
     stated = options.get("deadline")
     deadline = due(None if stated is None else to_seconds(stated))
     body: dict[str, Any] = {**told(), "model": model, **options, "messages": list(messages)}
@@ -148,7 +148,7 @@ def chat_call(
         body["deadline_ms"] = round(deadline.in_s * 1000)
     if is_streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    # Not idempotent: an answer that was lost on its way would be computed again.
+    # Not idempotent: a retry would compute an answer again if only its response was lost.
     return HttpCall(
         "POST",
         _PATH,
@@ -176,7 +176,7 @@ async def whole(transport: Transport, call: HttpCall) -> ChatAnswer:
 
 
 async def deltas(transport: Transport, call: HttpCall) -> AsyncGenerator[ChatDelta, None]:
-    """Send ``call`` and yield its answer as it grows. Leaving ends the work."""
+    """Send ``call`` and yield its answer as it grows. Closing the generator ends the work."""
     attempt, has_begun = 0, False
     while True:
         try:
@@ -200,7 +200,7 @@ async def _read(response: aiohttp.ClientResponse) -> AsyncGenerator[ChatDelta, N
     async for event in received(response.content.iter_any(), SseParser()):
         if event.data == _DONE:
             return
-        if (delta := _delta(event.data)) != _NOTHING:  # the first one has the role alone
+        if (delta := _delta(event.data)) != _NOTHING:  # the first one has only the role
             yield delta
     raise ConnectFailed("the answer ended early", is_sent=True)
 

@@ -41,11 +41,11 @@ _T = TypeVar("_T")
 
 
 class Client(FollowedWork[Submitted, Event]):
-    """A client of one orchestrator; close it, or use it as ``async with``.
+    """A client of one orchestrator; close it, or use it in ``async with``.
 
-    ``token`` is the bearer token. ``reconnect_for`` (seconds or a ``timedelta``) bounds how long a
-    broken event stream is retried for a task without a deadline of its own; ``retries`` how often a
-    call is sent again. Raises ``ValueError`` for a malformed ``base_url`` or ``reconnect_for``.
+    ``token`` is the bearer token. ``reconnect_for`` (seconds or a ``timedelta``) limits how long a
+    broken event stream of a task without its own deadline is retried. ``retries`` limits how often
+    a call is retried. Raises ``ValueError`` for a malformed ``base_url`` or ``reconnect_for``.
     """
 
     _kind, _path = "task", "/v2/tasks"
@@ -63,7 +63,7 @@ class Client(FollowedWork[Submitted, Event]):
     ) -> None:
         patience_s = block_seconds(reconnect_for, "reconnect_for")
         if patience_s < 0:
-            raise ValueError(f"reconnect_for is 0 seconds or more, got {reconnect_for!r}")
+            raise ValueError(f"reconnect_for must be 0 seconds or more, got {reconnect_for!r}")
         super().__init__(Transport(base_url, token, retries or Retries()), patience_s)
         self.sessions = Sessions(self, self._transport)
         """Conversations that the service keeps."""
@@ -90,7 +90,7 @@ class Client(FollowedWork[Submitted, Event]):
     def run(
         deadline: Deadline, *, wind_down: float | None = None, tools_until: float | None = None
     ) -> DeadlineScope:
-        """A block for an agent's loop, whose chats tell the model what is left of ``deadline``."""
+        """A block for an agent's loop. Its chats tell the model the time left of ``deadline``."""
         seconds = to_seconds(deadline)
         return block(seconds, tell_time=True, wind_down=wind_down, tools_until=tools_until)
 
@@ -105,11 +105,11 @@ class Client(FollowedWork[Submitted, Event]):
         return (await self._get("/v1/models", ModelList)).data
 
     async def instances(self) -> tuple[Instance, ...]:
-        """Instances (Tritons) behind the service, as they stand."""
+        """Current state of the instances (Tritons) behind the service."""
         return (await self._get("/v2/instances", InstanceList)).instances
 
     async def tasks(self, *, status: str | None = None, limit: int = 100) -> TaskList:
-        """List tasks of this client's key: those that run, then those that ended, newest first.
+        """List the tasks of this client's key: running tasks, then ended ones, newest first.
 
         ``status`` is ``queued``, ``dispatched``, ``running`` or ``ended``.
         """
@@ -119,8 +119,8 @@ class Client(FollowedWork[Submitted, Event]):
     async def submit(
         self, prompt: Prompt, *, idempotency_key: str | None = None, **options: Unpack[TaskOptions]
     ) -> Submitted:
-        """Submit a task and return at once. Raises ``ApiError`` if it is refused. However often it
-        is sent, it runs once, by ``idempotency_key``, which is drawn if none is given.
+        """Submit a task and return at once. Raises ``ApiError`` if it is refused. The task runs
+        only once per ``idempotency_key``, even if it is sent again; the default is a random key.
         """
         key = idempotency_key or uuid.uuid4().hex
         return await self._submit(_submission(prompt, options, key))
@@ -134,11 +134,11 @@ class Client(FollowedWork[Submitted, Event]):
         hold: Deadline = 5000.0,
         **options: Unpack[TaskOptions],
     ) -> Quote:
-        """Ask for the chance that a task would be in time, by deadline, without sending it.
+        """Get the chance that a task would be in time, per deadline, without sending it.
 
-        ``prompt_tokens`` stands for a prompt of that length. ``accept``, one of 0.5, 0.9 and 0.99,
-        reserves the earliest deadline with that chance, and ``hold`` is for how long; pass the
-        quote's ``reservation`` to the call that uses it. Raises ``ApiError``.
+        ``prompt_tokens`` stands for a prompt of that length. ``accept`` (0.5, 0.9 or 0.99) reserves
+        the earliest deadline with that chance for the time ``hold``. Pass the quote's
+        ``reservation`` to the call that uses it. Raises ``ApiError``.
         """
         stated = options.get("deadline")
         deadline = due(None if stated is None else to_seconds(stated))
@@ -153,15 +153,15 @@ class Client(FollowedWork[Submitted, Event]):
     # ── a task followed to its end ───────────────────────────────────────────────────────────
 
     def stream(self, prompt: Prompt, **options: Unpack[TaskOptions]) -> Stream[Event]:
-        """Submit a task and yield its events; a task that ends badly raises its ``ApiError``.
+        """Submit a task and yield its events; a task that fails raises its ``ApiError``.
 
-        Leaving it early cancels the task, see ``Stream``. Its deadline counts from now, and the
-        task is handed in when the first event is asked for.
+        Leaving the stream early cancels the task (see ``Stream``). The deadline starts now, but the
+        task is submitted when the first event is requested.
         """
         return self._stream(_submission(prompt, options, uuid.uuid4().hex))
 
     async def generate(self, prompt: Prompt, **options: Unpack[TaskOptions]) -> Generation:
-        """Submit a task and wait for its whole text. Raises ``ApiError`` if it ends badly."""
+        """Submit a task and wait for its whole text. Raises ``ApiError`` if it fails."""
         texts: list[str] = []
         token_ids: list[int] = []
         async with self.stream(prompt, **options) as events:
@@ -208,7 +208,7 @@ class Client(FollowedWork[Submitted, Event]):
 
 
 def _submission(prompt: Prompt, options: TaskOptions, key: str) -> HttpCall:
-    """Request that hands in a task, its deadline counted from now. Raises ``DeadlineExceeded``."""
+    """Build the request of a task; its deadline starts now. Raises ``DeadlineExceeded``."""
     stated, reservation = options.get("deadline"), options.get("reservation")
     headers, stated_s = {"Idempotency-Key": key}, None if stated is None else to_seconds(stated)
     deadline = own = due(stated_s)

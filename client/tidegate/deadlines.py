@@ -4,20 +4,20 @@
         plan = await client.generate(question)   # has 10 s
         with tidegate.deadline(3):               # the earlier one counts
             hint = await client.generate(plan.text)
-        await client.generate(...)               # has what is left of the 10 s
+        await client.generate(...)               # has the rest of the 10 s
 
-It works in ``async`` code and in plain code, and holds for the tasks and threads that inherit the
-context (``asyncio.create_task``, ``asyncio.to_thread``). Every call states what is left of it to
-the server, and raises ``DeadlineExceeded`` without asking when nothing is. Your own code is not
-interrupted.
+It works in ``async`` code and in synchronous code, and applies to tasks and threads that inherit
+the context (``asyncio.create_task``, ``asyncio.to_thread``). Every call sends the remaining time to
+the server. If no time is left, the call raises ``DeadlineExceeded`` and sends nothing. Your own
+code is not interrupted.
 
-``deadline(10, tell_time=True)`` makes the block's chats one run, whose model is told how much of
-the time is left and, at the share ``wind_down``, to give its final answer; from the share
-``tools_until`` on it is shown no tools.
+``deadline(10, tell_time=True)`` makes the block's chats one run. The model is told how much time
+is left, and at the share ``wind_down`` it is told to give its final answer. From the share
+``tools_until`` on, it gets no tools.
 
-Time limits for an agent's tools, as shares of what is left of its run::
+Time limits for an agent's tools, as shares of the time left in its run::
 
-    @tool_deadline(5, share=0.5)         # at most 5 s, and at most half of what is left
+    @tool_deadline(5, share=0.5)         # at most 5 s, and at most half of the time left
     async def search(query: str) -> str: ...
 
     with tidegate.deadline(10):
@@ -26,10 +26,10 @@ Time limits for an agent's tools, as shares of what is left of its run::
         except tidegate.ToolTimeout:
             found = ""                    # the run continues without it
 
-A tool runs within its own deadline block, so that its own calls (a sub-agent's, for example) state
-what the tool has left. Run and tools share one clock, so unused time stays with the run.
+A tool runs within its own deadline block, so its own calls (a sub-agent's, for example) send the
+time that the tool has left. Run and tools share one clock, so unused time stays with the run.
 
-``timeout_headers`` passes what is left on to others over HTTP.
+``timeout_headers`` passes the remaining time to other services over HTTP.
 """
 
 import asyncio
@@ -52,16 +52,16 @@ Deadline = timedelta | float
 """Deadline of one call from now: a ``timedelta``, or milliseconds as in ``deadline_ms``."""
 
 _current: ContextVar[float | None] = ContextVar("tidegate_deadline", default=None)
-"""When the innermost block ends, in seconds of ``_clock.now``; None outside of any block."""
+"""When the innermost block ends, in seconds of ``_clock.now``; None outside any block."""
 _told: ContextVar[Mapping[str, Any]] = ContextVar("tidegate_told", default={})  # noqa: B039
-"""Fields of the chats of the innermost block whose model is told of the time."""
+"""Chat fields of the innermost block that tells the model the time."""
 
 
 class DeadlineScope:
-    """A block with a deadline, as ``deadline`` returns it; time runs from when it is entered."""
+    """A block with a deadline, as ``deadline`` returns it; its time starts on entry."""
 
     def __init__(self, seconds: float, told: Mapping[str, Any] | None = None) -> None:
-        """``told`` has the fields of a block whose model is told of the time."""
+        """``told`` holds the chat fields of a block that tells the model the time."""
         self._seconds = seconds
         self._tells = dict(told or {})
         self._entered: list[tuple[float, Token[float | None], Token[Mapping[str, Any]]]] = []
@@ -83,7 +83,7 @@ class DeadlineScope:
         _told.reset(entered[2])
 
     def remaining(self) -> float:
-        """Seconds left, with an outer block's deadline considered; negative once it has passed."""
+        """Seconds left, including any outer block's deadline; negative once it has passed."""
         if not self._entered:
             return self._seconds
         return self._entered[-1][0] - _clock.now()
@@ -96,31 +96,31 @@ def deadline(
     wind_down: float | None = None,
     tools_until: float | None = None,
 ) -> DeadlineScope:
-    """A block for ``with`` whose calls share ``seconds``. The others say whether, and at which
-    shares left, its chats tell the model so. Raises ``ValueError`` unless finite."""
+    """A ``with`` block whose calls share ``seconds``. The other arguments set whether, and at which
+    shares left, its chats tell the model the time. Raises ``ValueError`` unless finite."""
     stated = {"tell_time": tell_time or None, "wind_down": wind_down, "tools_until": tools_until}
     told = {name: value for name, value in stated.items() if value is not None}
     return DeadlineScope(block_seconds(seconds, "a deadline"), told)
 
 
 def told() -> Mapping[str, Any]:
-    """Fields that the caller's block adds to its chats; none outside of one that tells the time."""
+    """Fields that the caller's block adds to its chats; empty unless it tells the time."""
     return _told.get()
 
 
 def block_seconds(given: float | timedelta, name: str) -> float:
-    """``given`` in seconds. Raises ``ValueError``, which calls it ``name``, unless it is finite."""
+    """``given`` in seconds. Raises ``ValueError``, with ``name`` in it, unless it is finite."""
     try:
         seconds = given.total_seconds() if isinstance(given, timedelta) else float(given)
     except (TypeError, ValueError):
         seconds = math.nan
     if not math.isfinite(seconds):
-        raise ValueError(f"{name} is a timedelta or a finite number of seconds, got {given!r}")
+        raise ValueError(f"{name} must be a timedelta or a finite number of seconds, got {given!r}")
     return seconds
 
 
 def remaining() -> float | None:
-    """Seconds left of the caller's block, negative once they are over; None outside of any."""
+    """Seconds left of the caller's block, negative once it is over; None outside any block."""
     ends_at = _current.get()
     return None if ends_at is None else ends_at - _clock.now()
 
@@ -147,7 +147,7 @@ class ToolDeadline:
         name = getattr(function, "__name__", repr(function))
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
-                f"{name} yields its results one by one, and tool_deadline limits functions that "
+                f"{name} yields its results one by one, but tool_deadline limits functions that "
                 "return: put `async with tool_deadline(...)` around the loop that reads it"
             )
         if inspect.iscoroutinefunction(function):
@@ -174,8 +174,8 @@ class ToolDeadline:
         return await self._block.__aexit__(*raised)
 
     def _limit_s(self, name: str) -> float | None:
-        """Seconds that a call may take which begins now; None for as long as it likes. Raises
-        ``ToolTimeout`` where nothing is left."""
+        """Seconds that a call that begins now may take; None for no limit. Raises
+        ``ToolTimeout`` if no time is left."""
         left_s = remaining()
         if left_s is None:
             return self._seconds
@@ -189,19 +189,19 @@ class ToolDeadline:
 
 
 def tool_deadline(seconds: float | timedelta | None = None, *, share: float = 1.0) -> ToolDeadline:
-    """Limit a tool to ``seconds``, and to ``share`` (0 to 1) of what is left of the block around
-    it, whichever is less.
+    """Limit a tool to ``seconds``, or to ``share`` (0 to 1) of the time left in the enclosing
+    block, whichever is less.
 
-    A decorator for a function, ``async`` or not, or a block for ``async with``. A late tool raises
-    ``ToolTimeout``: asynchronous code is cancelled; a plain function, which runs in its own thread
-    for this, keeps running and sees ``remaining()`` below zero. Raises ``ValueError`` without a
+    Use it as a decorator of a function, ``async`` or not, or in ``async with``. A late tool raises
+    ``ToolTimeout``. Asynchronous code is cancelled. A synchronous function runs in its own thread,
+    so it keeps running; there, ``remaining()`` is below zero. Raises ``ValueError`` without a
     limit.
     """
     limit_s = None if seconds is None else block_seconds(seconds, "a tool's time")
     if limit_s is not None and limit_s <= 0:
-        raise ValueError(f"a tool's time is more than 0 seconds, got {seconds!r}")
+        raise ValueError(f"a tool's time must be more than 0 seconds, got {seconds!r}")
     if not 0 < share <= 1:
-        raise ValueError(f"a share of what is left is above 0 and at most 1, got {share!r}")
+        raise ValueError(f"a share of the time left must be above 0 and at most 1, got {share!r}")
     return ToolDeadline(limit_s, share)
 
 
@@ -216,7 +216,7 @@ async def _limited(name: str, limit_s: float | None) -> AsyncIterator[None]:
             async with timer:
                 yield
     except TimeoutError as error:
-        # One that the tool raised for reasons of its own passes.
+        # A TimeoutError of the tool's own passes through.
         if timer.expired() or isinstance(error, DeadlineExceeded):
             raise _too_late(name, limit_s) from error
         raise
@@ -231,10 +231,10 @@ def _in_thread(name: str, limit_s: float | None, call: Callable[[], _R]) -> _R:
         try:
             with deadline(limit_s):
                 done.set_result(call())
-        except BaseException as error:  # also what ends a program: the caller raises it
+        except BaseException as error:  # includes SystemExit: the caller raises it
             done.set_exception(error)
 
-    # A daemon: a tool that never ends does not keep the program from ending.
+    # A daemon thread, so that a tool that never ends does not block the program's exit.
     threading.Thread(target=copy_context().run, args=(work,), name=name, daemon=True).start()
     try:
         return done.result(limit_s)
@@ -246,12 +246,12 @@ def _in_thread(name: str, limit_s: float | None, call: Callable[[], _R]) -> _R:
 
 
 def _too_late(name: str, limit_s: float) -> ToolTimeout:
-    return ToolTimeout(f"{name} was not done within its {limit_s:.3g} s")
+    return ToolTimeout(f"{name} did not finish within its {limit_s:.3g} s")
 
 
 def timeout_headers() -> dict[str, str]:
-    """Headers that pass on what is left of the caller's block: ``X-Timeout-Ms``, which Tidegate
-    reads on every route. Empty outside of any block."""
+    """Headers that pass on the time left in the caller's block: ``X-Timeout-Ms``, which Tidegate
+    reads on every route. Empty outside any block."""
     left_s = remaining()
     return {} if left_s is None else {"X-Timeout-Ms": str(_ms(left_s))}
 

@@ -1,4 +1,4 @@
-"""Everything that can go wrong for a client, as one tree::
+"""The client's errors, as one class tree::
 
     TidegateError
     ├── ConnectFailed (ConnectionError)         no answer at the base URL
@@ -13,7 +13,7 @@
         ├── TaskCancelled                       the task was cancelled
         └── Unavailable                         no room or not ready: a retry can help
 
-``ApiError`` itself is raised for codes that have no class of their own (an engine that broke).
+``ApiError`` itself is raised for codes that have no class of their own (a broken engine, say).
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ from typing import Any
 
 
 class TidegateError(Exception):
-    """Root of all errors that this client raises on purpose."""
+    """Base class of all errors that this client raises."""
 
 
 class ConnectFailed(TidegateError, ConnectionError):
-    """No connection to the orchestrator could be made, or it broke before the answer.
+    """The connection to the orchestrator failed, or broke before the answer.
 
-    ``is_sent``: the request may have arrived.
+    ``is_sent``: the orchestrator may have received the request.
     """
 
     def __init__(self, message: str, *, is_sent: bool = False) -> None:
@@ -48,7 +48,7 @@ class ProtocolError(TidegateError, ValueError):
 
 
 class ToolTimeout(TidegateError, TimeoutError):
-    """A tool was not done within the limit of ``tool_deadline``; the run may have time left."""
+    """A tool did not finish within its ``tool_deadline``; the run may have time left."""
 
 
 class ApiError(TidegateError):
@@ -91,7 +91,7 @@ class NotFound(ApiError, LookupError):
 
 
 class DeadlineExceeded(ApiError, TimeoutError):
-    """The deadline has passed, or certainly would before the work ends."""
+    """The deadline has passed, or will certainly pass before the work ends."""
 
 
 class TaskCancelled(ApiError):
@@ -135,7 +135,7 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 
 
 def error_class(code: str, status: int | None) -> type[ApiError]:
-    """Error class for a wire code; by HTTP status where this client does not know the code."""
+    """Error class for a wire code, or for the HTTP status if the code is unknown."""
     known = _BY_CODE.get(code)
     if known is not None:
         return known

@@ -1,4 +1,4 @@
-"""Streams of events, of tasks and clips as they come, across connections that break."""
+"""Event streams of tasks and clips, which reconnect after a broken connection."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -26,21 +26,21 @@ _T = TypeVar("_T")
 
 
 class Position:
-    """How far a stream has been read: the id of the last event."""
+    """Position in a stream: the id of the last event read."""
 
     def __init__(self, last_event_id: str = "") -> None:
         self.last_event_id = last_event_id
 
 
 class Stream(Generic[_T]):
-    """A stream to iterate over, within ``async with`` where the loop may be left early::
+    """A stream to iterate over. Use ``async with`` if the loop may end early::
 
         async with client.stream("Once upon a time") as events:
             async for event in events:
                 ...
 
-    Leaving the block, ``aclose()`` and cancelling the coroutine that reads it cancel the work on
-    the server, too.
+    Three things also cancel the work on the server: leaving the block, ``aclose()``, and cancelling
+    the coroutine that reads the stream.
     """
 
     def __init__(self, events: AsyncGenerator[_T, None], position: Position | None = None) -> None:
@@ -49,8 +49,8 @@ class Stream(Generic[_T]):
 
     @property
     def last_event_id(self) -> str:
-        """Id of the last event read here: ``Client.events`` continues after it, in another program
-        too. Empty before the first event, and for chats."""
+        """Id of the last event read. ``Client.events`` can continue after it, even in another
+        program. Empty before the first event, and for chats."""
         return self._position.last_event_id
 
     def __aiter__(self) -> Self:
@@ -60,7 +60,7 @@ class Stream(Generic[_T]):
         return await anext(self._events)
 
     async def aclose(self) -> None:
-        """Stop reading; work without a reader is cancelled."""
+        """Stop reading, and cancel the work."""
         await self._events.aclose()
 
     async def __aenter__(self) -> Self:
@@ -71,7 +71,7 @@ class Stream(Generic[_T]):
 
 
 class FollowedWork(Generic[_S, _T]):
-    """Work that a service accepts (as ``_S``), with events (``_T``) followed to their end."""
+    """Work that a service accepts (with answer ``_S``), and its events (``_T``) up to the last."""
 
     _kind: str
     _path: str
@@ -84,9 +84,8 @@ class FollowedWork(Generic[_S, _T]):
         self._reconnect_for_s = reconnect_for_s
 
     async def cancel(self, id: str, /) -> None:
-        """Stop it. Idempotent; returns once the server has taken note, and the work ends in a step.
-
-        Sent even when a block's deadline has passed.
+        """Cancel the work. Idempotent. Returns once the server has accepted it; the work ends
+        within one step. Sent even if a block's deadline has passed.
         """
         await self._transport.send(HttpCall("POST", f"{self._path_of(id)}/cancel"))
 
@@ -95,9 +94,9 @@ class FollowedWork(Generic[_S, _T]):
     ) -> Stream[_T]:
         """Events of the work, from the beginning or after ``last_event_id``, to the terminal one.
 
-        A connection that breaks is opened again where it broke, without a lost or repeated event,
-        until ``deadline`` (or ``reconnect_for`` after the last sign of life); then ``StreamLost``
-        is raised. What failed yields its event rather than raising.
+        A broken connection is reopened at the same position, without a lost or repeated event,
+        until ``deadline`` (or ``reconnect_for`` after the last sign of life). Then ``StreamLost``
+        is raised. Work that failed yields its event and raises nothing.
         """
         ends_at = due(None if deadline is None else to_seconds(deadline)).at
         position = Position(last_event_id)
@@ -111,10 +110,10 @@ class FollowedWork(Generic[_S, _T]):
         return Stream(self._owned(submission, position), position)
 
     async def _owned(self, submission: HttpCall, position: Position) -> AsyncGenerator[_T, None]:
-        """Hand work in and yield its events. Leaving before the last one cancels the work."""
+        """Submit work and yield its events. Closing it before the last one cancels the work."""
 
         async def stop() -> None:
-            """Cancel the work, as far as that can be done within ``_CANCEL_WAIT_S``."""
+            """Try to cancel the work, for at most ``_CANCEL_WAIT_S``."""
             with suppress(TidegateError, TimeoutError):
                 async with asyncio.timeout(_CANCEL_WAIT_S):
                     await self.cancel(self._id(await submitting))
@@ -130,7 +129,7 @@ class FollowedWork(Generic[_S, _T]):
         try:
             async with aclosing(events) as received:
                 async for event in received:
-                    ended = True  # where ``_is_last`` raises, it ended badly
+                    ended = True  # if ``_is_last`` raises, the work failed
                     ended = self._is_last(id, event)
                     yield event
         finally:
@@ -141,7 +140,7 @@ class FollowedWork(Generic[_S, _T]):
         return str(getattr(work, f"{self._kind}_id"))
 
     def _is_last(self, id: str, event: _T) -> bool:
-        """Whether ``event`` is the last. Raises the ``ApiError`` of work that ended badly."""
+        """Whether ``event`` is the last. Raises the ``ApiError`` of work that failed."""
         raise NotImplementedError
 
     def _path_of(self, id: str) -> str:
@@ -150,11 +149,11 @@ class FollowedWork(Generic[_S, _T]):
     async def _events(
         self, id: str, ends_at: float | None, position: Position, *, is_known: bool = False
     ) -> AsyncGenerator[_T, None]:
-        """Every event after ``position``, which moves along, once, to the terminal one: until
-        shortly after ``ends_at`` on our clock, or ``reconnect_for`` after the last sign of life.
-        ``is_known``: the service has had this work.
+        """Yield every event after ``position`` once, up to the terminal one, and advance
+        ``position``. Stops shortly after ``ends_at`` on our clock, or ``reconnect_for`` after the
+        last sign of life. ``is_known``: the service has accepted this work.
 
-        Raises ``StreamLost``, and ``NotFound`` for what the service has never known.
+        Raises ``StreamLost``, or ``NotFound`` for work that the service has never accepted.
         """
 
         def lost(why: str) -> StreamLost:
@@ -192,8 +191,7 @@ class FollowedWork(Generic[_S, _T]):
                 if not is_known:
                     raise
                 raise lost(
-                    "the service does not know it any more; a restarted one continues only durable"
-                    " tasks"
+                    "the service no longer has it; a restarted service continues only durable tasks"
                 ) from error
             except ApiError as error:
                 if not error.retryable:

@@ -1,7 +1,7 @@
 """Operating a service: drain it or its instances, swap their models, reload settings.
 
-Changes need an operator's token: the service's admin token, or, if it has none, the key that it
-keeps in ``TIDEGATE_HOME/operator`` for the user that runs it.
+Changes need an operator's token: the service's admin token or, if it has none, the key in
+``TIDEGATE_HOME/operator``, which the service writes for the user that runs it.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class DrainState(msgspec.Struct, frozen=True):
-    """How far a drain of the orchestrator is: ``serving``, ``draining`` or ``drained``."""
+    """State of a drain of the orchestrator: ``serving``, ``draining`` or ``drained``."""
 
     status: str
     live_tasks: int = 0
@@ -38,29 +38,29 @@ class Reloaded(msgspec.Struct, frozen=True):
 
 
 class Operating:
-    """Calls for operators of the service: what ``Client.operating`` offers."""
+    """Calls for operators of the service, available as ``Client.operating``."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     async def drain(self, grace: Deadline | None = None) -> DrainState:
-        """Have the orchestrator refuse new work, and finish what runs within ``grace``."""
+        """Make the orchestrator refuse new work, and finish running work within ``grace``."""
         return await self._post("/admin/drain", DrainState, _grace(grace))
 
     async def drain_state(self) -> DrainState:
-        """How far the orchestrator's drain is."""
+        """Get the state of the orchestrator's drain."""
         return await self._transport.call(HttpCall("GET", "/admin/drain"), DrainState)
 
     async def undrain(self) -> DrainState:
-        """Have the orchestrator take new work again."""
+        """Make the orchestrator accept new work again."""
         return await self._post("/admin/undrain", DrainState)
 
     async def drain_instance(self, address: str, grace: Deadline | None = None) -> Instance:
-        """Give an instance no new work; what will not end within ``grace`` is moved elsewhere."""
+        """Send an instance no new work, and move work that cannot end within ``grace``."""
         return await self._post(f"{_path(address)}/drain", Instance, _grace(grace))
 
     async def undrain_instance(self, address: str) -> Instance:
-        """Give an instance new work again."""
+        """Send an instance new work again."""
         return await self._post(f"{_path(address)}/undrain", Instance)
 
     async def swap(
@@ -75,9 +75,8 @@ class Operating:
         back: bool = False,
     ) -> SwapState:
         """Make an instance serve another model: a name that it knows, or a path on its machine,
-        then called ``name``; or ``back`` to the one before. What runs finishes within ``grace``.
-
-        Raises ``ApiError`` with the code ``swap_failed`` where it keeps the model that it has.
+        which clients call ``name``. ``back`` returns to the previous model. Running work finishes
+        within ``grace``. Raises ``ApiError`` with the code ``swap_failed`` if the model stays.
         """
         asked = {"model": model, "name": name, "settings": dict(settings or {}), "back": back}
         stated = {key: value for key, value in asked.items() if value}
@@ -90,9 +89,9 @@ class Operating:
     async def reload_instance(
         self, address: str, *, grace: Deadline | None = None, wait: bool = True
     ) -> SwapState:
-        """Make an instance reload its model from its files. What runs finishes within ``grace``.
+        """Make an instance reload its model's files. Running work finishes within ``grace``.
 
-        Raises ``ApiError`` with the code ``swap_failed`` where it keeps the model as it was.
+        Raises ``ApiError`` with the code ``swap_failed`` if the old model stays.
         """
         body = {"wait": wait} | (_grace(grace) or {})
         path = f"{_path(address)}/reload"
@@ -108,11 +107,11 @@ class Operating:
         grace: Deadline | None = None,
         on_swap: Callable[[SwapState], None] = lambda state: None,
     ) -> tuple[SwapState, ...]:
-        """Make all instances serve another model, one after the other. Instances without a text
-        model are left out.
+        """Make all instances serve another model, one at a time. Instances without a text model
+        are skipped.
 
-        The first that fails stops it: those that were swapped get their model back, and the error
-        is raised. ``on_swap`` is called with the state of each.
+        On the first failure, the swapped instances get their old model back, and the error is
+        raised. ``on_swap`` is called with the state of each.
         """
         listed = await self._transport.call(HttpCall("GET", "/v2/instances"), InstanceList)
         done: list[SwapState] = []

@@ -1,5 +1,5 @@
-"""Options and prompts of a task, and how they are spelled on the wire; and quotes: the chance that
-a task is in time, by deadline, before it is sent.
+"""Options and prompts of a task, and their wire format. Also quotes: the chance that a task is in
+time, per deadline, before it is sent.
 
 ::
 
@@ -23,8 +23,8 @@ _NOT_IN_BODY = ("deadline", "first_token", "token_gap", "reservation")
 
 
 class QuotedChance(msgspec.Struct, frozen=True):
-    """The chance of being in time with ``within_ms`` from the quote until the deadline, which is
-    ``deadline_unix_ms`` in epoch milliseconds."""
+    """The chance to be in time for a deadline ``within_ms`` after the quote;
+    ``deadline_unix_ms`` is that deadline in epoch milliseconds."""
 
     chance: float
     within_ms: float
@@ -32,8 +32,8 @@ class QuotedChance(msgspec.Struct, frozen=True):
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """A deadline that the service holds for one request, no larger than the quoted one, which must
-    come before ``held_until_unix_ms``. Later it is served as any other."""
+    """A deadline that the service holds for one request. The request must be no larger than the
+    quoted one and come before ``held_until_unix_ms``. A later one is served like any other."""
 
     chance: float
     within_ms: float
@@ -47,23 +47,23 @@ class Reservation(msgspec.Struct, frozen=True):
 
 
 class Quote(msgspec.Struct, frozen=True):
-    """What the service expects of one request."""
+    """The service's prediction for one request."""
 
     model: str
     prompt_tokens: int
     max_tokens: int
     curve: tuple[QuotedChance, ...]
-    """Chances if it is sent now, by deadline, rising."""
+    """Chances if it is sent now, per deadline, in ascending order."""
     stated: QuotedChance | None
-    """The chance by the deadline that was stated; None if none was."""
+    """The chance for the stated deadline; None if none was stated."""
     earliest: tuple[QuotedChance, ...]
-    """The earliest deadlines that can be reserved, with 50, 90 and 99 %."""
+    """The earliest deadlines that can be reserved, at 50, 90 and 99 %."""
     reservation: Reservation | None
-    """What was reserved, if ``accept`` asked for it."""
+    """The reservation, if ``accept`` asked for one."""
 
     def chance_by(self, ms: float) -> float:
-        """The chance of being done within ``ms``, if it is sent now: between the curve's points by
-        a straight line, beyond them that of the last one."""
+        """The chance to finish within ``ms`` if sent now: interpolated linearly between the
+        curve's points; beyond them, the chance of the last point."""
         at = bisect_right([point.within_ms for point in self.curve], ms)
         if at == 0:
             return 0.0
@@ -85,12 +85,12 @@ class Message(TypedDict):
 class CommonOptions(TypedDict, total=False):
     """Options that tasks and chats share.
 
-    ``first_token`` is a deadline for that alone; then one more token is due every ``token_gap``. A
-    conversation's ``session_id`` keeps what was computed for it for ``idle_keep_s`` seconds.
-    ``calls_left`` is the number of calls that follow under the same deadline; ``max_run_tokens``
-    and ``max_run_cost`` are the most that all calls of the run may come to. ``tell_time`` tells the
-    model how much time is left, to finish at the share ``wind_down``, without tools from the share
-    ``tools_until`` on.
+    ``first_token`` is a deadline for the first token; after it, one token is due every
+    ``token_gap``. ``session_id`` keeps a conversation's KV cache for ``idle_keep_s`` seconds.
+    ``calls_left`` is the number of calls that follow under the same deadline. ``max_run_tokens``
+    and ``max_run_cost`` limit all calls of the run together. ``tell_time`` tells the model how much
+    time is left, to finish at the share ``wind_down``. From the share ``tools_until`` on, it has no
+    tools.
     """
 
     temperature: float
@@ -122,10 +122,10 @@ class CommonOptions(TypedDict, total=False):
 
 
 class TaskOptions(CommonOptions, total=False):
-    """Options of a task besides its prompt; the server has a default for each.
+    """Options of a task other than its prompt; the server has a default for each.
 
-    A ``durable`` task outlives the orchestrator; an ``idempotent`` one may get another text after
-    that. A ``reservation`` of a quote states its deadline.
+    A ``durable`` task survives a restart of the orchestrator. After it, an ``idempotent`` task may
+    get a different text. A ``reservation`` of a quote sets the task's deadline.
     """
 
     model: str
@@ -152,7 +152,7 @@ def task_body(prompt: Prompt, options: TaskOptions, due_s: float | None) -> dict
     body |= {key: value for key, value in options.items() if key not in _NOT_IN_BODY}
     if due_s is not None:
         body["deadline_ms"] = round(due_s * 1000)
-    # A gap may well be a fraction of a millisecond, and nothing rounded to 0 is accepted.
+    # A gap can be a fraction of a millisecond; rounded to 0, the server would refuse it.
     if "first_token" in options:
         body["first_token_ms"] = to_seconds(options["first_token"]) * 1000
     if "token_gap" in options:
@@ -180,9 +180,9 @@ def quote_body(
     options: TaskOptions,
     due_s: float | None,
 ) -> dict[str, Any]:
-    """Body of ``POST /v2/quote``. Raises ``ValueError`` unless a prompt or its length is given."""
+    """Body of ``POST /v2/quote``. Raises ``ValueError`` without a prompt or its length."""
     if (prompt is None) is (prompt_tokens is None):
-        raise ValueError("a quote needs either a prompt or prompt_tokens, its length alone")
+        raise ValueError("a quote needs either a prompt or prompt_tokens (the length of a prompt)")
     body = task_body("" if prompt is None else prompt, options, due_s)
     if prompt is None:
         del body["prompt"]

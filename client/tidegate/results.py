@@ -4,7 +4,7 @@ import msgspec
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Numbers of tokens read and written."""
+    """Numbers of prompt and completion tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -12,7 +12,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """Time spent in each part of a deadline; ``left_ms`` is negative when it was overrun."""
+    """Time spent in each part of a deadline; ``left_ms`` is negative if the task was late."""
 
     queue_ms: float = 0.0
     route_ms: float = 0.0
@@ -22,7 +22,7 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """Answer to a task that was accepted. ``predicted_start_ms`` counts from now."""
+    """Answer for an accepted task. ``predicted_start_ms`` counts from now."""
 
     task_id: str
     status: str
@@ -31,13 +31,13 @@ class Submitted(msgspec.Struct, frozen=True):
     predicted_start_ms: float | None = None
     correlation_id: str = ""
     durable: bool = False
-    """Whether the task outlives the orchestrator."""
+    """Whether the task survives a restart of the orchestrator."""
     loss_window_ms: float | None = None
     """A durable task may still be lost if the orchestrator dies this soon after its answer."""
 
 
 class TaskError(msgspec.Struct, frozen=True):
-    """Error of a task that ended badly."""
+    """Error of a failed task."""
 
     code: str
     message: str
@@ -48,9 +48,9 @@ class TaskStatus(msgspec.Struct, frozen=True):
     """A task's state: ``status`` is ``queued``, ``dispatched``, ``running`` or ``ended``.
 
     ``outcome`` and ``finish_reason`` are set once it has ended; ``text`` is the text so far.
-    ``missed_part`` is what was late if the outcome is ``missed``: ``first_token``, ``token_gap`` or
-    ``whole``. ``calls_to_come`` is the number of further calls of its run, stated or expected, that
-    its share of the time allows for; None without any.
+    If the outcome is ``missed``, ``missed_part`` names the late part: ``first_token``,
+    ``token_gap`` or ``whole``. ``calls_to_come`` is the number of further calls of its run, stated
+    or expected, for which its share of the time leaves room; None without any.
     """
 
     task_id: str
@@ -70,7 +70,7 @@ class TaskStatus(msgspec.Struct, frozen=True):
 
 
 class Queued(msgspec.Struct, frozen=True):
-    """Event: the task was taken on. ``queue_position`` counts the tasks before it."""
+    """Event: the task was accepted. ``queue_position`` counts the tasks before it."""
 
     task_id: str = ""
     queue_position: int | None = None
@@ -92,7 +92,7 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """Event: the text is complete. Nothing follows. ``missed_part`` as in ``TaskStatus``."""
+    """Event: the text is complete; the last event. ``missed_part`` as in ``TaskStatus``."""
 
     outcome: str
     finish_reason: str | None = None
@@ -102,7 +102,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """Event: the task ended badly. Nothing follows. ``missed_part`` as in ``TaskStatus``."""
+    """Event: the task failed; the last event. ``missed_part`` as in ``TaskStatus``."""
 
     code: str
     message: str
@@ -127,7 +127,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A whole answer. ``missed_part`` as in ``TaskStatus``."""
+    """A complete answer. ``missed_part`` as in ``TaskStatus``."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -139,8 +139,8 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """A model that is served, or would be. ``max_model_len``: tokens of prompt and answer together,
-    None where it is not loaded. ``state``: ``loaded``, ``loading``, ``loadable``."""
+    """A model that is served or can be loaded. ``max_model_len``: tokens of prompt and answer
+    together, None if it is not loaded. ``state``: ``loaded``, ``loading``, ``loadable``."""
 
     id: str
     max_model_len: int | None = None
@@ -152,9 +152,9 @@ class ModelInfo(msgspec.Struct, frozen=True):
 class TaskLine(msgspec.Struct, frozen=True):
     """One task in a list, without its text.
 
-    ``api`` is the route that it came by (``tasks``, ``chat``, ``messages``, ``slots`` …), and
-    ``answer_id`` the id of its answer there (``chatcmpl-…``); either id cancels it. ``left_ms`` is
-    what is left of its deadline, or was at its end; negative when it is late.
+    ``api`` is its route (``tasks``, ``chat``, ``messages``, ``slots`` …), and ``answer_id`` the id
+    of its answer there (``chatcmpl-…``); either id cancels it. ``left_ms`` is the time left of its
+    deadline, now or at its end; negative if it is late.
     """
 
     task_id: str
@@ -174,7 +174,7 @@ class TaskLine(msgspec.Struct, frozen=True):
 
 
 class TaskList(msgspec.Struct, frozen=True):
-    """Tasks, newest first; ``has_more``: older ones were left out."""
+    """Tasks, newest first; ``has_more``: there are older ones."""
 
     tasks: tuple[TaskLine, ...]
     has_more: bool = False
@@ -194,16 +194,16 @@ class InstanceSlot(msgspec.Struct, frozen=True):
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """One condition of an instance's readiness; ``reason`` says why it is not open."""
+    """One condition of an instance's readiness; ``reason`` says why it is not met."""
 
     open: bool
     reason: str = ""
 
 
 class SwapState(msgspec.Struct, frozen=True):
-    """Progress or end of a swap of an instance's model: ``phase`` is ``done`` or ``failed`` at its
-    end, and ``ms`` has how long each finished phase took. ``beside``: the new model loaded while
-    the old one served."""
+    """Progress or result of a swap of an instance's model. At the end, ``phase`` is ``done`` or
+    ``failed``. ``ms`` has the duration of each finished phase. ``beside``: the new model loaded
+    while the old one served."""
 
     address: str
     model: str
@@ -216,8 +216,8 @@ class SwapState(msgspec.Struct, frozen=True):
 
 
 class InstancePrediction(msgspec.Struct, frozen=True):
-    """What predictions for an instance rest on: steps since its pace last changed, finished jobs,
-    and how many times the usual time 2 % of them exceed (``spread``)."""
+    """Data behind the predictions for an instance: steps since its pace last changed, and finished
+    jobs. 2 % of the jobs take more than ``spread`` times the usual time."""
 
     steps: int = 0
     jobs: int = 0
@@ -244,19 +244,19 @@ class Instance(msgspec.Struct, frozen=True):
     first_token_ms: float | None = None
     kv_blocks_free: int | None = None
     slot: InstanceSlot | None = None
-    """Slot model of the instance; None where it renders no clips."""
+    """Slot model of the instance; None if it renders no clips."""
     kind: str = "tidegate"
     """Kind of server: ``tidegate``, a Triton with Tidegate's worker; ``triton``, one with another
     backend; or ``vllm``, ``llamacpp``, ``tgi``."""
     lacks: tuple[str, ...] | None = None
     """Features that its engine does not have."""
     abort_ms: float | None = None
-    """Longest time that an aborted job may hold its slot."""
+    """Maximum time that an aborted job holds its slot."""
     loadable: tuple[str, ...] = ()
     gates: dict[str, Gate] = {}
     swap: SwapState | None = None
     prediction: InstancePrediction | None = None
-    """How surely its times are predicted; unset until its steps have been measured."""
+    """Data behind its predictions; unset until its steps have been measured."""
 
     @property
     def is_for_text(self) -> bool:

@@ -1,4 +1,4 @@
-"""Conversations that the service keeps, with their KV: a turn sends only what is new.
+"""Conversations that the service keeps, with their KV cache: a turn sends only its new text.
 
 ::
 
@@ -29,7 +29,7 @@ _DELETE_WAIT_S = 2.0
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
-    """A session's state. Only ``get`` has what was said, in the field named by ``kind``."""
+    """A session's state. Only ``get`` returns the conversation, in the field named by ``kind``."""
 
     session_id: str
     status: str
@@ -48,21 +48,21 @@ class SessionInfo(msgspec.Struct, frozen=True):
 
 
 class SessionList(msgspec.Struct, frozen=True):
-    """Sessions, oldest first; ``next_after`` begins the next page, None after the last."""
+    """Sessions, oldest first; ``next_after`` starts the next page, None on the last page."""
 
     sessions: tuple[SessionInfo, ...]
     next_after: int | None = None
 
 
 def turn(kind: Kind, said: Prompt) -> Prompt:
-    """The prompt to send for ``said``: in a session of messages a text becomes a user's message."""
+    """The prompt to send for ``said``. In a session of messages, a text becomes a user message."""
     if kind == "messages" and isinstance(said, str):
         return [Message(role="user", content=said)]
     return said
 
 
 class Session:
-    """One conversation. Its turns come one after the other: the service refuses two at a time."""
+    """One conversation. It takes one turn at a time: the service refuses two at once."""
 
     def __init__(self, client: "Client", session_id: str, kind: Kind = "messages") -> None:
         self.id = session_id
@@ -70,12 +70,12 @@ class Session:
         self._client = client
 
     def stream(self, said: Prompt, **options: Unpack[TaskOptions]) -> Stream[Event]:
-        """Say the next turn and yield its events, as ``Client.stream`` does."""
+        """Send the next turn and yield its events, as ``Client.stream`` does."""
         options["session_id"] = self.id
         return self._client.stream(turn(self.kind, said), **options)
 
     async def generate(self, said: Prompt, **options: Unpack[TaskOptions]) -> Generation:
-        """Say the next turn and wait for its whole text, as ``Client.generate`` does."""
+        """Send the next turn and wait for its whole text, as ``Client.generate`` does."""
         options["session_id"] = self.id
         return await self._client.generate(turn(self.kind, said), **options)
 
@@ -85,7 +85,7 @@ class Session:
 
 
 class Sessions:
-    """Calls on conversations that the service keeps: what ``Client.sessions`` offers."""
+    """Calls for conversations that the service keeps, available as ``Client.sessions``."""
 
     def __init__(self, client: "Client", transport: Transport) -> None:
         self._client = client
@@ -99,7 +99,7 @@ class Sessions:
         model: str | None = None,
         idle_keep_s: float | None = None,
     ) -> AsyncIterator[Session]:
-        """Open a session for an ``async with`` block, which deletes it when it is left."""
+        """Open a session for an ``async with`` block. The end of the block deletes it."""
         session = await self.create(begin, model=model, idle_keep_s=idle_keep_s)
         try:
             yield session
@@ -128,7 +128,7 @@ class Sessions:
         return Session(self._client, made.session_id, kind)
 
     async def get(self, session_id: str) -> SessionInfo:
-        """Get one session, with all that was said. Raises ``NotFound``."""
+        """Get one session with its whole conversation. Raises ``NotFound``."""
         call = HttpCall("GET", f"{_PATH}/{quote(session_id, safe='')}", ends_at=due().at)
         return await self._transport.call(call, SessionInfo)
 
@@ -138,5 +138,5 @@ class Sessions:
         return await self._transport.call(call, SessionList)
 
     async def delete(self, session_id: str) -> None:
-        """Delete a session; a turn that runs is cancelled. Sent even past a block's deadline."""
+        """Delete a session and cancel a running turn. Sent even past a block's deadline."""
         await self._transport.send(HttpCall("DELETE", f"{_PATH}/{quote(session_id, safe='')}"))

@@ -22,16 +22,16 @@ from tidegate.results import TaskError
 from tidegate.transport import HttpCall, due
 
 SCHEMA: Final = "1.1"
-"""Schema version given to a recipe that names none."""
+"""Schema version of a recipe that does not state one."""
 FILES: Final[Mapping[str, str]] = {"mp4": "clip.mp4", "wav": "speech.wav", "png": "portrait.png"}
 
 Output = Literal["mp4", "wav", "png"]
 Recipe = str | Mapping[str, Any]
-"""A text to be spoken, or a whole recipe as in docs/slot.md."""
+"""A text to speak, or a whole recipe as in docs/slot.md."""
 
 
 class SlotOptions(TypedDict, total=False):
-    """Options of a slot besides its recipe; the service has a default for each."""
+    """Options of a slot other than its recipe; the service has a default for each."""
 
     model: str
     outputs: Sequence[Output]
@@ -41,8 +41,8 @@ class SlotOptions(TypedDict, total=False):
 
 
 class SlotSubmitted(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to a recipe that was accepted. ``predicted_ms`` is the time until it has ended, and
-    ``predicted_given_up`` names what will probably be dropped for that."""
+    """Answer for an accepted recipe. ``predicted_ms`` is the predicted time until it ends, and
+    ``predicted_given_up`` names the parts that will probably be dropped for that."""
 
     slot_id: str
     status: str
@@ -54,14 +54,14 @@ class SlotSubmitted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckScores(msgspec.Struct, frozen=True):
-    """What one model (``model``) makes of the keyframes: a score for each."""
+    """Scores of one model (``model``), one per keyframe."""
 
     model: str
     scores: tuple[float, ...] = ()
 
 
 class SlotCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """How well the keyframes fit the portrait's prompt. A check marks the clip; it ends nothing."""
+    """How well the keyframes fit the portrait's prompt. A check marks the clip, never ends it."""
 
     passed: bool
     score: float | None = None
@@ -70,7 +70,7 @@ class SlotCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a clip: sound and picture, where the time went (milliseconds), what was dropped.
+    """Facts about a clip: sound, picture, time per stage (milliseconds), and dropped parts.
 
     ``outputs`` maps file names to their paths.
     """
@@ -92,8 +92,8 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotStatus(SlotFacts, frozen=True, kw_only=True):
-    """A slot's state: ``queued``, ``dispatched``, ``running`` or ``ended``. ``stages`` has how much
-    of each stage is done, in percent."""
+    """A slot's state: ``queued``, ``dispatched``, ``running`` or ``ended``. ``stages`` has the
+    progress of each stage in percent."""
 
     slot_id: str
     status: str
@@ -123,14 +123,14 @@ class SlotLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotList(msgspec.Struct, frozen=True):
-    """Slots, newest first; ``has_more``: older ones were left out."""
+    """Slots, newest first; ``has_more``: there are older ones."""
 
     slots: tuple[SlotLine, ...]
     has_more: bool = False
 
 
 class SlotQueued(msgspec.Struct, frozen=True, kw_only=True):
-    """Event: the slot was taken on. ``queue_position`` counts the slots before it."""
+    """Event: the slot was accepted. ``queue_position`` counts the slots before it."""
 
     slot_id: str = ""
     queue_position: int | None = None
@@ -138,20 +138,20 @@ class SlotQueued(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotStage(msgspec.Struct, frozen=True):
-    """Event: ``audio``, ``image``, ``video`` or ``clip``, the check, is ``percent`` done."""
+    """Event: ``audio``, ``image``, ``video`` or ``clip`` (the check) is ``percent`` done."""
 
     stage: str
     percent: int
 
 
 class SlotResult(SlotFacts, frozen=True, kw_only=True):
-    """Event: the clip is there. Nothing follows."""
+    """Event: the clip is complete; the last event."""
 
     slot_id: str = ""
 
 
 class SlotFailed(SlotFacts, frozen=True, kw_only=True):
-    """Event: the slot ended without its clip; what there was may be in ``outputs``."""
+    """Event: the slot ended without its clip. ``outputs`` may have a partial result."""
 
     code: str
     message: str
@@ -171,7 +171,7 @@ SLOT_EVENT_TYPES: Final[Mapping[str, type[SlotEvent]]] = {
 
 
 class Slots(FollowedWork[SlotSubmitted, SlotEvent]):
-    """Calls to have clips rendered: what ``Client.slots`` offers."""
+    """Calls to render clips, available as ``Client.slots``."""
 
     _kind, _path = "slot", "/v2/slots"
     _submitted = SlotSubmitted
@@ -181,9 +181,9 @@ class Slots(FollowedWork[SlotSubmitted, SlotEvent]):
     async def create(
         self, recipe: Recipe, *, idempotency_key: str | None = None, **options: Unpack[SlotOptions]
     ) -> SlotSubmitted:
-        """Hand in a recipe and return at once. Raises ``ApiError`` when it is refused.
+        """Submit a recipe and return at once. Raises ``ApiError`` if it is refused.
 
-        However often it has to be sent, it is rendered once, as with ``Client.submit``.
+        It is rendered only once, even if it is sent again, as with ``Client.submit``.
         """
         key = idempotency_key or uuid.uuid4().hex
         return await self._submit(_submission(recipe, options, key))
@@ -194,7 +194,7 @@ class Slots(FollowedWork[SlotSubmitted, SlotEvent]):
         return await self._transport.call(call, SlotStatus)
 
     async def list(self, *, status: str | None = None, limit: int = 100) -> SlotList:
-        """Slots of this client's key, newest first.
+        """List the slots of this client's key, newest first.
 
         ``status`` is ``queued``, ``dispatched``, ``running`` or ``ended``.
         """
@@ -211,15 +211,15 @@ class Slots(FollowedWork[SlotSubmitted, SlotEvent]):
         return await self._transport.send(HttpCall("GET", path, ends_at=due().at))
 
     def stream(self, recipe: Recipe, **options: Unpack[SlotOptions]) -> Stream[SlotEvent]:
-        """Submit a recipe and yield its events; a slot that ends badly raises its ``ApiError``,
-        whose ``details`` are the ``SlotFailed``'s fields.
+        """Submit a recipe and yield its events. A failed slot raises its ``ApiError``; the
+        error's ``details`` are the fields of ``SlotFailed``.
 
-        Leaving it early cancels the slot, see ``Stream``.
+        Leaving the stream early cancels the slot (see ``Stream``).
         """
         return self._stream(_submission(recipe, options, uuid.uuid4().hex))
 
     async def render(self, recipe: Recipe, **options: Unpack[SlotOptions]) -> SlotResult:
-        """Hand in a recipe and wait for the clip. Raises ``ApiError``."""
+        """Submit a recipe and wait for the clip. Raises ``ApiError``."""
         async with self.stream(recipe, **options) as events:
             async for event in events:
                 if isinstance(event, SlotResult):
@@ -239,7 +239,7 @@ class Slots(FollowedWork[SlotSubmitted, SlotEvent]):
 
 
 def _submission(recipe: Recipe, options: SlotOptions, key: str) -> HttpCall:
-    """Request that hands in a recipe. Raises ``DeadlineExceeded``."""
+    """Build the request of a recipe. Raises ``DeadlineExceeded``."""
     stated = options.get("deadline")
     deadline = due(None if stated is None else to_seconds(stated))
     body: dict[str, Any] = {k: v for k, v in options.items() if k != "deadline"}

@@ -1,6 +1,6 @@
-"""Server-sent events: an incremental parser after the WHATWG HTML standard, section 9.2.6.
+"""Incremental parser of server-sent events, per the WHATWG HTML standard, section 9.2.6.
 
-Bytes go in as the network delivers them, cut anywhere; whole events come out.
+It accepts chunks of bytes, split anywhere, and returns whole events.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -24,7 +24,7 @@ class ServerSentEvent:
 async def received(
     chunks: AsyncIterator[bytes], parser: "SseParser"
 ) -> AsyncIterator[ServerSentEvent]:
-    """Events in ``chunks`` as they come. Raises ``ProtocolError``."""
+    """Yield the events in ``chunks`` as they arrive. Raises ``ProtocolError``."""
     async for chunk in chunks:
         for event in parser.feed(chunk):
             yield event
@@ -33,9 +33,9 @@ async def received(
 class SseParser:
     """An incremental parser: ``feed`` takes chunks and returns events.
 
-    ``last_event_id`` is that of the last whole event: the id of an event whose end is still to come
-    does not count, or a reconnect would skip that event. An event without an id leaves it as it
-    was. ``retry_ms`` is the reconnect delay that the server stated last, None before that.
+    ``last_event_id`` is the id of the last complete event. The id of an incomplete event does not
+    count, because a reconnect would skip that event. An event without an id does not change it.
+    ``retry_ms`` is the reconnect delay that the server sent last, or None.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SseParser:
         """Lines that are complete now, without their ends (LF, CRLF or CR)."""
         if not chunk:
             return
-        if self._after_cr and chunk.startswith(b"\n"):  # second half of a CRLF cut in two
+        if self._after_cr and chunk.startswith(b"\n"):  # second half of a split CRLF
             chunk = chunk[1:]
         self._after_cr = False
         data = self._buffer + chunk
@@ -98,7 +98,7 @@ class SseParser:
             self._id = value
         elif name == "retry" and value.isascii() and value.isdigit():
             self.retry_ms = int(value)
-        # anything else, comments (an empty name) included, is ignored by the standard
+        # the standard ignores all other fields and comments (an empty name)
 
     def _dispatch(self) -> ServerSentEvent | None:
         self.last_event_id = self._id

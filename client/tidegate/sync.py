@@ -1,7 +1,6 @@
-"""The client for plain code: ``SyncClient`` has ``Client``'s methods, without ``await``.
+"""The client for synchronous code: ``SyncClient`` has ``Client``'s methods, without ``await``.
 
-An asynchronous client in a thread of its own does the work, under the deadline of the caller's
-block.
+An asynchronous client does the work in its own thread, under the deadline of the caller's block.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ from tidegate.slots import Slots
 from tidegate.transport import Retries
 
 _INTERRUPTED_WAIT_S = 3.0
-"""Seconds for which a call that Ctrl-C cut short may still tell the server."""
+"""Seconds in which a call that Ctrl-C interrupts may still cancel on the server."""
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -31,15 +30,14 @@ _S = TypeVar("_S")
 
 
 class LoopThread:
-    """An event loop in a thread of its own; other threads have it run coroutines, and wait for
-    them.
+    """An event loop in its own thread; other threads run coroutines on it and wait for them.
 
-    Ends at ``close``, or with the process: streams that are still open then are closed properly.
+    It ends at ``close`` or with the process, and closes streams that are still open.
     """
 
     def __init__(self) -> None:
         self.on_close: list[Callable[[], Coroutine[Any, Any, object]]] = []
-        """Actions run at the close, once no stream is open any more."""
+        """Actions to run at ``close``, after all streams are closed."""
         self.open_streams: set[Stream[Any]] = set()
         self.is_closed = False
         self._loop = asyncio.new_event_loop()
@@ -48,7 +46,7 @@ class LoopThread:
         atexit.register(self.close)
 
     def run(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Run the coroutine; returns or raises as it does. Ctrl-C cancels and awaits it."""
+        """Run the coroutine; return its result or raise its error. Ctrl-C cancels and awaits it."""
         if self.is_closed:
             raise RuntimeError("this client is closed")
         ended, is_cut = threading.Event(), threading.Event()
@@ -69,10 +67,10 @@ class LoopThread:
                 task.cancel()
 
         try:
-            # The task gets a copy of this thread's context, and so its deadline.
+            # The task gets a copy of this thread's context, which holds its deadline.
             return asyncio.run_coroutine_threadsafe(work(), self._loop).result()
         except BaseException:
-            # Ctrl-C may come when the work has just been handed over, before its future has a name.
+            # Ctrl-C may come just after the work is handed over, before the future is assigned.
             if not ended.is_set():
                 is_cut.set()
                 self._loop.call_soon_threadsafe(cancel)
@@ -97,7 +95,7 @@ class LoopThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is in the loop's own thread, which must not wait for itself."""
+        """Whether this is the loop's own thread, which must not wait for itself."""
         return threading.current_thread() is self._thread
 
     def spawn(self, coroutine: Coroutine[Any, Any, object]) -> None:
@@ -132,7 +130,7 @@ class SyncStream(Generic[_T]):
         return next(self._items)
 
     def close(self) -> None:
-        """Stop reading; work without a reader is cancelled."""
+        """Stop reading, and cancel the work."""
         self._items.close()
 
     def __enter__(self) -> Self:
@@ -146,7 +144,7 @@ def _items(loop: LoopThread, stream: Stream[_T]) -> Generator[_T, None, None]:
     async def following() -> tuple[_T] | None:
         try:
             return (await anext(stream),)
-        except StopAsyncIteration:  # no task may end with it
+        except StopAsyncIteration:  # a task must not raise it
             return None
 
     loop.open_streams.add(stream)
@@ -155,14 +153,14 @@ def _items(loop: LoopThread, stream: Stream[_T]) -> Generator[_T, None, None]:
             yield item[0]
     finally:
         loop.open_streams.discard(stream)
-        if loop.is_current:  # the collector may come by in any thread
+        if loop.is_current:  # the garbage collector runs in any thread
             loop.spawn(stream.aclose())
         elif not loop.is_closed:
             loop.run(stream.aclose)
 
 
 class SyncPart(Generic[_S]):
-    """What ``part`` of an asynchronous client offers, for plain code."""
+    """Synchronous wrapper of one ``part`` of an asynchronous client."""
 
     def __init__(self, loop: LoopThread, part: _S) -> None:
         self._loop = loop
@@ -172,7 +170,7 @@ class SyncPart(Generic[_S]):
 def plain(
     call: Callable[Concatenate[_S, _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate[SyncPart[_S], _P], _T]:
-    """``call`` for plain code: runs it on the client's thread and waits for its result."""
+    """Synchronous version of ``call``: runs it on the client's thread and waits for its result."""
 
     @wraps(call)
     def run(self: SyncPart[_S], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -184,7 +182,7 @@ def plain(
 def plain_stream(
     call: Callable[Concatenate[_S, _P], Stream[_T]],
 ) -> Callable[Concatenate[SyncPart[_S], _P], SyncStream[_T]]:
-    """``call`` for plain code: opens a stream to iterate over."""
+    """Synchronous version of ``call``: opens a stream to iterate over."""
 
     @wraps(call)
     def run(self: SyncPart[_S], /, *args: _P.args, **kwargs: _P.kwargs) -> SyncStream[_T]:
@@ -194,7 +192,7 @@ def plain_stream(
 
 
 class SyncClient(SyncPart[Client]):
-    """``Client`` for plain code; close it, or use it as ``with``. Threads may share one."""
+    """Synchronous ``Client``; close it, or use it in ``with``. Threads may share one."""
 
     def __init__(
         self,
@@ -229,7 +227,7 @@ class SyncClient(SyncPart[Client]):
         self.close()
 
     def close(self) -> None:
-        """Leave the streams that are still open, and close the connections. Idempotent."""
+        """Close the open streams and the connections. Idempotent."""
         self._loop.close()
 
     run = staticmethod(Client.run)
@@ -249,7 +247,7 @@ class SyncClient(SyncPart[Client]):
 
 
 class SyncSession(SyncPart[Session]):
-    """``Session`` for plain code: one conversation, its turns one after the other."""
+    """Synchronous ``Session``: one conversation, one turn at a time."""
 
     @property
     def id(self) -> str:
@@ -265,7 +263,7 @@ class SyncSession(SyncPart[Session]):
 
 
 class SyncSessions(SyncPart[Sessions]):
-    """``Sessions`` for plain code."""
+    """Synchronous ``Sessions``."""
 
     _create = plain(Sessions.create)
 
@@ -302,7 +300,7 @@ class SyncSessions(SyncPart[Sessions]):
 
 
 class SyncSlots(SyncPart[Slots]):
-    """``Slots`` for plain code."""
+    """Synchronous ``Slots``."""
 
     create = plain(Slots.create)
     get = plain(Slots.get)
@@ -315,7 +313,7 @@ class SyncSlots(SyncPart[Slots]):
 
 
 class SyncOperating(SyncPart[Operating]):
-    """``Operating`` for synchronous code; callbacks run on the client's own thread."""
+    """Synchronous ``Operating``; callbacks run on the client's own thread."""
 
     drain = plain(Operating.drain)
     drain_state = plain(Operating.drain_state)

@@ -1,4 +1,4 @@
-"""Calls over HTTP: sent again where that helps and the deadline allows it; errors as exceptions."""
+"""HTTP calls, with retries if they can help within the deadline, and errors as exceptions."""
 
 import os
 import random
@@ -23,11 +23,11 @@ from tidegate.errors import (
 
 _CONNECT_S = 10.0
 AFTER_DEADLINE_S = 1.0
-"""Seconds past a deadline for which the server's own word about missing it is worth waiting for."""
+"""Seconds to wait past a deadline for the server's own report of the miss."""
 LONGEST_TASK_S = 1800.0
-"""Longest deadline in seconds (DL-1): no stream is silent for longer."""
+"""Maximum deadline in seconds (DL-1): no stream is silent for longer."""
 _CALL_S = 30.0
-"""Seconds that one try of a call may take, by default: without text to make, an answer is quick."""
+"""Default timeout of one attempt in seconds: an answer without generated text is fast."""
 
 _T = TypeVar("_T")
 
@@ -37,20 +37,20 @@ _jitter = random.Random()
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often a call is sent again, and how patiently. Times are seconds.
+    """Retry policy of calls. Times are seconds.
 
     A call is retried if there was no answer, or if the server says that a retry can help
-    (``x-should-retry``, else ``retryable`` in the error, else 429 and 503). The pause is what the
-    server asks for (``retry-after-ms``), else ``first_s``, doubled each time up to ``most_s``,
-    drawn between its half and its whole. A pause never exceeds the deadline.
+    (``x-should-retry``, else ``retryable`` in the error, else 429 and 503). The server may set the
+    pause (``retry-after-ms``). Otherwise it is ``first_s``, doubled each time up to ``most_s``, and
+    drawn at random between half and all of that. A pause never exceeds the deadline.
     """
 
     attempts: int = 3
-    """Number of tries after the first one; 0 never retries."""
+    """Number of attempts after the first one; 0 never retries."""
     first_s: float = 0.2
     most_s: float = 5.0
     longest_hint_s: float = 60.0
-    """Longest pause a server may ask for; where it asks for more, the call is not retried."""
+    """Longest pause to accept from a server; if it asks for more, the call is not retried."""
 
     def pause_s(self, attempt: int, error: TidegateError) -> float | None:
         """Seconds before retry number ``attempt`` (from 0); None if there is no more."""
@@ -72,10 +72,10 @@ NO_RETRIES = Retries(attempts=0)
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
-    """One request. Sending an ``is_idempotent`` one twice has the effect of sending it once.
+    """One request. An ``is_idempotent`` request has the same effect if it is sent twice.
 
-    ``ends_at`` is its deadline, on our clock; what is left of it goes along as ``X-Timeout-Ms``.
-    ``patience_s`` bounds one try.
+    ``ends_at`` is its deadline on our clock; the header ``X-Timeout-Ms`` carries the time left.
+    ``patience_s`` limits one attempt.
     """
 
     method: str
@@ -88,7 +88,7 @@ class HttpCall:
 
 
 class Transport:
-    """Connections to one orchestrator. Made inside of an event loop, and used in that alone.
+    """Connections to one orchestrator. Create and use it within one event loop.
 
     Raises ``ValueError`` for a malformed ``base_url``.
     """
@@ -97,10 +97,10 @@ class Transport:
         self.base_url = _checked(base_url).rstrip("/")
         self._retries = retries
         self._fastest_s = 0.0
-        """Seconds that the quickest answer took: a retry with less left cannot be in time."""
+        """Seconds of the fastest answer: a retry with less time left cannot be in time."""
 
         self._session = aiohttp.ClientSession(
-            # aiohttp's own limit of 100 would keep a stream's cancel waiting for the others.
+            # aiohttp's default limit of 100 would make a stream's cancel wait for other streams.
             connector=aiohttp.TCPConnector(limit=0),
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
@@ -118,7 +118,7 @@ class Transport:
             raise ProtocolError(f"{call.method} {call.path}: unexpected body: {error}") from error
 
     async def send(self, call: HttpCall) -> bytes:
-        """Send ``call``, again where that helps; the answer's body. Raises ``TidegateError``."""
+        """Send ``call``, with retries; return the answer's body. Raises ``TidegateError``."""
         attempt = 0
         while True:
             try:
@@ -131,7 +131,7 @@ class Transport:
             attempt += 1
 
     def pause_s(self, call: HttpCall, attempt: int, error: TidegateError) -> float | None:
-        """Seconds to wait before the next try; None where a retry is of no use, or has no time."""
+        """Seconds to wait before the next attempt; None if a retry cannot help or has no time."""
         if isinstance(error, ConnectFailed) and error.is_sent and not call.is_idempotent:
             return None
         pause = self._retries.pause_s(attempt, error)
@@ -141,9 +141,9 @@ class Transport:
 
     @asynccontextmanager
     async def open(self, call: HttpCall) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open an answer that is read as it comes. Raises ``ApiError`` for a refusal.
+        """Open an answer to read as a stream. Raises ``ApiError`` if the server refuses.
 
-        What breaks while it is read comes as aiohttp raises it.
+        Errors during the read are aiohttp's.
         """
 
         headers, patience_s = _with_deadline(call)
@@ -204,12 +204,12 @@ def _checked(base_url: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Reason why a connection failed, without the names of three libraries."""
+    """Why a connection failed, without the names of libraries."""
     if isinstance(error, aiohttp.ClientSSLError):
-        return "no TLS can be spoken with it; is it http?"
+        return "the TLS handshake failed; does it speak plain http?"
     if isinstance(error, aiohttp.ClientConnectorError):
         cause = error.os_error
-        # A resolver's numbers are negative, and no errno.
+        # A resolver's error numbers are negative, and are not errno values.
         if cause.errno is not None and cause.errno > 0:
             return os.strerror(cause.errno)
         if cause.strerror:
@@ -225,10 +225,10 @@ class CallDeadline(NamedTuple):
 
 
 def due(option_s: float | None = None) -> CallDeadline:
-    """Deadline of a call that begins now: its own (``option_s``) or its block's, the earlier one.
+    """Deadline of a call that begins now: its own (``option_s``) or its block's, if earlier.
 
-    Raises ``DeadlineExceeded`` when the block's has passed. A deadline of its own that is past is
-    for the server to refuse, which also counts it.
+    Raises ``DeadlineExceeded`` if the block's deadline has passed. The server refuses, and counts,
+    a call whose own deadline has passed.
     """
     block_s = deadlines.remaining()
     if block_s is not None and block_s <= 0:
@@ -241,7 +241,7 @@ def due(option_s: float | None = None) -> CallDeadline:
 
 
 def _with_deadline(call: HttpCall) -> tuple[dict[str, str], float]:
-    """Headers of ``call`` with what is left of its deadline, and seconds for a try."""
+    """Headers of ``call`` with the time left of its deadline, and seconds for an attempt."""
     if call.ends_at is None:
         return dict(call.headers), call.patience_s
     left_s = call.ends_at - _clock.now()
@@ -250,9 +250,9 @@ def _with_deadline(call: HttpCall) -> tuple[dict[str, str], float]:
 
 
 def _api_error(status: int, reason: str, headers: Mapping[str, str], body: bytes) -> ApiError:
-    """The server's refusal as an exception, also for a proxy's HTML.
+    """The server's error response as an exception. Handles a proxy's HTML, too.
 
-    ``headers`` are found by names in lower case.
+    ``headers`` has names in lower case.
     """
     try:
         parsed = msgspec.json.decode(body)

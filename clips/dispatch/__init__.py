@@ -1,10 +1,10 @@
-"""Clips that instances' ``slot`` models render against deadlines (docs/slot.md).
+"""Dispatches clips to the ``slot`` models of instances, with deadlines (docs/slot.md).
 
-- ``job``       what a client asks for; ``task``: one offered clip, which is work as a task is
-- ``forecast`` when each would be done, and how much of it: pure
-- ``fleet``     all instances, each with a link by which its slot model tells its state
+- ``job``       a client's request; ``task``: one submitted clip, a work item like a task
+- ``forecast``  predicts when, and how completely, each clip is rendered: pure functions
+- ``fleet``     all instances, each with a link on which its slot model reports its state
 - ``attempt``   one clip on one instance; ``wire``: Triton's requests and answers
-- ``admission`` what is refused; ``waiting``: the queue
-- ``service``   from a submission to its end: placement, retries, cancels
+- ``admission`` refuses clips; ``waiting``: the queue
+- ``service``   a clip from submission to end: placement, retries, cancels
 - ``ledger``    outcomes and metrics
 """

@@ -1,8 +1,8 @@
-"""Decides which clips are let in: those that can be in time without making others late (DL-7).
+"""Admits clips that can be in time without making others late (DL-7).
 
-While an instance idles, or has rendered too little recently to tell, a clip that may be met is let
-in, however unlikely that is by what was known before (DL-15). Beyond that a sample is let in, to
-see how often a refusal is wrong (DL-17).
+If an instance is idle, or has rendered too little recently for a prediction, a clip is admitted if
+it may be in time, even if older data makes that unlikely (DL-15). In addition, a sample of refused
+clips is admitted, to measure how often a refusal is wrong (DL-17).
 """
 
 import math
@@ -39,21 +39,21 @@ from orchestrator.prediction.feasibility import (
 from orchestrator.telemetry.log import fields, service_log
 
 _MAX_PLACES = 16
-"""Places in line that are tried for a feasible deadline before the one behind all others."""
+"""Queue positions to try for a feasible deadline before the last position."""
 _RESENT_S = 0.001
-"""Seconds added to a named deadline: it is stated in whole milliseconds."""
+"""Seconds added to a suggested deadline, which is in whole milliseconds."""
 
 
 class _Hindrance(NamedTuple):
-    """Why a clip is not let in: ``expected`` would be too late; or, if it ``is_others`` that would
-    be, ``expected`` is what would become of the clip behind all of them."""
+    """Why a clip is not admitted. Its ``expected`` finish is too late; or, if it ``is_others`` that
+    would be late, ``expected`` is its forecast behind all of them."""
 
     expected: Expected
     is_others: bool
 
 
 class ClipAdmission:
-    """Admits clips, or raises the error that says why not."""
+    """Admits clips, or raises an error with the reason."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ClipAdmission:
         self._max_waiting = max_waiting
 
     def admit(self, clip: ClipTask) -> None:
-        """Let ``clip`` in, or raise the error that refuses it, the cheapest reason first."""
+        """Admit ``clip``, or raise the error that refuses it; checks the cheapest reason first."""
         self._enter(clip)
         ready = self._fleet.ready()
         if not ready:
@@ -91,8 +91,8 @@ class ClipAdmission:
         self._require_feasible(clip, why)
 
     def hopeless(self, clip: ClipTask, now: float) -> TidegateError | None:
-        """Why no instance could finish the least of a waiting clip in time any more; None if one
-        could, or if a sample gets its try."""
+        """Why no instance can still finish even the minimum of a waiting clip in time. None if one
+        can, or if the clip is a sample."""
         if not self.refuses or now <= clip.drop_at or clip.refusal_sample:
             return None
         if clip.loss is not None:
@@ -100,7 +100,7 @@ class ClipAdmission:
         lines = {one.address: InstanceTimeline(one.ability, now, ()) for one in self._fleet.seen()}
         found = place(clip.needs, lines)
         if found is None:
-            return NotReady("no instance that could render this is left; try again shortly")
+            return NotReady("no instance can render this any more; try again shortly")
         stats = self.stats
         is_capped = self._config.is_capped(stats.recent_share)
         if not stats.refuses(clip, RefusalKind.QUEUE, lets_in=is_capped):
@@ -110,16 +110,16 @@ class ClipAdmission:
         return self._infeasible(clip.needs, _Hindrance(found, is_others=False), others, now)
 
     def tries(self, clip: ClipTask, free: list[ClipInstance], now: float) -> list[ClipInstance]:
-        """The ``free`` instances for a clip that is unlikely to be in time anywhere."""
+        """The ``free`` instances to try for a clip that is unlikely to be in time anywhere."""
         expected = self._waiting.expected(clip)
-        if expected is not None and expected.is_in_time:  # where it has to wait
+        if expected is not None and expected.is_in_time:  # on an instance for which it must wait
             return []
         if clip.refusal_sample or not self.refuses:
             return free
         return [one for one in free if clip.needs.may_be_met(one.ability, now)]
 
     def _require_room(self, clip: ClipTask, ready: list[ClipInstance], now: float) -> None:
-        """Raise ``QueueFull`` if too many clips wait already, or more than the key's share."""
+        """Raise ``QueueFull`` if too many clips already wait, or more than the key's share."""
         own, left = 0, self._max_waiting - len(self._waiting)
         if left > 0:
             own = sum(other.job.key == clip.job.key for other in self._waiting)
@@ -135,7 +135,7 @@ class ClipAdmission:
         )
 
     def _require_feasible(self, clip: ClipTask, why: DeadlineInfeasible | None) -> None:
-        """Raise ``why``, unless the clip is let in to see whether it is right (DL-17)."""
+        """Raise ``why``, unless the clip is admitted as a sample of refusals (DL-17)."""
         stats = self.stats
         if why is None:
             stats.offered(refused=False)
@@ -154,7 +154,7 @@ class ClipAdmission:
     def _infeasibility(
         self, clip: ClipTask, ready: list[ClipInstance], now: float
     ) -> DeadlineInfeasible | None:
-        """Why ``clip`` cannot be in time, or would make earlier ones late; None if neither."""
+        """Why ``clip`` cannot be in time, or would make earlier clips late; otherwise None."""
         needs, others = clip.needs, list(self._waiting)
         found = self._hindrance(needs, others, self._waiting.place_of(clip), now)
         if found is None:
@@ -168,7 +168,7 @@ class ClipAdmission:
     def _hindrance(
         self, needs: ClipNeeds, others: Sequence[ClipTask], place_in_line: int, now: float
     ) -> _Hindrance | None:
-        """The reason not to let ``needs`` in at that place in line; None if there is none."""
+        """The reason not to admit ``needs`` at that queue position; None if there is none."""
         before = [other.needs for other in others[:place_in_line]]
         after = [other.needs for other in others[place_in_line:]]
         found = forecast([*before, needs, *after], self._waiting.lines(now))
@@ -190,7 +190,7 @@ class ClipAdmission:
     def _infeasible(
         self, needs: ClipNeeds, found: _Hindrance, others: Sequence[ClipTask], now: float
     ) -> DeadlineInfeasible:
-        """The error that says why ``needs`` is refused, and which deadline would do."""
+        """The error with the reason for the refusal of ``needs``, and a feasible deadline."""
         expected = found.expected
         ability = self._fleet.instances[expected.address].ability
         fits_idle = best_plan(needs, InstanceTimeline(ability, now, ()))[2]
@@ -214,10 +214,10 @@ class ClipAdmission:
         self, needs: ClipNeeds, found: _Hindrance, others: Sequence[ClipTask], now: float
     ) -> float:
         """A deadline with which ``needs`` would be admitted now, close to the earliest such
-        (DL-16).
+        deadline (DL-16).
 
-        A later deadline makes it wait behind more of ``others``, so its finish at its present place
-        is not the answer yet.
+        With a later deadline, it waits behind more of ``others``, so its finish at the current
+        queue position is not a valid answer.
         """
         if place(needs, self._waiting.lines(now)) is None:  # no instance is ready now
             instance = self._fleet.instances[found.expected.address]

@@ -1,4 +1,4 @@
-"""One clip on one instance: a stream of its own, which is cancelled by ending it."""
+"""One clip on one instance. It has its own stream; ending the stream cancels the clip."""
 
 import asyncio
 from typing import Protocol
@@ -19,10 +19,10 @@ _EVENT_FIELDS = frozenset(("event", "stage", "percent"))
 
 
 class AttemptSink(Protocol):
-    """Hears how an attempt ends: exactly one of these calls, unless it was stopped."""
+    """Receives the end of an attempt: exactly one of these calls, unless it was stopped."""
 
     def finished(self, attempt: "ClipAttempt") -> None:
-        """The clip has its facts and files."""
+        """The clip is complete, with its facts and files."""
 
     def refused(self, attempt: "ClipAttempt", error: str) -> None:
         """The worker, or Triton, ended the clip with this error."""
@@ -32,7 +32,7 @@ class AttemptSink(Protocol):
 
 
 class ClipAttempt:
-    """A clip that was sent to ``address``; ``begun`` says how far it is. With ``keep_on`` only its
+    """A clip that was sent to ``address``; ``begun`` is its progress. With ``keep_on``, only its
     deadline stops it."""
 
     def __init__(
@@ -69,7 +69,7 @@ class ClipAttempt:
         return self._runner
 
     def stop(self) -> None:
-        """End the stream because the clip is no longer wanted; the worker learns of it that way."""
+        """End the stream because the clip is no longer wanted; that cancels it on the worker."""
         if self._runner is not None and not self._is_over:
             self._runner.cancel()
 
@@ -141,7 +141,7 @@ class ClipAttempt:
                 answered.set_result("")
 
     def _take_event(self, answer: ClipAnswer) -> bool:
-        """Take in an event. Returns whether it was the last."""
+        """Process an event. Returns whether it was the last."""
         clip, event = self.clip, answer.event
         kind = event.get("event")
         if clip.ending is not None:

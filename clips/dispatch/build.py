@@ -1,4 +1,4 @@
-"""Makes the parts that dispatch clips, wired."""
+"""Builds and connects the parts that dispatch clips."""
 
 from typing import Final
 
@@ -32,7 +32,7 @@ CLIPS: tuple[MetricRow[Clips], ...] = (
 
 
 KEPT: Final = Retention(keep_count=200, keep_s=600.0, keep_bytes=256 * 2**20)
-"""Ended clips that are kept, with their files, for clients that fetch them late."""
+"""Number of ended clips to keep, with their files, for late downloads."""
 
 
 def build_clips(core: Core) -> Clips:

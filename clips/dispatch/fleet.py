@@ -1,6 +1,6 @@
-"""The instances as far as clips go: which have the model, their health, and our clips there.
+"""The instances for clips: which have the slot model, their health, and our clips on them.
 
-It follows the registry: an instance that comes, goes or is drained there does so here.
+It follows the registry: instances added, removed or drained there change here, too.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from orchestrator.lanes.reconnector import GROWTH, LONGEST_PAUSE_S, Reconnector,
 from orchestrator.telemetry.log import fields, lane_log
 
 LOOK_AGAIN_S: Final = 5.0
-"""Seconds to which pauses between looks at an instance that never had the model may grow."""
+"""Maximum seconds between checks of an instance that never had the model."""
 RENEW_S = 5.0
 """Seconds after which a watch is restarted."""
 
@@ -43,13 +43,13 @@ class LinkBroken(Exception):
 
 
 class ClipLink:
-    """Keeps a watch open on the instance at ``address``, which tells its state::
+    """Keeps a watch open on the instance at ``address``, which reports its state::
 
         connect ─▶ watch ─▶ state, state, …  ─▶ broken ─▶ back-off ─▶ connect …
-                      └──▶ no such model here: looked for now and then
+                      └──▶ no such model here: checked again periodically
 
-    Now and then the link reconnects: if Triton has reloaded the model, the old one still sends
-    states here while clips go to the new one; and nothing else shows that it was unloaded.
+    The link reconnects periodically. After Triton has reloaded the model, the old one still sends
+    states here while clips go to the new one. Also, only a reconnect shows that it was unloaded.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class ClipLink:
         self._call: GrpcCall | None = None
         self._first: asyncio.Future[None] | None = None
         self._was_there = False
-        """Whether the model is known to have been there: it may be reloading."""
+        """Whether the model has been there before: then it may be reloading."""
         self._absence = ""
-        """Triton's words if it has no slot model; otherwise empty."""
+        """Triton's message if it has no slot model; otherwise empty."""
         self._sessions = Reconnector(
             "slot link",
             address,
@@ -97,7 +97,7 @@ class ClipLink:
         self._owner.link_closed(self.address, absence or end.reason, is_absent=bool(absence))
 
     async def _keep_watching(self) -> None:
-        """Run watch after watch; the model's state stays known in between."""
+        """Run one watch after the other; the model's state stays known in between."""
         while True:
             await self._watch()
 
@@ -149,7 +149,7 @@ class ClipLink:
 
 
 class ClipHealth(StrEnum):
-    """Whether an instance can be given clips: only ``up`` can."""
+    """Whether an instance can receive clips: only ``up`` can."""
 
     ABSENT = "absent"
     """The instance has no slot model."""
@@ -167,23 +167,23 @@ class ClipInstance:
         self.health = ClipHealth.CONNECTING
         self.reason = "not reached yet"
         self.state: ClipsState | None = None
-        """The state last reported; None before the first."""
+        """The latest reported state; None before the first."""
         self.ability = NOMINAL_ABILITY
         self.heard_at = 0.0
         self.state_at = 0.0
         self.attempts: list[ClipAttempt] = []
         """Our attempts there, in the order in which they were sent."""
         self.others = 0
-        """Clips of other orchestrators there, by its last state."""
+        """Number of clips of other orchestrators there, from its latest state."""
 
     @property
     def is_known(self) -> bool:
-        """Whether its last state may still hold."""
+        """Whether its latest state may still be valid."""
         return self.health in (ClipHealth.UP, ClipHealth.SUSPECT)
 
     @property
     def free(self) -> int:
-        """How many clips could begin there at once."""
+        """Number of clips that could start there now."""
         return max(0, self.ability.slots - len(self.attempts) - self.others)
 
     def line(self, now: float) -> InstanceTimeline:
@@ -196,11 +196,11 @@ class ClipInstance:
         return InstanceTimeline(self.ability, now, begun, others_s)
 
     def fill(self) -> None:
-        """Count it as full until it reports another state."""
+        """Treat it as full until it reports another state."""
         self.others = self.ability.slots
 
     def take_state(self, state: ClipsState, now: float) -> bool:
-        """Take in the latest state. Returns whether this changes what can be placed there."""
+        """Store the latest state. Returns whether it affects placement."""
         self.heard_at = now
         before = (self.free, self.state is not None and self.state.draining)
         if self.state is None or _told(state) != _told(self.state):
@@ -222,7 +222,7 @@ class ClipFleet:
         *,
         is_watching: bool = True,
     ) -> None:
-        """Without ``is_watching`` no instance is asked: for instances that are not Tritons."""
+        """Without ``is_watching``, no instance is queried: for instances that are not Tritons."""
         self.instances: dict[str, ClipInstance] = {}
         self.on_change: Callable[[], None] = _nothing
         self._registry = registry
@@ -240,7 +240,7 @@ class ClipFleet:
         return iter(self.instances.values())
 
     def start(self) -> None:
-        """Look for the slot model on every instance from now on."""
+        """Start to look for the slot model on every instance."""
         if self._is_watching:
             self._is_running = True
             self._registry.listen(self)
@@ -254,11 +254,11 @@ class ClipFleet:
         await asyncio.gather(*(link.close() for link in links), *self._closing)
 
     def ready(self) -> list[ClipInstance]:
-        """Instances that take new clips."""
+        """Instances that accept new clips."""
         return [instance for instance in self if self.is_ready(instance)]
 
     def is_ready(self, instance: ClipInstance) -> bool:
-        """Whether ``instance`` takes new clips."""
+        """Whether ``instance`` accepts new clips."""
         known = self._registry.instances.get(instance.address)
         return (
             instance.health is ClipHealth.UP
@@ -277,8 +277,8 @@ class ClipFleet:
         return [instance for instance in self if instance.heard_at]
 
     def check_heartbeats(self) -> None:
-        """Judge every instance by its silence; call it about every 250 ms. If this process itself
-        is late, states wait unread and their age is ignored.
+        """Check every instance for silence; call it about every 250 ms. If this process itself is
+        late, states are still unread, so their age is ignored.
         """
         now = self._clock.now()
         is_late = now - self._checked_at > SUSPECT_AFTER_S
@@ -292,7 +292,7 @@ class ClipFleet:
             silent_s = now - instance.heard_at
             reason = f"no state for {silent_s:.1f} s"
             if silent_s >= DOWN_AFTER_S:
-                # Its clips' streams may still be open without a peer.
+                # The streams of its clips may still be open, although the peer is gone.
                 self._set(instance, ClipHealth.DOWN, reason)
                 self._give_up(instance, reason)
                 if was is not ClipHealth.CONNECTING:
@@ -309,7 +309,7 @@ class ClipFleet:
             self._links[address].break_off(reason)
 
     def count(self, address: str) -> None:
-        """Tell the registry how many clips of ours the instance has."""
+        """Report the number of our clips on the instance to the registry."""
         known, ours = self._registry.instances.get(address), self.instances.get(address)
         if known is not None and ours is not None:
             known.clips_running = len(ours.attempts)
@@ -317,7 +317,7 @@ class ClipFleet:
     # ── as the registry's listener ───────────────────────────────────────────────────────────
 
     def instances_changed(self) -> None:
-        """Follow an instance that came, went, or takes no more work."""
+        """Follow an instance that was added, removed or drained."""
         if not self._is_running or self._registry.snapshot_version == self._known_version:
             return
         self._known_version = self._registry.snapshot_version
@@ -360,7 +360,7 @@ class ClipFleet:
             self._set(instance, ClipHealth.ABSENT, reason)
         elif instance.health is not ClipHealth.DOWN:
             self._set(instance, ClipHealth.CONNECTING, reason)
-        # Its clips have their own streams, which report their ends.
+        # Its clips have their own streams, which report when they end.
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
@@ -387,7 +387,7 @@ class ClipFleet:
 
 
 def _told(state: ClipsState) -> tuple[object, ...]:
-    """The parts of a state that determine an ability."""
+    """The fields of a state that determine an ability."""
     limits = (state.max_size, state.max_seconds, state.buffer_s, state.slots_total)
     return (state.stages, *limits)
 

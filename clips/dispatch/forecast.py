@@ -1,11 +1,11 @@
-"""Predicts when clips will be done, and what will be rendered, by the worker's own rules. Pure.
+"""Predicts when clips finish, and which parts are rendered, with the worker's own rules. Pure.
 
-An instance is a few leases of buffers and four stages, each of which serves one clip at a time, so
-that one clip's speech overlaps another's video::
+The model of an instance has a few buffer leases and four stages. Each stage serves one clip at a
+time, so that one clip's speech overlaps another's video::
 
     lease ─▶ speech ∥ portrait ─▶ video ─▶ check ─▶ lease
 
-A clip must be out of its last stage ``buffer_s`` before its deadline (SL-2).
+A clip must leave its last stage ``buffer_s`` before its deadline (SL-2).
 """
 
 import copy
@@ -28,7 +28,7 @@ Work = Mapping[ClipStage, float]
 
 
 def units_of(plan: ClipPlan) -> dict[ClipStage, float]:
-    """Work of each stage for a plan, in the units for which workers tell their rates."""
+    """Work of each stage for a plan, in the units of the workers' reported rates."""
     return {
         ClipStage.SPEECH: plan.seconds,
         ClipStage.PORTRAIT: plan.image_units,
@@ -48,7 +48,7 @@ def alone_s(work: Work) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ability:
-    """What an instance can do, and how fast. A change makes a new object."""
+    """An instance's limits and speed. A change makes a new object."""
 
     rates: Mapping[ClipStage, float]
     """Seconds per unit of each stage's work."""
@@ -57,12 +57,12 @@ class Ability:
     buffer_s: float = BUFFER_S
     slots: int = NOMINAL_SLOTS
     fastest: "Ability | None" = None
-    """The ability with the least times of stages, 0 if nothing was rendered recently; None if
+    """The ability with the minimum times of the stages, 0 if nothing was rendered recently; None if
     unknown."""
 
     @classmethod
     def of(cls, state: ClipsState) -> "Ability":
-        """The ability by a worker's state."""
+        """The ability from a worker's state."""
         rates = dict(NOMINAL_ABILITY.rates)
         least = dict(rates)
         for stage in ClipStage:
@@ -76,7 +76,7 @@ class Ability:
 
     @property
     def at_best(self) -> "Ability":
-        """The fastest that the instance may be: nothing will be done faster there."""
+        """The best-case ability: the instance is never faster."""
         return self.fastest or self
 
     def work(self, plan: ClipPlan) -> Work:
@@ -93,7 +93,7 @@ NOMINAL_ABILITY: Final = _nominal()
 
 
 class ClipNeeds:
-    """What one clip asks for, and by when."""
+    """One clip's request, and its deadline."""
 
     def __init__(self, recipe: Recipe, deadline_at: float, *, degrade: bool) -> None:
         self.deadline_at = deadline_at
@@ -109,7 +109,7 @@ class ClipNeeds:
         return other
 
     def whole(self, ability: Ability) -> ClipPlan:
-        """The plan for all that the clip asks for."""
+        """The plan for the complete clip."""
         key = (ability.max_size, ability.max_seconds)
         found = self._wholes.get(key)
         if found is None:
@@ -117,32 +117,32 @@ class ClipNeeds:
         return found
 
     def least(self, ability: Ability) -> ClipPlan:
-        """The least plan that would do if time is short."""
+        """The minimum acceptable plan if time is short."""
         return least(self.whole(ability)) if self._degrade else self.whole(ability)
 
     def fit(self, ability: Ability, fits: Callable[[ClipPlan], bool]) -> ClipPlan | None:
-        """The best plan that would do and ``fits``; None if none does."""
+        """The best acceptable plan that ``fits``; None if none does."""
         whole = self.whole(ability)
         if self._degrade:
             return fit(whole, fits)
         return whole if fits(whole) else None
 
     def due_at(self, ability: Ability) -> float:
-        """When the clip's last stage must be over."""
+        """The time by which the clip's last stage must end."""
         return self.deadline_at - ability.buffer_s
 
     def start_by(self, ability: Ability) -> float:
-        """The latest start with which some plan that would do can still be in time."""
+        """The latest start with which some acceptable plan can still be in time."""
         least_s = self._least_s.get(ability)
         if least_s is None:
-            if len(self._least_s) >= _MAX_ABILITIES:  # keeps abilities of the past from piling up
+            if len(self._least_s) >= _MAX_ABILITIES:  # limits the number of old abilities
                 self._least_s.clear()
             least_s = alone_s(ability.work(self.least(ability)))
             self._least_s[ability] = least_s
         return self.due_at(ability) - least_s
 
     def may_be_met(self, ability: Ability, now: float) -> bool:
-        """Whether the clip could be in time there if it began now and went as well as possible."""
+        """Whether the clip could be in time there if it started now, in the best case."""
         return now <= self.start_by(ability.at_best)
 
     def is_known(self, ability: Ability) -> bool:
@@ -159,13 +159,13 @@ class ClipNeeds:
 
 @dataclass(slots=True)
 class Begun:
-    """A clip that an instance has: the plan it renders, and the percent done of each stage."""
+    """A clip on an instance: its plan, and the progress of each stage in percent."""
 
     plan: ClipPlan
     percents: Mapping[str, int] = field(default_factory=dict)
 
     def left(self, ability: Ability) -> Work:
-        """The work still to be done there, by the present ability."""
+        """The remaining work there, with the current ability."""
         return {
             stage: work_s * (1 - min(100, self.percents.get(stage, 0)) / 100)
             for stage, work_s in ability.work(self.plan).items()
@@ -173,7 +173,7 @@ class Begun:
 
 
 class InstanceTimeline:
-    """One instance's leases and stages as they will become free."""
+    """Predicted times at which one instance's leases and stages become free."""
 
     def __init__(
         self, ability: Ability, now: float, begun: Iterable[Begun], others_s: Sequence[float] = ()
@@ -189,11 +189,11 @@ class InstanceTimeline:
 
     @property
     def free_at(self) -> float:
-        """When the next clip can begin."""
+        """When the next clip can start."""
         return self._leases[0]
 
     def finish(self, work: Work) -> float:
-        """When ``work`` would be done if it were next."""
+        """When ``work`` would finish if it were next."""
         return self._ends(work)[ClipStage.CHECK]
 
     def take(self, work: Work) -> None:
@@ -217,7 +217,7 @@ class InstanceTimeline:
 
 
 class Expected(NamedTuple):
-    """What will become of a clip, as far as can be said. Times are on the clock."""
+    """Forecast for a clip. Times are on the clock."""
 
     address: str
     plan: ClipPlan
@@ -226,8 +226,8 @@ class Expected(NamedTuple):
 
 
 def best_plan(needs: ClipNeeds, line: InstanceTimeline) -> tuple[ClipPlan, float, bool]:
-    """The best plan of ``needs`` that ``line`` would finish in time, when, and True; otherwise the
-    least plan, when, and False."""
+    """The best plan of ``needs`` that ``line`` would finish in time, its finish, and True;
+    otherwise the minimum plan, its finish, and False."""
     ability = line.ability
     due_at = needs.due_at(ability)
 
@@ -242,7 +242,7 @@ def best_plan(needs: ClipNeeds, line: InstanceTimeline) -> tuple[ClipPlan, float
 
 
 def place(needs: ClipNeeds, lines: Mapping[str, InstanceTimeline]) -> Expected | None:
-    """The earliest finish in time, or the earliest of all if none is in time; None without an
+    """The earliest finish in time, or the earliest finish if none is in time; None without an
     instance."""
     found = [Expected(address, *best_plan(needs, line)) for address, line in lines.items()]
     return min(found, key=lambda each: (not each.is_in_time, each.finish_at), default=None)
@@ -251,7 +251,7 @@ def place(needs: ClipNeeds, lines: Mapping[str, InstanceTimeline]) -> Expected |
 def forecast(
     all_needs: Iterable[ClipNeeds], lines: Mapping[str, InstanceTimeline]
 ) -> list[Expected | None]:
-    """Forecasts for the waiting clips, in order. A clip that will be late takes no one's place.
+    """Forecasts for the waiting clips, in order. A clip that will be late delays no other clip.
     Advances ``lines``."""
     expected = []
     for needs in all_needs:

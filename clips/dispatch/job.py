@@ -14,7 +14,7 @@ MODEL: Final = "slot"
 
 
 class OutputKind(NamedTuple):
-    """A kind of file that a clip may yield."""
+    """A kind of output file of a clip."""
 
     file: str
     content_type: str
@@ -30,17 +30,17 @@ OUTPUTS: Final[Mapping[str, OutputKind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipJob:
-    """A submitted clip. ``recipe_json`` is as it came: a newer worker may know more fields."""
+    """A submitted clip. ``recipe_json`` is unchanged: a newer worker may know more fields."""
 
     recipe: Recipe
     recipe_json: bytes
     deadline: Deadline
     correlation_id: str
     arrived: float
-    """When the request's head was read, in seconds of the clock."""
+    """When the request's headers were read, in seconds of the clock."""
     outputs: tuple[str, ...] = ("mp4",)
     degrade: bool = False
-    """Whether less may be rendered to be in time."""
+    """Whether parts may be dropped to be in time."""
     on_disconnect: OnDisconnect = OnDisconnect.CONTINUE
     key: str = ""
     """Fingerprint of the client's token."""

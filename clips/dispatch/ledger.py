@@ -13,7 +13,7 @@ from orchestrator.telemetry.metrics import MetricRow, Metrics
 from protocol import Outcome
 
 TIMES = (*(stage.value for stage in ClipStage), "total")
-"""Names of the times in a result, there as ``…_ms``."""
+"""Names of the times in a result, whose fields end in ``_ms``."""
 QUANTILES = (0.5, 0.95, 0.99)
 _KEPT = 512
 
@@ -33,7 +33,7 @@ class ClipLedger:
         self.queue_ms = metrics.histogram("slot_queue_ms", "From arrival to an instance")
         self.end_ms = metrics.histogram("slot_end_ms", "From arrival to the clip")
         self.settled = dict.fromkeys(Outcome, 0)
-        """How many clips came to each outcome (DL-10)."""
+        """Number of clips by outcome (DL-10)."""
         self.recent: dict[str, deque[float]] = {name: deque(maxlen=_KEPT) for name in TIMES}
         """Times of the last finished clips, by name, in ms."""
         metrics.watch(self, _ROWS)

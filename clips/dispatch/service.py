@@ -1,8 +1,8 @@
-"""Takes clips from their submission to their one ending.
+"""Handles clips from submission to their single end.
 
-Clips wait here and not at a worker: a clip is sent when an instance has buffers free for it. A clip
-that waits here can still be reordered, go elsewhere, or end at no cost, and the way to a worker
-takes milliseconds of a clip's seconds. No instance is left with free buffers while a clip waits
+Clips wait here and not at a worker: a clip is sent when an instance has free buffers for it. A
+waiting clip can still be reordered, go to another instance, or end at no cost. The way to a worker
+takes only milliseconds; a clip takes seconds. No instance keeps free buffers while a clip waits
 that it could finish in time.
 """
 
@@ -34,13 +34,13 @@ from orchestrator.telemetry.narration import RETRIED, narrate
 from protocol import AbortCause, Code
 
 MOST_WAITING: Final = 100
-"""Most clips that may wait for an instance."""
+"""Maximum number of clips that wait for an instance."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipsConfig:
-    """Settings of clips. ``attempts``: how often a clip is sent at most. ``tag``: what ids begin
-    with."""
+    """Settings of clips. ``attempts``: maximum number of times a clip is sent. ``tag``: prefix of
+    ids."""
 
     feasibility: FeasibilityConfig
     attempts: int
@@ -61,9 +61,9 @@ class Clips:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """``enter`` makes the checks that clips share with tasks, and counts a clip until its end.
-        ``rng`` makes ids, which let a holder of the right key fetch a clip's files. It also
-        draws the sample of refusals that are not carried out."""
+        """``enter`` runs the checks that clips share with tasks, and counts a clip until its end.
+        ``rng`` makes the ids, which give the owner of the key access to a clip's files. It also
+        draws the sample of refusals, which are admitted."""
         self.fleet = fleet
         self.ledger = ledger
         self.store = store
@@ -83,9 +83,9 @@ class Clips:
     # ── for clients ──────────────────────────────────────────────────────────────────────────
 
     def submit(self, job: ClipJob) -> ClipTask:
-        """Offer a clip. Returns once it waits or is on its way; raises the error that refuses it.
+        """Submit a clip. Returns once it waits or was sent; raises the error that refuses it.
 
-        Whatever happens, it is counted as offered and ends in exactly one outcome.
+        In every case, it counts as offered and has exactly one outcome.
         """
         clip = ClipTask(self._ids.new(), job)
         self.ledger.offered.inc()
@@ -117,7 +117,7 @@ class Clips:
         self.ledger.settle(clip, aborted(AbortCause.CANCEL))
 
     def disconnected(self, clip: ClipTask, *, too_slow: bool = False) -> None:
-        """Handle that the clip's client is gone, as its job says (WP-1)."""
+        """Handle a disconnect of the clip's client, as its job says (WP-1)."""
         if clip.client_gone(too_slow=too_slow):
             self.ledger.settle(clip, aborted(AbortCause.DISCONNECT))
 
@@ -126,7 +126,7 @@ class Clips:
         return self._waiting.position(clip)
 
     def expected(self, clip: ClipTask) -> Expected | None:
-        """What will become of ``clip``; None if nothing can be said."""
+        """Forecast for ``clip``; None if there is none."""
         if clip.ending is not None:
             return None
         if isinstance(clip.attempt, ClipAttempt):
@@ -134,13 +134,13 @@ class Clips:
         return self._waiting.expected(clip)
 
     def predicted_ms(self, clip: ClipTask) -> float | None:
-        """Ms from now until the clip is done; None if nothing can be said."""
+        """Ms from now until the clip is done; None without a forecast."""
         found = self.expected(clip)
         return None if found is None else max(0.0, 1000 * (found.finish_at - self._clock.now()))
 
     def given_up(self, clip: ClipTask, expected: Expected) -> tuple[str, ...]:
-        """Parts of ``clip`` that will probably not be rendered; empty while no pace is known,
-        because then all of it starts."""
+        """Parts of ``clip`` that will probably be dropped; empty while no pace is known, because
+        then the complete clip starts."""
         instance = self.fleet.instances.get(expected.address)
         if instance is not None and not clip.needs.is_known(instance.ability):
             return ()
@@ -164,18 +164,18 @@ class Clips:
         return len(self._waiting)
 
     def start(self) -> None:
-        """Look for instances with the slot model from now on."""
+        """Start to look for instances with the slot model."""
         self.fleet.start()
 
     def upkeep(self) -> None:
-        """Judge silences, forget old clips, end hopeless ones; call it every 250 ms or so."""
+        """Check for silence, forget old clips, end hopeless ones; call it about every 250 ms."""
         self.fleet.check_heartbeats()
         self.store.prune()
         self._pass()
 
     def end_hopeless(self, at: float) -> int:
-        """End waiting clips that will not be done by ``at``, when the service is gone, so that
-        their clients can go elsewhere; returns how many."""
+        """End waiting clips that will not be done by ``at``, the end of the service, so that their
+        clients can try elsewhere. Returns their number."""
         late = [
             clip
             for clip in self._waiting
@@ -186,7 +186,7 @@ class Clips:
         return len(late)
 
     def end_all(self) -> None:
-        """End every live clip: the service is going down."""
+        """End every live clip, because the service is going down."""
         for clip in list(self._live):
             self.ledger.settle(
                 clip, failed(Draining("the service is going down; try again elsewhere"))
@@ -233,7 +233,7 @@ class Clips:
     # ── the queue ────────────────────────────────────────────────────────────────────────────
 
     def _pass(self) -> None:
-        """End clips that are certain to miss; send every clip that has somewhere to go."""
+        """End clips that are certain to miss; send every clip that an instance can take."""
         if self._passing or not self._waiting:  # a pass may lead to another call
             return
         self._passing = True
@@ -245,7 +245,7 @@ class Clips:
                 if why is not None:
                     ending = refused(why) if clip.loss is None else failed(why)
                     self.ledger.settle(clip, ending)
-            # A clip that is unlikely to be in time gets what no other can use.
+            # A clip that is unlikely to be in time gets instances that no other clip can use.
             for in_time in (True, False):
                 for clip in self._waiting:
                     free = [instance for instance in self.fleet.ready() if instance.free]
@@ -260,8 +260,8 @@ class Clips:
     def _start_on(
         self, free: list[ClipInstance], clip: ClipTask, now: float, *, in_time: bool
     ) -> None:
-        """Send ``clip`` where it will be done first, if it would be ``in_time`` there; without
-        ``in_time``, where it is worth a try."""
+        """Send ``clip`` to the instance that finishes it first, if it is ``in_time`` there. Without
+        ``in_time``, send it to an instance worth a try."""
         better = [instance for instance in free if instance.address not in clip.failed_on] or free
         if not in_time:
             better = self._admission.tries(clip, better, now)
@@ -323,7 +323,7 @@ class Clips:
     # ── upkeep ──────────────────────────────────────────────────────────────────────────────
 
     def _expected_there(self, attempt: ClipAttempt, now: float) -> Expected:
-        """What will become of a clip that an instance has: clips given to it earlier come first."""
+        """Forecast for a clip on an instance, which renders clips in the order of arrival."""
         instance = self.fleet.instances.get(attempt.address)
         before = [] if instance is None else instance.attempts
         at = before.index(attempt) if attempt in before else len(before)

@@ -1,6 +1,6 @@
-"""One offered clip: its progress, its events, and how it ends.
+"""One submitted clip: its progress, its events, and its end.
 
-Everything here runs on the event loop's thread and never waits.
+All code here runs on the event loop's thread and never blocks.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from orchestrator.tasks.work import Stage, WorkItem
 from protocol import Code, FinishReason, Outcome
 
 CLIP_BYTES = 8192
-"""Bytes that keeping a clip takes, about, with its events and its facts, but not its files."""
+"""Approximate bytes of a stored clip with its events and facts, without its files."""
 
 
 class StageProgress(NamedTuple):
@@ -36,13 +36,13 @@ class StageProgress(NamedTuple):
 
 
 class ClipListener(Protocol):
-    """Hears what happens to one clip, in order, synchronously. Must neither wait nor raise."""
+    """Receives one clip's events, in order, synchronously. Must neither block nor raise."""
 
     def progressed(self, event: StageProgress) -> None:
-        """A stage got further."""
+        """A stage has made progress."""
 
     def ended(self, clip: "ClipTask") -> None:
-        """``clip.ending`` is set; nothing follows."""
+        """``clip.ending`` is set; this is the last call."""
 
 
 class Stoppable(Protocol):
@@ -53,7 +53,7 @@ class Stoppable(Protocol):
 
 
 class ClipTask(WorkItem[ClipJob, ClipListener]):
-    """One offered clip, from its submission to its ending."""
+    """One submitted clip, from its submission to its end."""
 
     what: ClassVar[str] = "slot"
 
@@ -65,10 +65,10 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
         self.drop_at = job.deadline.at
         """Time after which it leaves the queue, because it is certain to be late."""
         self.start_by = job.deadline.at
-        """Start time after which its least plan will hardly be in time; orders waiting clips."""
+        """Latest start time at which its minimum plan can be in time; orders waiting clips."""
         self.attempt: Stoppable | None = None
         self.loss: TidegateError | None = None
-        """Why the last instance did not finish it; None if none failed."""
+        """Why the last instance did not finish it; None if no instance failed."""
         self.percents: dict[str, int] = {}
         """Percent done by stage, at the instance that has the clip."""
         self.events: list[StageProgress] = []
@@ -81,7 +81,7 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that keeping this clip takes in memory, about."""
+        """Approximate bytes of memory that this clip uses."""
         return (
             CLIP_BYTES
             + 2 * len(self.job.recipe_json)
@@ -96,7 +96,7 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
 
     @property
     def last_number(self) -> int | None:
-        """Number of the terminal event; None while there is none."""
+        """Number of the terminal event; None before it."""
         return None if self.ending is None else self._next_number
 
     def dispatched(self, address: str, now: float) -> None:
@@ -107,7 +107,7 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
         self.percents = {}
 
     def requeued(self) -> None:
-        """Put the clip back to the queue: its instance did not finish it."""
+        """Return the clip to the queue, because its instance did not finish it."""
         self.stage = Stage.QUEUED
         self.attempt = None
         self.instance = ""
@@ -136,11 +136,11 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
 
 
 TO_BE_SENT_AGAIN = (Code.NO_CAPACITY, Code.DRAINING, Code.CANCELLED, Code.INSTANCE_LOST)
-"""Codes with which a clip is sent again: nothing is wrong with it, nor did we cancel it."""
+"""Codes after which a clip is sent again: it is valid, and we did not cancel it."""
 
 
 def rendered(clip: ClipTask, now: float) -> Ending:
-    """The ending of a clip that is here; ``partial`` if it is less than was asked for."""
+    """The ending of a rendered clip; ``partial`` if it is less than requested."""
     if clip.deadline.left_ms(now) < 0:
         return overdue(clip, now)
     outcome = Outcome.PARTIAL if clip.facts.get("given_up") else Outcome.MET
@@ -169,7 +169,7 @@ def code_of(words: str) -> tuple[Code | None, str]:
 
 
 def judged(clip: ClipTask, code: Code | None, message: str, now: float) -> Ending:
-    """The ending that a worker's error means, if the clip is not sent again."""
+    """The ending for a worker's error, if the clip is not sent again."""
     match code:
         case Code.INVALID_REQUEST:
             field = message.partition(": ")[0]

@@ -1,7 +1,7 @@
-"""Clips that no instance has yet: their order, and what will become of them.
+"""Clips that wait for an instance: their order and their forecasts.
 
-Tasks have another queue (``orchestrator.queue``): clips have no classes, tenants' turns or pauses,
-and the slack of all that wait changes with whatever an instance tells.
+Tasks have a different queue (``orchestrator.queue``). Clips have no classes, no turns of tenants
+and no pauses, and the slack of all waiting clips changes with each report of an instance.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from clips.dispatch.task import ClipTask
 from orchestrator.clock import Clock
 
 FORECAST_TTL_S = 0.05
-"""Least seconds between two forecasts of the waiting clips."""
+"""Minimum seconds between two forecasts of the waiting clips."""
 
 
 class WaitingClips:
-    """Waiting clips, least slack first. Clips of the refusal sample wait behind them and delay
-    none."""
+    """Waiting clips, least slack first. Clips of the refusal sample wait behind all others, and do
+    not delay them."""
 
     def __init__(self, fleet: ClipFleet, clock: Clock) -> None:
         self._fleet = fleet
@@ -40,27 +40,27 @@ class WaitingClips:
         return clip in self._clips
 
     def __iter__(self) -> Iterator[ClipTask]:
-        """A copy of the waiting clips in order, which later changes do not touch."""
+        """A copy of the waiting clips in order; later changes do not affect it."""
         return iter(list(self._clips))
 
     def add(self, clip: ClipTask) -> None:
-        """Add a clip that waits from now on."""
+        """Add a waiting clip."""
         self._clips.insert(self.place_of(clip), clip)
         self._expected_at = -FORECAST_TTL_S
 
     def remove(self, clip: ClipTask) -> None:
-        """Remove a clip; fine for one that does not wait."""
+        """Remove a clip; no error if it does not wait."""
         if clip in self._clips:
             self._clips.remove(clip)
         self._expected.pop(clip, None)
         self._expected_at = -FORECAST_TTL_S
 
     def place_of(self, clip: ClipTask) -> int:
-        """How many clips would go before ``clip``."""
+        """Number of clips ahead of ``clip``."""
         return sum(1 for other in self._clips if _place(other) <= _place(clip))
 
     def start_by(self, needs: ClipNeeds) -> float:
-        """Until when ``needs`` can start, by what instances tell now."""
+        """Latest start of ``needs``, from the instances' current reports."""
         return max(needs.start_by(ability) for ability in self._abilities())
 
     def position(self, clip: ClipTask) -> int:
@@ -68,22 +68,22 @@ class WaitingClips:
         return self._clips.index(clip) + 1 if clip in self._clips else 0
 
     def reorder(self) -> None:
-        """Sort again by the times that instances tell now."""
+        """Sort again with the instances' current times."""
         for clip in self._clips:
             self.time(clip)
         self._clips.sort(key=_place)
 
     def time(self, clip: ClipTask) -> None:
-        """Set until when ``clip`` can start, by what instances tell now."""
+        """Set the latest start of ``clip``, from the instances' current reports."""
         clip.start_by = self.start_by(clip.needs)
         clip.drop_at = max(clip.needs.start_by(ability.at_best) for ability in self._abilities())
 
     def lines(self, now: float) -> dict[str, InstanceTimeline]:
-        """The lines of instances that take clips, as they will become free."""
+        """Timelines of the instances that accept clips."""
         return {one.address: one.line(now) for one in self._fleet.ready()}
 
     def expected(self, clip: ClipTask) -> Expected | None:
-        """What will become of a waiting clip; None if nothing can be said."""
+        """Forecast for a waiting clip; None if there is none."""
         now = self._clock.now()
         if now - self._expected_at >= FORECAST_TTL_S:
             found = forecast((each.needs for each in self._clips), self.lines(now))

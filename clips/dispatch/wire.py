@@ -15,7 +15,7 @@ EVENT: Final = "event"
 
 _LENGTH = struct.Struct("<I")
 _WORDS_OF_ABSENCE = ("unknown model", "no available versions", "not at ready state")
-"""Triton's words for a model that it does not have, or not now."""
+"""Texts in Triton's errors for a model that is missing or not ready."""
 
 
 class BadAnswer(ValueError):
@@ -23,7 +23,7 @@ class BadAnswer(ValueError):
 
 
 class ClipAnswer(NamedTuple):
-    """One answer: an event with files, or ``error`` in the worker's or Triton's words."""
+    """One answer: an event with files, or ``error`` with the worker's or Triton's message."""
 
     event: Mapping[str, Any]
     tensors: Mapping[str, bytes]
@@ -31,7 +31,7 @@ class ClipAnswer(NamedTuple):
 
 
 def is_absence(error: str) -> bool:
-    """Whether an error is Triton's way of saying that it has no such model now."""
+    """Whether an error of Triton means that it does not have the model now."""
     return any(words in error for words in _WORDS_OF_ABSENCE)
 
 

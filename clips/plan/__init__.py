@@ -1,6 +1,6 @@
-"""Clips as both sides see them: the recipe that asks for one, its plan, and its time by stage.
+"""Code for clips that orchestrator and worker share: recipe, plan, and times of the stages.
 
-- ``recipe``   what a client asks for, with its limits checked
-- ``plan``     frames and bytes of the clip that a recipe makes, and what may be dropped
-- ``budgets``  how long each stage may take, and what it took lately
+- ``recipe``   a client's request, with its limits checked
+- ``plan``     frames and bytes of a recipe's clip, and the parts that may be dropped
+- ``budgets``  time limits of the stages, and their recent times
 """

@@ -1,4 +1,4 @@
-"""How long stages take: their targets, what was observed, and when to stop one (SL-1)."""
+"""Times of the stages: targets, observed times, and timeouts (SL-1)."""
 
 import math
 import time
@@ -39,27 +39,27 @@ BACKOFF_S = 0.5
 """Seconds to wait before the first retry; doubled before each further one."""
 
 FRESH_S = 5.0
-"""Idle seconds after which a pipeline may be faster than it was while the machine was busy."""
+"""Idle seconds after which a pipeline may be faster than before, when the machine was busy."""
 
 _KEPT = 64
 _ENOUGH = 8
-"""Fewest observations from which timeouts are derived."""
+"""Minimum number of observations for a derived timeout."""
 _FADING = 0.8
-"""Factor to an observation's weight each time that as much work has been done since."""
+"""Factor on an observation's weight each time that the same amount of work has been done since."""
 _MUCH_FASTER = 1 / 4
-"""Share of the expected time below which a run is much faster. Two in a row are not an accident,
-nor is the first after an idle time: earlier observations, of a busier machine, are then dropped."""
+"""Share of the expected time below which a run counts as much faster. After two such runs in a row,
+or one after an idle time, earlier observations, from a busier machine, are dropped."""
 _AT_BEST = 0.8
-"""Share of the fastest recent rate that no run is expected to fall below."""
+"""Share of the fastest recent rate that serves as a lower bound for all runs."""
 _TIMEOUT_OVER_P95 = 1.5
 _MAX_OVER_STATED = 2.0
 _OVER_WARM_UP = 2.0
 """Factor by which a stage may be slower than its warm-up."""
 _MIN_OF_STATED = 1 / 1000
 _MIN_OF_WARM_UP = 1 / 16
-"""Least work that a rate is computed for, as a share of the warm-up's (a whole picture, a short
-sentence). Less takes a run's fixed cost, which as a rate would have every larger clip refused,
-and nothing would ever correct it."""
+"""Minimum work for a rate, as a share of the warm-up's work (a whole picture, a short sentence).
+Smaller runs are dominated by their fixed cost. As a rate, that would make every larger clip
+refused, and nothing would ever correct the rate."""
 
 
 class _Seen(NamedTuple):
@@ -73,7 +73,7 @@ class _Seen(NamedTuple):
 
 
 class Activity:
-    """Tracks when the stages of one pipeline work: in spells, separated by idle times."""
+    """Tracks the busy periods (spells) of one pipeline's stages, separated by idle times."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -83,7 +83,7 @@ class Activity:
 
     @property
     def spell(self) -> int | None:
-        """Number of the current spell of work; None while the pipeline is idle."""
+        """Number of the current spell; None while the pipeline is idle."""
         is_idle = not self._running and self._now() - self._ran_at >= FRESH_S
         return None if is_idle else self._spells
 
@@ -99,20 +99,20 @@ class Activity:
             self.touch()
 
     def touch(self) -> None:
-        """Note that a stage is working just now."""
+        """Note that a stage is working now."""
         self._spells += self.spell is None
         self._ran_at = self._now()
 
 
 class StageTimes:
-    """Observed times of one stage: seconds, and the units of work that they were for.
+    """Observed times of one stage: seconds, and their units of work.
 
-    Three answers to how long work takes: ``likely_s`` (rarely longer) for promises and order,
-    ``least_s`` (never shorter) for refusals, and ``hoped_s`` for choices that can still be changed.
+    There are three estimates: ``likely_s`` (rarely longer) for promises and order, ``least_s``
+    (never shorter) for refusals, and ``hoped_s`` for choices that can still be changed.
     """
 
     def __init__(self, budget: StageBudget, units: float, activity: Activity | None = None) -> None:
-        """``units``: the work that ``budget`` is for. ``activity``: the pipeline's."""
+        """``units``: the work for which ``budget`` is. ``activity``: that of the pipeline."""
         self._budget = budget
         self._units = units
         self.activity = activity or Activity()
@@ -121,9 +121,9 @@ class StageTimes:
         self._expected = budget.target_s / units
         """Seconds per unit of work, as long as nothing was observed."""
         self._spell: int | None = None
-        """Number of the spell of work in which something was observed last."""
+        """Number of the spell with the latest observation."""
         self._slow_rate = 0.0
-        """Seconds per unit that hardly any work exceeds: the P95 of observed rates."""
+        """Seconds per unit that work rarely exceeds: the P95 of observed rates."""
 
     @property
     def budget(self) -> StageBudget:
@@ -134,7 +134,7 @@ class StageTimes:
         self._take(seconds, units, is_whole=True)
 
     def observe_part(self, seconds: float, units: float) -> None:
-        """Record ``units`` of work done when a run was stopped; too few of them say nothing."""
+        """Record the ``units`` of work of a stopped run; too few units are ignored."""
         if units < self._least_units:
             return
         self._take(seconds, units, is_whole=False)
@@ -163,36 +163,36 @@ class StageTimes:
 
     @property
     def is_known(self) -> bool:
-        """Whether observations tell how fast the stage is now. Its warm-up does not: the machine is
-        busiest while models are loaded."""
+        """Whether observations show the current speed of the stage. Its warm-up does not, because
+        the machine is busiest while models load."""
         return bool(self._seen) and self.activity.spell == self._spell
 
     @property
     def seconds_per_unit(self) -> float:
-        """The observed P95; before there is one, an estimate by the warm-up or else the target."""
+        """The observed P95; before that, an estimate from the warm-up, else the target."""
         return self._slow_rate if self._seen else self._expected
 
     @property
     def least_per_unit(self) -> float:
-        """Seconds that a unit takes at least, by recent observations; 0 where there are none."""
+        """Minimum seconds per unit, from recent observations; 0 without any."""
         return _AT_BEST * self._fastest_rate() if self.is_known else 0.0
 
     def likely_s(self, units: float) -> float:
-        """Seconds that ``units`` of work hardly ever exceed, in proportion to the work."""
+        """Seconds that ``units`` of work rarely exceed, in proportion to the work."""
         return self.seconds_per_unit * units
 
     def least_s(self, units: float) -> float:
-        """Seconds that ``units`` of work take at the very least; 0 where that is unknown."""
+        """Minimum seconds for ``units`` of work; 0 if unknown."""
         return self.least_per_unit * units
 
     def hoped_s(self, units: float) -> float:
-        """Seconds that ``units`` of work hardly ever exceed; 0 where that is unknown."""
+        """Seconds that ``units`` of work rarely exceed; 0 if unknown."""
         return self.likely_s(units) if self.is_known else 0.0
 
     def timeout_s(self, units: float) -> float:
-        """Seconds after which ``units`` of work have taken too long: 1.5 times the observed P95,
-        but at least the stated target and at most twice the stated timeout, each in proportion to
-        the work where that is more than the budget is for."""
+        """Timeout in seconds for ``units`` of work: 1.5 times the observed P95, but at least the
+        stated target and at most twice the stated timeout. Both are scaled up if the work is more
+        than the budget's."""
         scale = max(1.0, units / self._units)
         if len(self._seen) < _ENOUGH:
             return self._budget.timeout_s * scale
@@ -210,7 +210,7 @@ class StageTimes:
 
     def _p95_rate(self) -> float:
         """The P95 of seconds per unit. Each observation is weighted by its work, so that the fixed
-        cost of short clips is not taken for the pace of long ones, and counts less with age."""
+        cost of short clips does not look like the pace of long ones. Weights decrease with age."""
         weighted: list[tuple[float, float]] = []
         for at, one in enumerate(self._seen):
             age = sum(

@@ -1,6 +1,6 @@
-"""Plans what a clip renders and drops to be in time (SL-2, SL-5): degrade before refuse. Dropped in
-this order, each only as far as it must be: the check, every second frame, half of the pixels of
-either side, the end of the speech. The result says what was dropped.
+"""Plans which parts of a clip to render or drop to be in time (SL-2, SL-5): degrade before refuse.
+Parts are dropped in this order, each only as far as needed: the check, every second frame, half of
+the pixels of either side, the end of the speech. The result lists the dropped parts.
 """
 
 import math
@@ -17,12 +17,12 @@ MIN_FPS = 6
 MIN_SIZE = 64
 MIN_SECONDS = 1.0
 _SHORTER_S = 0.05
-"""Smallest loss in seconds that is reported."""
+"""Minimum loss in seconds to report."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipPlan:
-    """Plan of one clip. ``asked``: the plan that it falls short of; None if it is all of it."""
+    """Plan of one clip. ``asked``: the requested plan if this one is less; None otherwise."""
 
     seconds: float
     fps: int
@@ -32,7 +32,7 @@ class ClipPlan:
 
     @property
     def given_up(self) -> tuple[str, ...]:
-        """What was dropped, in words."""
+        """The dropped parts, in words."""
         asked = self.asked
         if asked is None:
             return ()
@@ -85,13 +85,13 @@ class ClipPlan:
 
 
 NOMINAL = ClipPlan(seconds=45.0, fps=24, size=512, has_check=True)
-"""The clip that SL-1's budgets are for."""
+"""The clip for which SL-1's budgets are."""
 BUFFER_S = 5.0
-"""Seconds of a deadline kept back for what comes after the pipeline (SL-2)."""
+"""Seconds of a deadline reserved for the steps after the pipeline (SL-2)."""
 
 
 def asked_for(recipe: Recipe, max_size: int, max_seconds: float) -> ClipPlan:
-    """What the recipe asks for, within the buffers' sizes. Its length in seconds is a guess."""
+    """The recipe's full plan, within the buffers' sizes. Its length in seconds is an estimate."""
     size = min(recipe.video.size or max_size, max_size)
     most = min(recipe.video.seconds, max_seconds)
     guess = len(recipe.text) / (CHARACTERS_PER_S * recipe.voice.rate) + 0.5
@@ -117,13 +117,13 @@ def fit(plan: ClipPlan, fits: Callable[[ClipPlan], bool]) -> ClipPlan | None:
 
 
 def least(plan: ClipPlan) -> ClipPlan:
-    """The least of ``plan``: the last step of its ``ladder``."""
+    """The minimum of ``plan``: the last step of its ``ladder``."""
     *_, last = ladder(plan)
     return last
 
 
 def ladder(plan: ClipPlan) -> Iterator[ClipPlan]:
-    """``plan``, then less and less of it."""
+    """``plan``, then smaller and smaller versions of it."""
     yield plan
     if plan.has_check:
         plan = plan.changed(has_check=False)

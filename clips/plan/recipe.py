@@ -1,7 +1,7 @@
-"""The recipe of a clip, as its client writes it: JSON of a versioned schema.
+"""The recipe of a clip, which its client writes as JSON with a versioned schema.
 
-``1.x`` is accepted whatever ``x`` is: what a later minor version adds is ignored, while in ours and
-earlier ones an unknown field is an error that names it.
+``1.x`` is accepted for any ``x``. Unknown fields of a later minor version are ignored. In our
+version and earlier ones, an unknown field is an error that names it.
 """
 
 import re
@@ -25,10 +25,10 @@ class RecipeError(RequestError):
 MAJOR: Final = 1
 MINOR: Final = 1
 MAX_TEXT: Final = 1_000
-"""Most characters of text: about a minute of speech, more than the longest clip holds."""
+"""Maximum characters of text: about a minute of speech, more than the longest clip holds."""
 MAX_PROMPT: Final = 500
 MAX_BYTES: Final = 64 * 1024
-"""Most bytes of a recipe's JSON: ten times what all fields can have, room for later versions."""
+"""Maximum bytes of a recipe's JSON: ten times the size of all fields, for later versions."""
 
 _Version = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _UNKNOWN = re.compile(r"unknown field `(\w+)`")
@@ -36,7 +36,7 @@ _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
 
 
 class Voice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the text is spoken. ``rate``: 1 is the voice's own."""
+    """How the text is spoken. ``rate``: 1 is the voice's natural rate."""
 
     name: Annotated[str, Meta(max_length=64, pattern=r"^[\w+/-]*$")] = ""
     """One of the provider's voices; empty: its default."""
@@ -66,7 +66,7 @@ class CheckWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that one clip is made from."""
+    """All inputs of one clip."""
 
     schema: str
     text: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]

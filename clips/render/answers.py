@@ -23,7 +23,7 @@ _PROGRESS_S = 0.1
 
 
 class ProgressAnswers:
-    """Passes one clip's progress from its stages' threads to its client, with limited frequency."""
+    """Sends one clip's progress from its stages' threads to its client, at a limited rate."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, responder: Responder) -> None:
         self._loop = loop
@@ -39,14 +39,14 @@ class ProgressAnswers:
 
 
 def say(responder: Responder, stage: ClipStage, done: float) -> None:
-    """Tell the client how far a stage is."""
+    """Send a stage's progress to the client."""
     event = {"event": "stage", "stage": stage, "percent": round(100 * done)}
     with suppress(ResponderLost):  # its watcher ends the clip
         responder.send({"event": strings(msgspec.json.encode(event))})
 
 
 def facts_of(clip: Clip, *, is_met: bool) -> dict[str, object]:
-    """The last answer's facts about a clip, in words and figures."""
+    """The facts about a clip for its last answer."""
     plan = clip.plan
     return {
         "seconds": round(clip.samples / SAMPLE_RATE, 3),
@@ -71,7 +71,7 @@ class ClipOutputs:
 
 
 def outputs_of(names: tuple[str, ...], clip: Clip, go_on: Callable[[], None]) -> ClipOutputs:
-    """Make those outputs in ``names`` that the clip has. ``go_on`` is called often, may raise."""
+    """Make the outputs in ``names`` that the clip has. Calls ``go_on`` often; it may raise."""
     go_on()
     made: dict[str, NDArray[Any]] = {}
     copied = 0

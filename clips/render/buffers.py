@@ -1,8 +1,8 @@
-"""Memory that clips render into: taken once at start, lent to one clip at a time (SL-3).
+"""Buffers for clips: allocated once at start, and lent to one clip at a time (SL-3).
 
-A clip gets a ``Lease`` and with it views of preallocated tensors; nothing is copied or allocated
-for it. Only the lease can give its buffers back, and only once: it forgets them when it does, so
-that they cannot be returned twice or out of order.
+A clip gets a ``Lease`` with views of preallocated tensors; nothing is copied or allocated for it.
+Only the lease can return its buffers, and only once: it then drops its references, so that they
+cannot be returned twice or out of order.
 """
 
 import threading
@@ -21,7 +21,7 @@ class BufferSizes:
     """Sizes of a clip's buffers. Defaults (SL-1): 512, 1,080 frames, 1,080,000 samples: 45 s."""
 
     size: int = 512
-    """Most pixels of either side."""
+    """Maximum pixels of either side."""
     frames: int = 1_080
     samples: int = 1_080_000
 
@@ -53,11 +53,11 @@ class _Buffers:
 
 
 class LeaseEnded(RuntimeError):
-    """The lease gave its buffers back; what they hold belongs to another clip."""
+    """The lease has returned its buffers; their contents belong to another clip."""
 
 
 class Lease:
-    """One clip's buffers until ``close``. Only ``close`` is safe between threads."""
+    """One clip's buffers until ``close``. Only ``close`` is thread-safe."""
 
     def __init__(self, buffers: _Buffers, give_back: Callable[[_Buffers], None]) -> None:
         self._buffers: _Buffers | None = buffers
@@ -87,7 +87,7 @@ class Lease:
             buffer.zero_()
 
     def close(self) -> None:
-        """Give the buffers back. A second call does nothing."""
+        """Return the buffers. A second call does nothing."""
         with self._lock:
             buffers, self._buffers = self._buffers, None
         if buffers is not None:
@@ -115,7 +115,7 @@ class Lease:
 
 
 class BufferPool:
-    """``slots`` sets of buffers. ``lease`` and returns may come from any thread."""
+    """``slots`` sets of buffers. ``lease`` and returns are thread-safe."""
 
     def __init__(self, sizes: BufferSizes, slots: int, device: torch.device) -> None:
         self.sizes = sizes
@@ -144,7 +144,7 @@ class BufferPool:
             return Lease(self._free.pop(), self._return) if self._free else None
 
     def clear_buffers(self) -> None:
-        """Overwrite buffers that are not lent with zeros, so that nothing of a clip outlives it."""
+        """Overwrite free buffers with zeros, so that no data of a clip outlives it."""
         with self._lock:
             for buffers in self._free:
                 for buffer in (buffers.actor, buffers.video, buffers.audio):

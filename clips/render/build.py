@@ -1,7 +1,7 @@
-"""Builds the clip worker from settings: loads providers, takes buffers, logs the plan of both.
+"""Builds the clip worker from settings: loads providers, allocates buffers, logs the memory plan.
 
-A text model may have the same GPU: Triton runs each model in a process of its own, between which
-the GPU takes turns; a cap on each one's allocator divides the memory.
+A text model may share the GPU. Triton runs each model in its own process, and the GPU switches
+between the processes. A cap on each process's allocator divides the memory.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from worker.runner.device_probe import probe_of
 from worker.runner.memory import CudaMemory
 
 _PROBE_S = 30.0
-"""Seconds after which a device that has not answered counts as lost: other stages may have queued
+"""Seconds without an answer after which a device counts as lost; other stages may have queued
 seconds of work on it."""
 
 
@@ -78,7 +78,7 @@ def build_clips(settings: RenderSettings) -> ClipWorker:
 
 
 def cap_memory(device: torch.device, hard_bytes: int) -> None:
-    """Have torch refuse to allocate more than ``hard_bytes`` of a GPU, even between two checks of
+    """Make torch refuse to allocate more than ``hard_bytes`` of a GPU, even between two checks of
     the limit; 0: no cap."""
     if device.type != "cuda" or not hard_bytes:
         return
@@ -93,8 +93,8 @@ _DEADLINE_S = 60.0
 
 
 async def warm_up(pipeline: ClipPipeline, pool: BufferPool) -> None:
-    """Render a short clip, twice where time allows, since the first includes one-time costs. Does
-    not raise for a provider that fails: its requests will.
+    """Render a short clip, twice if time allows, because the first includes one-time costs. Does
+    not raise if a provider fails; its requests will raise.
     """
     began = time.monotonic()
     recipe = Recipe("1.1", _TEXT, portrait=Portrait(seed=1), video=Video(seconds=1.0))

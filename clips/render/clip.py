@@ -1,5 +1,5 @@
-"""A clip while it is rendered, and the check of it: two models look at five keyframes (SL-7), which
-marks a clip and never fails one."""
+"""A clip during rendering, and its check: two models score five keyframes (SL-7). A check marks a
+clip, but never fails it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ KEYFRAMES = 5
 WEIGHTS = (0.4, 0.6)
 THRESHOLDS = (0.70, 0.72)
 OUTLIER = 0.15
-"""A keyframe whose score is further than this below its model's mean is an outlier."""
+"""A keyframe is an outlier if its score is more than this below its model's mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def judge(models: Sequence[ModelScore]) -> CheckResult:
 
 @dataclass(slots=True)
 class Clip:
-    """A clip as far as it is rendered: views of its lease's buffers, until that is closed."""
+    """The rendered part of a clip: views of its lease's buffers, valid until the lease closes."""
 
     lease: Lease
     plan: ClipPlan
@@ -66,7 +66,7 @@ class Clip:
     check: CheckResult | None = None
     has_failed_check: bool = False
     spared: bool = False
-    """Whether the clip was once certain to be late and continued."""
+    """Whether the clip was certain to be late at some point, but continued."""
     stage_ms: dict[ClipStage, float] = field(default_factory=dict)
     total_ms: float = 0.0
 
@@ -93,7 +93,7 @@ class Clip:
 
 
 class Unfinished(Exception):
-    """A clip was not finished: ``clip`` is what there is, its lease open; ``reason`` says why."""
+    """A clip was not finished: ``clip`` is the partial clip, with an open lease."""
 
     def __init__(self, clip: Clip, reason: Exception) -> None:
         super().__init__(str(reason))

@@ -1,4 +1,4 @@
-"""Encodes clips as MP4 (H.264 and AAC), WAV and PNG, by PyAV (with FFmpeg)."""
+"""Encodes clips as MP4 (H.264 and AAC), WAV and PNG, with PyAV (FFmpeg)."""
 
 import io
 import os
@@ -26,7 +26,7 @@ def _av() -> Any:
 
 
 def check_encoder() -> None:
-    """Raise ``LoadError`` where clips cannot be encoded."""
+    """Raise ``LoadError`` if clips cannot be encoded."""
     available = _av().codecs_available
     for codec in ("libx264", "aac", "png"):
         if codec not in available:
@@ -41,9 +41,9 @@ def mp4(
     video: torch.Tensor, audio: torch.Tensor, fps: int, go_on: Callable[[], None] = _always
 ) -> bytes:
     """Encode ``video`` ``[frames, 3, height, width]`` uint8 and ``audio`` ``[samples]`` float32 at
-    ``SAMPLE_RATE``. The index is in front, so that a player may begin before it has all.
+    ``SAMPLE_RATE``. The index comes first, so that a player can start before it has the whole file.
     ``go_on`` is called for each frame, and may raise to end the encoding."""
-    # To put the index in front, FFmpeg rereads what it has written: this needs a file (in memory).
+    # To put the index first, FFmpeg rereads its output, which requires a file (in memory).
     file = os.memfd_create("clip")
     try:
         _write_mp4(f"/proc/self/fd/{file}", video, audio, fps, go_on)
@@ -66,7 +66,7 @@ def _write_mp4(
         pictures.codec_context.thread_count = 1
         sound = container.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
         sound.bit_rate = _BIT_RATE
-        # FFmpeg's own choice, "twoloop", takes four times as long and comes less close to speech.
+        # FFmpeg's default, "twoloop", takes four times as long and is less accurate for speech.
         sound.options = {"aac_coder": "fast"}
         # Sound and picture are interleaved: a player reads both from one place in the file.
         samples, begun = audio.cpu()[None].numpy(), 0
@@ -119,5 +119,5 @@ def png(picture: torch.Tensor) -> bytes:
 
 
 def _rows(picture: torch.Tensor) -> Any:
-    """``picture`` as an array ``[height, width, 3]``, the order that files have."""
+    """``picture`` as an array ``[height, width, 3]``, the order in files."""
     return picture.permute(1, 2, 0).contiguous().cpu().numpy()

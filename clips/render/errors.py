@@ -6,8 +6,8 @@ from protocol import Code
 
 
 class ClipError(Exception):
-    """A clip was begun and not finished. It ended in ``stage``; ``since`` is when a limit that
-    stopped it was reached, on ``time.monotonic``, None without one."""
+    """A clip was started but not finished. It ended in ``stage``. ``since`` is the time on
+    ``time.monotonic`` at which the limit that stopped it was reached; None without a limit."""
 
     code: ClassVar[Code] = Code.ENGINE_ERROR
 
@@ -34,7 +34,7 @@ class OutOfTime(ClipError):
 
 
 class BehindPace(ClipError):
-    """A stage would be late at its present pace, ``seconds_per_unit``; less may be in time."""
+    """A stage would be late at its current pace, ``seconds_per_unit``; less may be in time."""
 
     code = Code.DEADLINE_EXCEEDED
 

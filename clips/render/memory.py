@@ -1,4 +1,4 @@
-"""The device memory that the clip pipeline takes, and the most that it may take (SL-3)."""
+"""The device memory of the clip pipeline, and its limit (SL-3)."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """Something that stays in memory for as long as the worker runs."""
+    """An object that stays in memory while the worker runs."""
 
     name: str
     bytes: int
@@ -26,7 +26,7 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyPlan:
-    """Everything that stays in memory."""
+    """All objects that stay in memory."""
 
     residents: Sequence[Resident]
 
@@ -46,8 +46,8 @@ class ResidencyPlan:
 
 
 def clips_within(wanted: int, models_bytes: int, clip_bytes: int, hard_bytes: int) -> int:
-    """How many clips may run at once: ``wanted``, or as many as fit in memory next to the models;
-    at least one. ``hard_bytes``: 0 for no limit."""
+    """Maximum number of parallel clips: ``wanted``, or as many as fit in memory with the models, at
+    least one. ``hard_bytes``: 0 for no limit."""
     if not hard_bytes:
         return wanted
     slots = max(1, min(wanted, (hard_bytes - models_bytes) // clip_bytes))
@@ -65,7 +65,7 @@ def clips_within(wanted: int, models_bytes: int, clip_bytes: int, hard_bytes: in
 
 
 class CountedMemory:
-    """Memory as counted by ``used`` (bytes): on the CPU, what the plan accounts for."""
+    """Memory as counted by ``used`` (bytes): on the CPU, the memory in the plan."""
 
     def __init__(self, used: Callable[[], int]) -> None:
         self.used_bytes = used

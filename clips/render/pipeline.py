@@ -1,4 +1,4 @@
-"""Renders clips from their recipes, and predicts what there is time for (SL-1, SL-2)."""
+"""Renders clips from their recipes, and predicts which parts fit in the time (SL-1, SL-2)."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -22,8 +22,8 @@ from worker.memory import MemoryGuard
 
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
-    """Settings of a pipeline. ``buffer_s``: seconds kept back for what comes after it (encoding,
-    the network). ``nice``: niceness of stages on the CPU."""
+    """Settings of a pipeline. ``buffer_s``: seconds reserved for the steps after it (encoding, the
+    network). ``nice``: niceness of stages on the CPU."""
 
     max_size: int = 512
     max_seconds: float = 45.0
@@ -44,8 +44,8 @@ def nominal_times() -> dict[ClipStage, StageTimes]:
 
 
 class ClipPipeline:
-    """Renders clips, several at a time where there are leases for them: a stage serves one clip at
-    a time, so that one's speech overlaps another's video."""
+    """Renders clips, several at a time if there are enough leases. A stage serves one clip at a
+    time, so that one clip's speech overlaps another's video."""
 
     def __init__(
         self,
@@ -80,29 +80,29 @@ class ClipPipeline:
             provider.close()
 
     def plan(self, recipe: Recipe, remaining_s: float, *, degrade: bool) -> ClipPlan:
-        """What to begin of ``recipe``. Raises ``OutOfTime`` where even that is certain to be
-        late."""
+        """The plan with which to start ``recipe``. Raises ``OutOfTime`` if even that is certain to
+        be late."""
         prediction = self._prediction
         return prediction.fitted(
             self.whole(recipe), "plan", remaining_s, prediction.all_s, degrade=degrade
         )
 
     def whole(self, recipe: Recipe) -> ClipPlan:
-        """What ``recipe`` asks for, within the buffers' sizes, however long it takes."""
+        """The full plan of ``recipe``, within the buffers' sizes, independent of time."""
         return asked_for(recipe, self._config.max_size, self._config.max_seconds)
 
     def least(self, recipe: Recipe, *, degrade: bool) -> ClipPlan:
-        """The least that may be rendered; all of it unless ``degrade``."""
+        """The minimum plan; the full plan unless ``degrade``."""
         whole = self.whole(recipe)
         return least(whole) if degrade else whole
 
     def end_warm_up(self) -> None:
-        """Note that all that was rendered so far was warm-up."""
+        """Mark everything rendered so far as warm-up."""
         for times in self.times.values():
             times.end_warm_up()
 
     def takes_s(self, plan: ClipPlan, pace: Pace) -> float:
-        """Seconds that all of ``plan`` takes, by ``pace``."""
+        """Seconds for all of ``plan`` at ``pace``."""
         return self._prediction.all_s(plan, pace)
 
     async def run(
@@ -118,9 +118,9 @@ class ClipPipeline:
     ) -> Clip:
         """Render into ``lease``, which stays open, until ``deadline_at`` on ``time.monotonic``.
 
-        With ``keep_on`` only the deadline ends it, not a prediction that it will be late.
-        Raises ``Unfinished`` with what there is, and ``DeviceLost``. When it is cancelled, every
-        stage has ended.
+        With ``keep_on``, only the deadline ends it, not a prediction that it will be late.
+        Raises ``Unfinished`` with the partial clip, or ``DeviceLost``. After a cancel, every stage
+        has ended.
         """
         begun = time.monotonic()
         clip = Clip(lease, plan)

@@ -1,4 +1,4 @@
-"""Predicts what of a recipe can be rendered in the time that is left (SL-2)."""
+"""Predicts which parts of a recipe can be rendered in the remaining time (SL-2)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ LEAST: Final[Pace] = StageTimes.least_s
 
 @dataclass(frozen=True, slots=True)
 class ClipPrediction:
-    """Predicts times of the stages; ``buffer_s`` seconds of every deadline are kept back."""
+    """Predicts times of the stages; ``buffer_s`` seconds of every deadline are reserved."""
 
     speech: StageTimes
     portrait: StageTimes
@@ -30,7 +30,7 @@ class ClipPrediction:
         return self.first_s(plan, pace) + self.from_video_s(plan, pace)
 
     def first_s(self, plan: ClipPlan, pace: Pace) -> float:
-        """Seconds that speech and portrait take, side by side."""
+        """Seconds that speech and portrait take in parallel."""
         return max(pace(self.speech, plan.seconds), pace(self.portrait, plan.image_units))
 
     def from_video_s(self, plan: ClipPlan, pace: Pace) -> float:
@@ -50,8 +50,8 @@ class ClipPrediction:
         *,
         degrade: bool,
     ) -> ClipPlan:
-        """``plan``, or with ``degrade`` the best of it that there is time for. Raises ``OutOfTime``
-        where it is certain to be late; what is only probably late is tried."""
+        """``plan``, or with ``degrade`` the best version of it that fits in the time. Raises
+        ``OutOfTime`` if it is certain to be late; if it is only probably late, it is tried."""
         left_s = remaining_s - self.buffer_s
         if degrade:
             found = fit(plan, lambda one: takes_s(one, HOPED) <= left_s)

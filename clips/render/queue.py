@@ -13,23 +13,23 @@ from clips.render.errors import OutOfTime
 
 
 class ClipQueueFull(Exception):
-    """The most clips that may wait are waiting already."""
+    """The maximum number of clips is already waiting."""
 
 
 @dataclass(order=True, slots=True)
 class _Waiting:
     start_by: float
-    """Latest start, on ``time.monotonic``, that lets the clip be finished in time."""
+    """Latest start, on ``time.monotonic``, with which the clip can finish in time."""
     number: int
     lease: "asyncio.Future[Lease]" = field(compare=False)
 
 
 MOST_WAITING: Final = 64
-"""Clips that may wait for a place in the pool before new ones are refused."""
+"""Maximum number of waiting clips; further clips are refused."""
 
 
 class ClipQueue:
-    """Hands out leases. Everything but the return of buffers runs on one event loop."""
+    """Hands out leases. All code except the return of buffers runs on one event loop."""
 
     def __init__(
         self, pool: BufferPool, max_waiting: int, now: Callable[[], float] = time.monotonic
@@ -50,12 +50,12 @@ class ClipQueue:
         return len(self._running)
 
     def free_in_s(self) -> tuple[float, ...]:
-        """When each lease that is lent will probably come back, in seconds from now."""
+        """Expected seconds until the return of each lent lease."""
         now = self._now()
         return tuple(sorted(max(0.0, end - now) for end in self._running.values()))
 
     def wait_s(self, start_by: float, each_s: float) -> float:
-        """Seconds that a clip to start by ``start_by`` will probably wait, at ``each_s`` a clip."""
+        """Expected wait in seconds of a clip with ``start_by``, at ``each_s`` per clip."""
         ends = [0.0] * self._pool.free + [*self.free_in_s()]
         for _ in range(sum(1 for other in self._waiting if other.start_by <= start_by)):
             ends = sorted((*ends[1:], ends[0] + each_s))
@@ -64,11 +64,11 @@ class ClipQueue:
     async def acquire(
         self, start_by: float, takes_s: float, give_up_at: float | None = None
     ) -> Lease:
-        """Buffers, once it is this clip's turn; ``takes_s`` is how long it will have them.
+        """Wait for this clip's turn and return its buffers, which it uses for ``takes_s``.
 
-        ``start_by`` orders the clips; ``give_up_at`` (by default ``start_by``) is when to stop
-        waiting, later where less than all of it is still worth starting. Raises ``ClipQueueFull``,
-        and ``OutOfTime`` when the clip's turn has not come by then.
+        ``start_by`` orders the clips. ``give_up_at`` (by default ``start_by``) is when to stop
+        waiting; it is later if a reduced clip can still start then. Raises ``ClipQueueFull``, or
+        ``OutOfTime`` if the clip's turn has not come by then.
         """
         lease = self._pool.lease() if not self._waiting else None
         if lease is None:
@@ -79,7 +79,7 @@ class ClipQueue:
         return lease
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back, and hand its buffers to the next clip."""
+        """Return a lease, and give its buffers to the next clip."""
         self._running.pop(lease, None)
         lease.close()
         self._hand_on()
@@ -100,7 +100,7 @@ class ClipQueue:
             raise
 
     def _leave(self, waiting: _Waiting) -> None:
-        """Remove a clip that no longer waits; a lease that it was just given goes to the next."""
+        """Remove a clip that no longer waits; if it just got a lease, pass it to the next one."""
         if waiting in self._waiting:
             self._waiting.remove(waiting)
             heapq.heapify(self._waiting)

@@ -1,10 +1,10 @@
 """Renders one clip: speech and portrait in parallel, then video, then the check (SL-1, SL-2).
 
-Before the video and before the check, what is left of the deadline, less a buffer, must be enough
-for the work that is left. If not, less is rendered where the client allows that, and otherwise the
-clip ends there, with what it has. Each choice starts again from the whole request, so that
-something dropped for a stage that turned out fast can come back. A video that would be late at its
-present pace starts over with less.
+Before the video and before the check, the time left, minus a buffer, must be enough for the
+remaining work. If it is not, parts are dropped if the client allows that; otherwise the clip ends
+there, with its finished parts. Each choice starts again from the full request. So a dropped part
+can come back if a stage was fast. A video that would be late at its current pace restarts with a
+smaller plan.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ from worker.errors import MemoryLimitExceeded, RequestError
 
 T = TypeVar("T")
 Progress = Callable[[ClipStage, float], None]
-"""Called on a stage's thread with the stage and the share of it that is done."""
+"""Called on a stage's thread with the stage and its progress (0 to 1)."""
 
 _WATCHED = 0.1
-"""Share of a video's time after which its pace is judged."""
+"""Share of a video's time after which its pace is checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipOrder:
-    """A request for a clip. ``plan`` is all of it; ``deadline_at`` is on ``time.monotonic``;
-    ``degrade``: less is better than late; ``keep_on``: only the deadline stops it."""
+    """A request for a clip. ``plan`` is the full plan; ``deadline_at`` is on ``time.monotonic``;
+    ``degrade``: drop parts rather than be late; ``keep_on``: only the deadline stops it."""
 
     recipe: Recipe
     plan: ClipPlan
@@ -84,19 +84,19 @@ class Rendering:
 
     @property
     def _until(self) -> float:
-        """When the last stage must be over, on ``time.monotonic``."""
+        """When the last stage must end, on ``time.monotonic``."""
         return self._order.deadline_at - self._prediction.buffer_s
 
     def _fit_video(self, whole: ClipPlan, seconds_per_unit: float = 0.0) -> ClipPlan:
-        """The most of ``whole`` that can be in time if a unit takes at least ``seconds_per_unit``.
-        Raises ``OutOfTime``."""
+        """The largest part of ``whole`` that can be in time if a unit takes at least
+        ``seconds_per_unit``. Raises ``OutOfTime``."""
         prediction, order = self._prediction, self._order
         video = prediction.video
 
         def takes_s(plan: ClipPlan, pace: Pace) -> float:
             video_s = max(seconds_per_unit * plan.video_units, pace(video, plan.video_units))
             if pace is HOPED and video_s > video.timeout_s(plan.video_units):
-                return math.inf  # the stage would be stopped, whatever is left of the deadline
+                return math.inf  # its timeout would stop the stage, regardless of the deadline
             return video_s + prediction.check_s(plan, pace)
 
         try:
@@ -123,11 +123,11 @@ class Rendering:
         await self._video()
 
     async def _begin(self) -> ClipPlan:
-        """Render speech and portrait; returns a plan of all that can be shown of them. When one
-        fails, the other is stopped and waited for."""
+        """Render speech and portrait; return the largest plan that they allow. If one fails, stop
+        the other and wait for it."""
         clip, recipe, stages = self._clip, self._order.recipe, self._stages
         plan, prediction = self._first_plan(), self._prediction
-        # Speech may be longer than guessed, within buffers and recipe: only now its length shows.
+        # Speech may be longer than estimated, within buffers and recipe; only now it is known.
         most_s = min(recipe.video.seconds, self._order.max_seconds)
         if plan.seconds < self._order.plan.seconds:
             most_s = plan.seconds
@@ -155,8 +155,8 @@ class Rendering:
         return self._spoken_plan(is_cut=is_cut)
 
     def _first_plan(self) -> ClipPlan:
-        """The plan for speech and portrait: where less is allowed, as much as leaves time for the
-        planned video, since more could not be shown later."""
+        """The plan for speech and portrait. If parts may be dropped, it leaves time for the planned
+        video, because the video could not use more."""
         whole, prediction = self._order.plan, self._prediction
         if not self._order.degrade:
             return whole
@@ -165,7 +165,7 @@ class Rendering:
         return fit(whole, lambda one: prediction.first_s(one, LIKELY) <= left_s) or self._clip.plan
 
     def _spoken_plan(self, *, is_cut: bool) -> ClipPlan:
-        """A plan of everything that the finished speech and portrait allow."""
+        """The largest plan that the finished speech and portrait allow."""
         clip, whole = self._clip, self._order.plan
         seconds = max(clip.samples, 1) / SAMPLE_RATE
         asked = whole.asked or whole
@@ -174,9 +174,9 @@ class Rendering:
         return replace(whole, seconds=seconds, size=clip.portrait_size, asked=asked)
 
     async def _video(self, *, is_watched: bool = False) -> None:
-        """Render the video. May raise ``BehindPace`` where it ``is_watched``."""
+        """Render the video. May raise ``BehindPace`` if it ``is_watched``."""
         clip, plan = self._clip, self._clip.plan
-        actor = clip.portrait  # as large as it was rendered: the video has a size of its own
+        actor = clip.portrait  # in its rendered size: the video has its own size
         samples = min(clip.samples, plan.samples)
         video = clip.lease.video(plan.frames, plan.size)
         audio = clip.lease.audio(samples)
@@ -193,7 +193,7 @@ class Rendering:
         clip.frames = plan.frames
 
     async def _check(self) -> None:
-        """Check the clip; without time for a check, or when one fails, the clip stays as it is."""
+        """Check the clip. If there is no time for a check, or it fails, the clip is unchanged."""
         clip, times = self._clip, self._prediction.check
         if not self._order.plan.has_check:
             return
@@ -207,7 +207,7 @@ class Rendering:
             ClipStage.CHECK, lambda step: self._stages.check.score(prompt, frames, step), 1.0, times
         )
         try:
-            # The encoder follows; its time is kept back.
+            # The encoder follows; its time is reserved.
             scores = await self._timed(ClipStage.CHECK, job, self._until)
         except (ClipError, MemoryLimitExceeded, RequestError) as error:
             media_log.warning("a clip is not checked: %s", error)
@@ -223,7 +223,7 @@ class Rendering:
         times: StageTimes,
         watch: Callable[[float], None] | None = None,
     ) -> StageJob[T]:
-        """A run of a stage. ``watch`` gets the share that is done, and may raise to end it."""
+        """A run of a stage. ``watch`` gets the progress (0 to 1), and may raise to end it."""
 
         def progress(done: float) -> None:
             if watch is not None:

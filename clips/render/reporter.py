@@ -15,7 +15,7 @@ _KEPT = 256
 
 
 class AbortTimes:
-    """Times from a clip's early end to its buffers being free, by cause."""
+    """Times from a clip's early end until its buffers are free, by cause."""
 
     def __init__(self) -> None:
         self._ms: deque[float] = deque(maxlen=_KEPT)

@@ -39,8 +39,8 @@ class ClipMemorySettings(Section):
     """Limits of the device's memory (SL-3)."""
 
     hard_gib: float = Field(default=10.71, ge=0)
-    """GiB of memory above which the clip that asks for more is ended; from 96 % of it on one
-    warning is logged. 0: no limit."""
+    """Memory limit in GiB; a clip that would exceed it is ended. At 96 % of it, one warning is
+    logged. 0: no limit."""
 
 
 class RenderSettings(EnvironmentSettings):
@@ -61,13 +61,13 @@ class RenderSettings(EnvironmentSettings):
     check: str = "tiny"
     """Provider of the check whether a clip fits its recipe."""
     size: int = Field(default=256, ge=64, le=1024, multiple_of=32)
-    """Most pixels of either side of a clip."""
+    """Maximum pixels of either side of a clip."""
     seconds: float = Field(default=20.0, gt=0, le=45)
-    """Most seconds of a clip."""
+    """Maximum seconds of a clip."""
     slots: int = Field(default=2, ge=1, le=64)
     """Clips rendered at once, each with its own buffers; one's speech overlaps another's video."""
     buffer_s: float = Field(default=BUFFER_S, ge=0)
-    """Seconds of each deadline kept back for what comes after the pipeline (SL-2)."""
+    """Seconds of each deadline reserved for the steps after the pipeline (SL-2)."""
 
     folders: Folders = Folders()
     """Folders with the weights of ``kokoro``, ``flux``, ``liveportrait`` and ``clip``, as JSON:

@@ -1,4 +1,4 @@
-"""Runs one stage on a thread of its own: its turns, timeouts, retries and CUDA stream (SL-4)."""
+"""Runs one stage on its own thread, with turns, timeouts, retries and a CUDA stream (SL-4)."""
 
 import asyncio
 import time
@@ -26,10 +26,10 @@ from worker.memory import MemoryGuard
 from worker.priority import lower_priority
 
 NICE: Final = 10
-"""Niceness of threads that render on the CPU, or encode, so that text goes first."""
+"""Niceness of threads that render on the CPU, or encode, so that text has priority."""
 T = TypeVar("T")
 Progress = Callable[[float], None]
-"""Called on the stage's thread with the share of the stage that is done, 0 to 1."""
+"""Called on the stage's thread with the stage's progress, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class StageJob(Generic[T]):
 
 
 class _Steps:
-    """The check that a provider calls in each step; raises what ends the stage."""
+    """The check that a provider calls in each step; raises the error that ends the stage."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class _Steps:
 
 
 class StageRunner:
-    """Runs a provider of one stage for one clip at a time; others wait for their turn."""
+    """Runs a provider of one stage for one clip at a time; other clips wait for their turn."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class StageRunner:
         nice: int = 0,
         check_device: Callable[[], None] | None = None,
     ) -> None:
-        """``check_device`` is called after a failure; raises ``DeviceLost`` if the device cannot be
-        used any more."""
+        """``check_device`` is called after a failure; it raises ``DeviceLost`` if the device is no
+        longer usable."""
         self.stage = stage
         self._memory = memory
         self._check_device = check_device
@@ -116,16 +116,16 @@ class StageRunner:
     async def run(self, job: StageJob[T], deadline_at: float) -> T:
         """Run ``job.work`` on the stage's thread.
 
-        When this raises or is cancelled, the work and all that it launched have ended: its buffers
-        may be used again. Raises ``ClipError``, ``MemoryLimitExceeded``, ``RequestError`` where it
-        is the recipe's fault, and ``DeviceLost``.
+        When this raises or is cancelled, the work and everything that it launched have ended, so
+        its buffers are free. Raises ``ClipError``, ``MemoryLimitExceeded``, ``RequestError`` for an
+        error in the recipe, and ``DeviceLost``.
         """
         async with self.turn(deadline_at):
             return await self.run_in_turn(job, deadline_at)
 
     @asynccontextmanager
     async def turn(self, until: float) -> AsyncIterator[None]:
-        """Hold the stage inside this context. Raises ``OutOfTime`` when it is still another clip's
+        """Hold the stage inside this context. Raises ``OutOfTime`` if another clip still holds it
         at ``until``, on ``time.monotonic``."""
         try:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
@@ -138,7 +138,7 @@ class StageRunner:
             self._turn.release()
 
     async def run_in_turn(self, job: StageJob[T], deadline_at: float) -> T:
-        """See ``run``; for a caller that holds the stage (``turn``)."""
+        """Like ``run``, for a caller that already holds the stage (``turn``)."""
         for pause in backoffs(job.times.budget.retries):
             try:
                 return await self._try(job, deadline_at)
@@ -158,7 +158,7 @@ class StageRunner:
             with job.times.activity.running():
                 result = await self._on_thread(job.work, steps)
         except (ClipError, MemoryLimitExceeded, RequestError) as error:
-            # How much of a text was spoken is unknown: a speech's share is of its buffer.
+            # The spoken share of a text is unknown: a speech's progress is a share of its buffer.
             if (
                 isinstance(error, OutOfTime | BehindPace | StageTimeout)
                 and self.stage is not ClipStage.SPEECH
@@ -206,8 +206,8 @@ class StageRunner:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     async def _settle(self, *, is_critical: bool) -> None:
-        """Wait, off the event loop, for queued work of the device on the clip's buffers. Raises
-        ``DeviceLost`` where a critical failure has ended the device's work for good."""
+        """Wait, off the event loop, for the device's queued work on the clip's buffers. Raises
+        ``DeviceLost`` if a critical failure has made the device unusable."""
         stream, check_device = self._stream, self._check_device if is_critical else None
         if stream is None and check_device is None:
             return

@@ -1,8 +1,8 @@
-"""``make chaos``: processes die, stand still and are replaced under load; then the checks.
+"""``make chaos``: kills, stops and replaces processes under load, then checks the results.
 
 - ``world``    Tritons and orchestrators
-- ``faults``   what can happen to them, and to their lanes
-- ``clients``  durable, resumed, streaming and plain requests, all of which know what they must get
-- ``checks``   what has to hold afterwards
-- ``soak``     ``make soak``: an hour in which nothing happens but bad clients
+- ``faults``   faults of these processes, and of their lanes
+- ``clients``  durable, resumed, streaming and plain requests, each with a known correct answer
+- ``checks``   checks after the run
+- ``soak``     ``make soak``: an hour with no faults except bad clients
 """

@@ -1,6 +1,6 @@
-"""``make chaos``: each process in turn is killed, stopped and restarted under load.
+"""``make chaos``: kills, stops and restarts each process in turn under load.
 
-Exits with 1 when what must hold afterwards does not. What happens, and when, follows the seed.
+Exits with 1 if a check fails afterwards. The seed determines the faults and their times.
 """
 
 import asyncio
@@ -44,10 +44,10 @@ class FaultRow:
     met: dict[str, int]
     """Requests met, by kind."""
     others: dict[str, int]
-    """Requests with other outcomes, by kind and name."""
+    """Requests with other outcomes, by kind and outcome."""
     rounds: int = 1
     out_of_service_s: float | None = None
-    """Seconds from a device's fault until its worker was out of service."""
+    """Seconds from a device fault until its worker was out of service."""
 
 
 def plan_of(rng: random.Random, only: str, engine: str) -> list[Fault]:
@@ -63,7 +63,7 @@ def plan_of(rng: random.Random, only: str, engine: str) -> list[Fault]:
 
 
 def plan_of_kills(rng: random.Random, count: int, still: int) -> list[Fault]:
-    """Kills of orchestrators, ``count`` of them or a few more, and ``still`` stops of them."""
+    """``count`` kills of orchestrators, or a few more, and ``still`` stops of orchestrators."""
     seed = rng.randrange(1000)
     plan: list[Fault] = []
     for of, what, most in ((kills, "kills", count), (stops, "stops", still)):
@@ -92,8 +92,8 @@ async def play(
     settle: Callable[[World], Awaitable[None]] = settled,
     polls: Polls | None = None,
 ) -> list[FaultRow]:
-    """Let ``faults`` happen one after the other: each once, or for ``seconds`` in all. ``settle``
-    waits behind each; ``roams``: see ``SteadyClients``."""
+    """Run ``faults`` one after the other: each once, or for ``seconds`` in total. ``settle``
+    waits after each; ``roams``: see ``SteadyClients``."""
     rng = random.Random(seed)
     load = SteadyClients(world, ledger, seed, roams=roams)
     await load.start(per_kind)
@@ -136,7 +136,7 @@ def _filled(row: FaultRow, ledger: ChaosLedger) -> FaultRow:
 
 
 def merged(rows: list[FaultRow]) -> list[FaultRow]:
-    """Rows with all rounds of the same fault made one."""
+    """Rows with all rounds of the same fault merged into one."""
     found: dict[str, FaultRow] = {}
     for row in rows:
         name = row.fault.partition(" ")[2]
@@ -187,7 +187,7 @@ async def _soak(seconds: float, seed: int, recording: Recording, console: Consol
 def saved(
     facts: Mapping[str, object], ledger: ChaosLedger, recording: Recording, console: Console
 ) -> int:
-    """Save what was found with what went wrong, and print that; returns the exit status."""
+    """Save the findings and faults, and print the faults; return the exit status."""
     console.print(f"{ledger.refusals} refusals; {len(ledger.faults)} faults")
     for fault in ledger.faults:
         console.print(fault, markup=False, style="red")
@@ -204,15 +204,15 @@ def saved(
 
 async def _main() -> int:
     parser = new_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=0.0, help="so long; else each fault once")
-    parser.add_argument("--kills", type=int, default=0, help="so many of orchestrators, and only")
-    parser.add_argument("--starts", type=int, default=0, help="so many polled ones, and --kills")
-    parser.add_argument("--stops", type=int, default=None, help="as well as kills; else as many")
+    parser.add_argument("--seconds", type=float, default=0.0, help="run time; else each fault once")
+    parser.add_argument("--kills", type=int, default=0, help="only so many kills of orchestrators")
+    parser.add_argument("--starts", type=int, default=0, help="polled starts, besides --kills")
+    parser.add_argument("--stops", type=int, default=None, help="besides kills (as many)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=3, help="of each kind")
-    parser.add_argument("--only", default="", help="faults whose name has this")
+    parser.add_argument("--only", default="", help="faults whose name contains this")
     parser.add_argument("--engine", choices=("torch", "synthetic-paced"), default="torch")
-    parser.add_argument("--soak", type=float, metavar="SECONDS", help="nothing happens to any")
+    parser.add_argument("--soak", type=float, metavar="SECONDS", help="run without faults")
     args = parser.parse_args()
     recording = begin(parser, args, "perf.chaos", *sys.argv[1:])
     console, ledger = new_console(160), ChaosLedger()

@@ -1,10 +1,9 @@
-"""``python -m perf.chaos.batches``: one batch of many lines on the real stack, whose orchestrator
-is killed again and again: while it checks the lines, serves them, starts, and closes the batch's
-files (OR-20). Then a batch of a fifth as many lines is served by one process, whose memory must
-not grow.
+"""``python -m perf.chaos.batches``: one batch of many lines on the real stack. The run repeatedly
+kills the orchestrator: while it checks the lines, serves them, starts, and closes the batch's files
+(OR-20). Then one process serves a batch with a fifth as many lines; its memory must not grow.
 
 Exits with 1 unless every line of every batch has exactly one entry, of the right kind and in the
-right file, what is told of a batch is what its files hold, and both outlive one more kill.
+right file, the counts of a batch match its files, and both survive one more kill.
 """
 
 import asyncio
@@ -40,10 +39,10 @@ _REFUSED: Final = {**_BODY, "max_tokens": -1}
 _RETRY_S: Final = 0.1
 _LOOK_EVERY_S: Final = 0.25
 _CALM_SHARE: Final = 0.2
-"""Lines of the batch that nobody disturbs, as a share of those of the killed one."""
+"""Lines of the undisturbed batch, as a share of those of the batch under kills."""
 _START_S: Final = 2.5
-"""Seconds after a start within which the process may be killed again: it has read what there was
-and continues by then."""
+"""Seconds after a start in which the process may be killed again. By then it has read its state and
+continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class Sent:
     id: str
     input_id: str
     state: dict[str, Any] = field(default_factory=dict)
-    """The batch as the service told it last."""
+    """The latest batch object from the service."""
     entries: Counter[str] = field(default_factory=Counter)
     """Number of entries by kind: succeeded, errored."""
     missing: int = 0
@@ -88,7 +87,7 @@ class Sent:
 
     @property
     def done(self) -> int:
-        """Number of lines that had an entry at the last look."""
+        """Number of lines that had an entry at the last poll."""
         counts = self.state.get("request_counts", {})
         return sum(n for kind, n in counts.items() if kind not in ("total", "processing"))
 
@@ -97,7 +96,7 @@ class Sent:
         return self.state.get("status") in ("completed", "failed", "expired", "cancelled")
 
     def judge(self, entries: Iterator[tuple[str, str]]) -> None:
-        """Hold the ``entries``, custom id and kind, against the order and what was told of it."""
+        """Check the ``entries`` (custom id and kind) against the order and the reported counts."""
         kinds, seen = self.order.ids(), Counter[str]()
         for custom_id, kind in entries:
             seen[custom_id] += 1
@@ -122,13 +121,13 @@ class Sent:
 
 
 class BatchClient:
-    """A client that asks again while the service is down."""
+    """A client that retries while the service is down."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http
 
     async def send(self, order: BatchOrder) -> Sent:
-        """Create the batch; where the service dies meanwhile it may exist twice, under two
+        """Create the batch. If the service dies during the call, it may exist twice, with two
         ids."""
         content = order.content()
 
@@ -143,12 +142,11 @@ class BatchClient:
         return Sent(order, told["id"], file["id"], told)
 
     async def look(self, sent: Sent) -> None:
-        """Ask how far the batch is."""
+        """Poll the state of the batch."""
         sent.state = await self._ask("GET", f"/v1/batches/{sent.id}")
 
     async def read(self, sent: Sent) -> str:
-        """Judge the entries of a batch that is over; returns a digest of what the service tells of
-        it and of its files."""
+        """Check the entries of a finished batch; return a digest of its state and its files."""
         sent.entries.clear()
         digest = hashlib.sha256(json.dumps(sent.state, sort_keys=True).encode())
         found = []
@@ -177,8 +175,8 @@ class BatchClient:
         json: object = None,
         form: Callable[[], aiohttp.FormData] | None = None,
     ) -> dict[str, Any]:
-        """Send a request until it is answered, also by a service that had no room or no disk for
-        it. Raises ``ClientResponseError`` for an error that stays."""
+        """Retry a request until it succeeds, also when the service has no room or no disk space.
+        Raises ``ClientResponseError`` for a permanent error."""
         while True:
             sent = {"data": form()} if form else {"json": json}
             try:
@@ -218,11 +216,11 @@ class BatchFindings:
 
     @property
     def calm_lines(self) -> int:
-        """Lines of the batch that nobody disturbs."""
+        """Lines of the undisturbed batch."""
         return round(_CALM_SHARE * self.lines)
 
     def memory_mib(self) -> list[float]:
-        """Most memory in each tenth of the undisturbed lines; 0 for one without a look."""
+        """Maximum memory in each tenth of the undisturbed lines; 0 for a tenth without samples."""
         tenths = [[0.0] for _ in range(PARTS)]
         for done, mib in self.looks:
             tenths[min(PARTS - 1, PARTS * done // self.calm_lines)].append(mib)
@@ -234,13 +232,13 @@ class BatchFindings:
         return last / second - 1 if second else 0.0
 
     def close(self) -> None:
-        """Gather the faults of all batches, and judge memory."""
+        """Collect the faults of all batches, and check memory."""
         self.faults += [fault for sent in self.sent for fault in sent.faults]
         if (growth := self.growth()) > MAX_GROWTH:
             self.faults.append(f"the orchestrator's memory grew by {100 * growth:.1f} %")
 
     def facts(self) -> dict[str, Any]:
-        """The findings as a bundle has them."""
+        """The findings in the format of a bundle."""
         entries: Counter[str] = sum((sent.entries for sent in self.sent), Counter())
         return {
             "lines": self.lines,
@@ -260,7 +258,7 @@ class BatchFindings:
 
 
 class BatchRun:
-    """Batches sent to one orchestrator, which is killed meanwhile."""
+    """Batches sent to one orchestrator, which is killed during the run."""
 
     def __init__(
         self,
@@ -275,7 +273,7 @@ class BatchRun:
         self._rng = rng
 
     async def play(self, kills: int) -> None:
-        """Have a batch served under ``kills``, then one without any."""
+        """Run a batch under ``kills``, then one without kills."""
         found, begun = self._found, time.monotonic()
         await self._under_kills(kills)
         found.killed_s = time.monotonic() - begun
@@ -320,7 +318,7 @@ class BatchRun:
         await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _read_twice(self) -> None:
-        """Judge all batches, and whether one more kill changes anything that is told of them."""
+        """Check all batches, and that one more kill does not change their state."""
         before = [await self._client.read(sent) for sent in self._found.sent]
         await self._strike("all over")
         for sent, digest in zip(self._found.sent, before, strict=True):
@@ -342,7 +340,7 @@ class BatchRun:
             with suppress(StartFailed):
                 await starting
         await process.stop(0.0)
-        # A crowded machine may take longer to start it; where it has died the wait below says so.
+        # A busy machine may take longer to start it. If it has died, the wait below reports that.
         with suppress(StartFailed):
             await process.start()
         await process.wait_ready(READY_S)
@@ -358,8 +356,8 @@ def again(rng: random.Random, count: int) -> list[float]:
 
 
 def strikes(rng: random.Random, kills: int, lines: int) -> Iterator[tuple[int, list[float]]]:
-    """Numbers of lines at whose end to strike, in order, each with the seconds after the starts
-    that follow at which to kill again: ``kills`` in all."""
+    """Line counts at which to kill, in order. Each has the delays in seconds of more kills after
+    the following starts; ``kills`` in total."""
     found = []
     while kills > 0:
         more = again(rng, min(kills - 1, rng.choice((0, 0, 1, 2))))
@@ -369,7 +367,7 @@ def strikes(rng: random.Random, kills: int, lines: int) -> Iterator[tuple[int, l
 
 
 async def run(addresses: Sequence[str], found: BatchFindings, seed: int, kills: int) -> None:
-    """Serve the batches with an orchestrator of its own before the workers at ``addresses``."""
+    """Serve the batches with a new orchestrator in front of the workers at ``addresses``."""
     keys = {"TIDEGATE_KEYS": json.dumps({_KEY: {"token": _KEY}})}
     async with orchestrating([addresses], keys) as ((process,), _):
         authorized = {"Authorization": f"Bearer {_KEY}"}

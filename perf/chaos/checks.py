@@ -1,4 +1,4 @@
-"""Checks once the load has ended: what has to hold, whatever happened to whom."""
+"""Checks after the load has ended, which must hold after any faults."""
 
 import asyncio
 import sqlite3
@@ -19,7 +19,7 @@ _SHM = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class JournalFacts:
-    """Counts over all journals together."""
+    """Total counts over all journals."""
 
     tasks: int
     ended: int
@@ -27,8 +27,8 @@ class JournalFacts:
 
 
 def judge_rounds(ledger: ChaosLedger, costs: Sequence[tuple[str, frozenset[str]]]) -> None:
-    """Check each round: every request is met or ends in a way that the fault may cost. What a death
-    has broken may come to light one round later."""
+    """Check each round: every request is met, or has an outcome that the fault allows. The effects
+    of a kill may appear one round later."""
     before = frozenset[str]()
     for name, cost in costs:
         for (kind, outcome), count in ledger.outcomes.get(name, Counter()).items():
@@ -38,7 +38,7 @@ def judge_rounds(ledger: ChaosLedger, costs: Sequence[tuple[str, frozenset[str]]
 
 
 async def close(world: World, ledger: ChaosLedger) -> None:
-    """Wait until nothing runs, and record what does not balance."""
+    """Wait until nothing runs, and record counts that do not balance."""
     ends_at = asyncio.get_running_loop().time() + _QUIET_S
     while True:
         wrong = [
@@ -81,7 +81,7 @@ def read_journals(paths: Sequence[Path], ledger: ChaosLedger) -> JournalFacts:
 
 
 def judge_leaks(pids: set[int], ledger: ChaosLedger) -> None:
-    """Check that no process and no shared memory is left; call it when everything was stopped."""
+    """Check that no process or shared memory is left; call it after everything was stopped."""
     if alive := [pid for pid in pids if is_running(pid)]:
         ledger.faults.append(f"afterwards: processes are left: {alive}")
     regions = [entry.name for entry in _SHM.iterdir()] if _SHM.is_dir() else []

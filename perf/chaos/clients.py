@@ -1,8 +1,8 @@
-"""Clients of every kind, each of which knows to the letter what it must get.
+"""Clients of every kind. Each knows the exact text that it must get.
 
-A client behaves as a sensible one does behind a load balancer: what was refused, or never got
-through, it sends to the other orchestrator. A durable one stays with its orchestrator, whose
-journal has its task, unless the orchestrators share a state: then all of them roam, and ask any.
+A client behaves like a well-written one behind a load balancer: it resends a refused or undelivered
+request to the other orchestrator. A durable client stays with the orchestrator whose journal has
+its task. If the orchestrators share a state, all clients roam and ask any orchestrator.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ import aiohttp
 from perf.chaos.world import World
 
 PAUSE_S: Final = 0.1
-"""Seconds between two rounds of tries."""
+"""Seconds between two rounds of attempts."""
 NEVER_THERE: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-"""Errors after which a request got to nobody, and may be sent to another."""
+"""Errors after which a request reached no server, and may be sent to another."""
 _REFUSED: Final = (429, 503)
 
 
 @dataclass(slots=True)
 class Asker:
-    """A client whose every request has ``headers``. ``refused`` is called for each answer that
-    sends it elsewhere, or to come again, ``heard`` for each part of a streamed text."""
+    """A client that sends ``headers`` with every request. It calls ``refused`` for each refusal
+    (try elsewhere or later), and ``heard`` for each part of a streamed text."""
 
     http: aiohttp.ClientSession
     headers: Mapping[str, str]
@@ -36,15 +36,15 @@ class Asker:
     heard: Callable[[], None] = lambda: None
 
     def is_refused(self, response: aiohttp.ClientResponse) -> bool:
-        """Whether an answer sends its client elsewhere; calls ``refused`` then."""
+        """Whether an answer is a refusal (try elsewhere or later); if so, calls ``refused``."""
         if response.status not in _REFUSED:
             return False
         self.refused()
         return True
 
     async def complete(self, urls: AsyncIterator[str], body: Mapping[str, Any]) -> tuple[str, str]:
-        """Outcome and text of a completion, streamed where ``body`` says so; the next of ``urls``
-        is asked where one refuses, or is not there."""
+        """Outcome and text of a completion, streamed if ``body`` says so. If a server refuses or is
+        down, the next of ``urls`` is asked."""
         async for url in urls:
             try:
                 async with self.http.post(
@@ -79,7 +79,7 @@ class Asker:
 
 @dataclass(frozen=True, slots=True)
 class SentEvent:
-    """A server-sent event; ``id`` is None where it has none."""
+    """A server-sent event; ``id`` is None if it has none."""
 
     name: str
     id: int | None
@@ -114,10 +114,10 @@ async def _code_of(response: aiohttp.ClientResponse) -> str:
 KINDS = ("durable", "resumed", "streaming", "plain")
 MAX_TOKENS = 48
 LONG_TOKENS = 240
-"""Length of durable tasks: a death finds most of them with tokens in the journal, which gets them
-every 250 ms, and with more to come."""
+"""Length of durable tasks. At a kill, most of them have tokens in the journal, which is written
+every 250 ms, and have more tokens to come."""
 _FORGETS = 0.5
-"""Share of returns at which a client has forgotten the last events, or all."""
+"""Share of reconnects at which a client has forgotten the last events, or all."""
 _FIRST_TOKEN = 2
 """Number of the first token's event."""
 _PATIENCE_S = 90.0
@@ -138,7 +138,7 @@ BODIES = tuple(
 
 @dataclass(slots=True)
 class ChaosLedger:
-    """Record of what clients were told. ``faults`` are what must not be, whatever happens."""
+    """Record of the clients' answers. ``faults`` are violations that no fault excuses."""
 
     round: str = "before"
     outcomes: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class ChaosLedger:
     memory_prefixes: set[str] = field(default_factory=set)
     """Prefixes of the shared memory's names of every server that ran."""
     refusals: int = 0
-    """Number of answers that sent a client elsewhere, or to come again."""
+    """Number of refusals (try elsewhere or later)."""
     reconnects: int = 0
 
     def ended(self, kind: str, outcome: str) -> None:
@@ -166,7 +166,7 @@ class ChaosLedger:
 
 
 class SteadyClients:
-    """Clients that ask again and again until they are told to stop."""
+    """Clients that send requests in a loop until they are stopped."""
 
     def __init__(
         self,
@@ -178,9 +178,9 @@ class SteadyClients:
         silent_s: float = _SILENT_S,
         roams: bool = False,
     ) -> None:
-        """``roams``: clients come back to any orchestrator, for these share a state. ``pause_s``
-        lies between an answer and the next request, on average; a connection without a byte for
-        ``silent_s`` is given up."""
+        """``roams``: clients reconnect to any orchestrator, because these share a state.
+        ``pause_s`` is the mean pause between an answer and the next request. A connection without
+        a byte for ``silent_s`` is given up."""
         self.pause_s = pause_s
         self._silent_s = silent_s
         self._roams = roams
@@ -215,14 +215,14 @@ class SteadyClients:
         ]
 
     async def stop(self) -> None:
-        """Let every client get its answer; nobody asks again."""
+        """Stop new requests, and wait until every client has its answer."""
         self._stopping.set()
         await asyncio.gather(*self._clients)
         if self._asker is not None:
             await self._asker.http.close()
 
     async def all_answered(self) -> None:
-        """Wait until every client has had another answer: whatever was under way has ended."""
+        """Wait for one more answer to every client, so that all requests from before have ended."""
         known = self._answers.copy()
         # Each client ends its requests by itself.
         while any(self._answers[one] == known[one] for one in self._clients):  # noqa: ASYNC110
@@ -267,7 +267,7 @@ class SteadyClients:
     async def _durable(
         self, home: int, body: dict[str, Any], key: str, rng: random.Random
     ) -> tuple[str, str]:
-        """A task promised by a 202: from then on it must be met, no matter which process dies."""
+        """A task that a 202 has promised: it must be met, no matter which process dies."""
         order = self._from(home) if self._roams else [home]
         task_id = await self._submit(order, body | {"durable": True}, {"Idempotency-Key": key})
         self._ledger.durable_ids.append(task_id[1])
@@ -276,7 +276,7 @@ class SteadyClients:
     async def _resumed(
         self, home: int, body: dict[str, Any], rng: random.Random
     ) -> tuple[str, str]:
-        """A task whose client loses the connection again and again, and comes back."""
+        """A task whose client repeatedly loses the connection, and reconnects."""
         body = body | {"on_disconnect": "continue"}
         task_id = await self._submit(self._from(home), body, {})
         cuts = [rng.randrange(2, MAX_TOKENS) for _ in range(2)]
@@ -325,8 +325,8 @@ class SteadyClients:
     async def _follow(
         self, at: int, task_id: str, cuts: list[int], rng: random.Random
     ) -> tuple[str, str]:
-        """Read a task's events, each exactly once and in order, over as many connections as that
-        takes; some clients have forgotten the last ones when they come back, and get them again."""
+        """Read a task's events, each exactly once and in order, over any number of connections.
+        Some clients forget the last events before they reconnect, and get them again."""
         last, texts = -1, list[str]()
         cuts = sorted(cuts, reverse=True)
         assert self._asker is not None

@@ -1,4 +1,4 @@
-"""Clients of the soak that send every kind of request that the service answers, in turn."""
+"""Soak clients that send every kind of request that the service supports, in turn."""
 
 import itertools
 import json
@@ -94,7 +94,7 @@ _LINES: Final = "\n".join(
 
 @dataclass(slots=True)
 class EveryKind:
-    """Sends one request of each kind after the other; an answer that is no success is a fault."""
+    """Sends one request of each kind after the other; any answer but a success is a fault."""
 
     http: aiohttp.ClientSession
     url: str
@@ -102,14 +102,14 @@ class EveryKind:
     rng: random.Random
     _number: "itertools.count[int]" = field(default_factory=itertools.count)
     _known: dict[str, str] = field(default_factory=dict)
-    """The latest id of each thing that later requests ask for."""
+    """The latest id of each object that later requests use."""
 
     async def visit(self) -> None:
-        """Send the next kind's request, once what it asks for is there."""
+        """Send the request of the next kind, if its object exists."""
         method, path, body = KINDS[next(self._number) % len(KINDS)]
         try:
             path, text = self._filled(path), self._filled(json.dumps(body))
-        except KeyError:  # the first round: nothing has made it yet
+        except KeyError:  # in the first round, its object does not exist yet
             return
         # Each is a run of its own, too.
         trace = f"00-{self.rng.randrange(1, 2**128):032x}-{1:016x}-00"

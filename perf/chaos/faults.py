@@ -1,4 +1,4 @@
-"""Faults that can happen to the processes of a ``World``."""
+"""Faults of the processes of a ``World``."""
 
 import asyncio
 import math
@@ -21,37 +21,37 @@ from pool.units.triton import TritonInstance
 from worker.runner.simulated_device import DeviceFault
 
 LONG_S = 4.0
-"""Seconds for which a process stands still so that its peers give it up
+"""Seconds of a stop that is long enough for peers to give a process up
 (``orchestrator.lanes.config.DOWN_AFTER_S``)."""
 STALLED_S = 6.5
-"""Seconds for which a process stands still so that its own health port gives it up
+"""Seconds of a stop that is long enough for a process's own health port to give it up
 (``orchestrator.api.health_port.responder.STALLED_AFTER_S``)."""
 RECOVERS_S = 1.0
-"""Seconds that a process has, once it continues, for what has come meanwhile."""
+"""Seconds for a process, after a stop, to handle the requests that arrived during it."""
 SHORT_S = 0.7
-"""Seconds for which a process stands still so that its peers do not give it up."""
+"""Seconds of a stop that is too short for peers to give a process up."""
 LEAVES_S = 20.0
-"""Seconds within which a worker whose device has failed must be out of service: the two that it has
-by itself, and what a machine takes that is busy with all the rest."""
+"""Seconds within which a worker with a failed device must be out of service: the two that it has
+itself, plus a margin for a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault; ``costs`` are outcomes besides ``met`` that requests which are not durable may
-    have."""
+    """A fault; ``costs`` are the outcomes other than ``met`` that it allows for requests that are
+    not durable."""
 
     name: str
     costs: frozenset[str]
     happen: Callable[[World], Awaitable[float | None]]
-    """Lets it happen. Of a device's fault: returns the seconds from then on until no orchestrator
-    sent the worker anything."""
+    """Causes the fault. For a device fault, returns the seconds until no orchestrator sent the
+    worker anything."""
     kills: int = 0
     """Number of orchestrators that it ends with SIGKILL."""
     stops: int = 0
     """Number of times that it stops an orchestrator with SIGSTOP."""
     ends_worker: bool = False
-    """Whether a worker dies of it, or may: a task that two die with is not sent to a third, so that
-    no task may live through two such faults."""
+    """Whether it kills a worker, or may. A task that was on two dead workers is not sent to a
+    third, so no task may live through two such faults."""
 
 
 _DEVICE_FAULTS = {
@@ -62,12 +62,12 @@ _DEVICE_FAULTS = {
 }
 _NOBODY_NOTICES = frozenset[str]()
 DIES = frozenset({"broken", "gone"})
-"""Outcomes when an orchestrator dies: its responses break off, and its tasks are gone."""
+"""Outcomes when an orchestrator dies: its responses break off, and its tasks are lost."""
 
 
 def kills(number: int, seed: int = 1) -> list[Fault]:
-    """Kills of one orchestrator; also while it is taking on what the killed one had left, and with
-    its lanes held shut, so that clients are back before their tasks have a model."""
+    """Kills of one orchestrator. One kills it again while it takes over the tasks of the killed
+    one. One keeps its lanes shut, so that clients return before their tasks have a model."""
     rng = random.Random(f"kill {number} {seed}")
 
     async def kill(world: World) -> None:
@@ -87,7 +87,7 @@ def kills(number: int, seed: int = 1) -> list[Fault]:
         await start_process(process)
 
     async def kill_shut(world: World) -> None:
-        """Start it again with its lanes shut for as long as clients need to come back."""
+        """Restart it with its lanes shut until clients have returned."""
         process, gate = world.orchestrators[number], world.gates[number]
         await kill_process(process)
         gate.shut()
@@ -107,8 +107,8 @@ def kills(number: int, seed: int = 1) -> list[Fault]:
 
 
 def stops(number: int, seed: int = 1) -> list[Fault]:
-    """Stops of one orchestrator, for different times and also while it starts, which ends it
-    first."""
+    """Stops of one orchestrator, for several durations. One stops it during a start, after a
+    kill."""
     rng, name = random.Random(f"stop {number} {seed}"), f"SIGSTOP orchestrator {number}"
 
     def pause(seconds: float, times: int = 1) -> Callable[[World], Awaitable[None]]:
@@ -139,7 +139,7 @@ def stops(number: int, seed: int = 1) -> list[Fault]:
 
 
 def orchestrator_faults(number: int) -> list[Fault]:
-    """Faults of one orchestrator: it stands still as often as it is killed."""
+    """Faults of one orchestrator: as many stops as kills."""
 
     async def restart(world: World) -> None:
         await _restart_orchestrator(world.orchestrators[number])
@@ -211,7 +211,7 @@ def device_faults(number: int) -> list[Fault]:
 
 
 async def until_whole(world: World) -> None:
-    """Wait until every orchestrator reaches every Triton, so that the next fault is one alone.
+    """Wait until every orchestrator reaches every Triton, so that the next fault is a single one.
     Raises ``TimeoutError``."""
     async with asyncio.timeout(READY_S), aiohttp.ClientSession() as http:
         for process in world.orchestrators:

@@ -1,9 +1,9 @@
-"""``python -m perf.chaos.fleet``: orchestrators that share a Redis, before two Tritons. All are
-killed, and stand still, in turns, under clients that come back to any orchestrator.
+"""``python -m perf.chaos.fleet``: orchestrators that share a Redis, in front of two Tritons. The
+run kills and stops them in turn; clients reconnect to any orchestrator.
 
-Exits with 1 unless every durable task that was promised has one end, with the text of an
-undisturbed run, each of its events reached its client once and in order, and no orchestrator said
-that it is gone, or kept others waiting for one that stood still.
+Exits with 1 unless every promised durable task has one end, with the text of an undisturbed run,
+and each of its events reached its client once and in order. No orchestrator may report it as gone,
+or make clients wait for a stopped orchestrator.
 """
 
 import asyncio
@@ -38,19 +38,19 @@ from perf.stack.store import StoreServer, store_program, store_server
 ORCHESTRATORS = 3
 LEASE_S = 2.0
 TASK_WITHIN_S = LEASE_S + 1.5
-"""Longest wait for what is said of a durable task: a lease, two renewals in which its end is seen,
-and a second for the machine."""
+"""Maximum wait for the state of a durable task: a lease, two renewals to detect its end, and a
+second of margin."""
 STILL_S = 2 * LEASE_S
-"""Seconds for which an orchestrator stands still: the others take its tasks on meanwhile."""
+"""Seconds of an orchestrator's stop, in which the others take over its tasks."""
 SLOW_S = 1.0
-"""Seconds for which the store stands still: nobody's lease is over by then."""
+"""Seconds of the store's stop: too short for any lease to expire."""
 AWAY_S = 1.5
 SETTLE_S = LEASE_S + 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class FleetWorld:
-    """Processes that run, with the store that the orchestrators share."""
+    """Running processes, with the store that the orchestrators share."""
 
     world: World
     store: StoreServer
@@ -84,13 +84,13 @@ def faults_of(fleet: FleetWorld, number: int) -> list[Fault]:
     name = f"orchestrator {number}"
     return [
         Fault(f"kill -9 {name}", DIES, die, 1),
-        # What continues there without a client may be given up as instances are.
+        # Work that continues there without a client may be given up.
         Fault(f"SIGSTOP {name}, {STILL_S:g} s", DIES, pause, stops=1),
     ]
 
 
 def store_faults(fleet: FleetWorld) -> list[Fault]:
-    """Faults of the store, which may cost nobody anything but durable work's patience."""
+    """Faults of the store. They may only delay durable work."""
 
     async def restart(world: World) -> None:
         await fleet.store.kill()
@@ -112,7 +112,7 @@ def store_faults(fleet: FleetWorld) -> list[Fault]:
 
 
 def plan_of(fleet: FleetWorld, rng: random.Random, kills: int, stops: int) -> list[Fault]:
-    """Faults in any order, with so many kills and stops of orchestrators among them."""
+    """Faults in random order, with ``kills`` and ``stops`` of orchestrators among them."""
     count = len(fleet.world.orchestrators)
     plan = store_faults(fleet)
     for number in range(len(fleet.world.tritons)):
@@ -124,13 +124,13 @@ def plan_of(fleet: FleetWorld, rng: random.Random, kills: int, stops: int) -> li
 
 
 async def settled(world: World) -> None:
-    """Wait until what died was noticed, its tasks were taken on, and all are there again."""
+    """Wait until dead processes were noticed, their tasks taken over, and all are up again."""
     await asyncio.sleep(SETTLE_S)
     await until_whole(world)
 
 
 async def judge_store(store: StoreServer, ledger: ChaosLedger) -> dict[str, int]:
-    """Check that each durable task that was promised has an end in the store."""
+    """Check that each promised durable task has an end in the store."""
     promised = Counter(ledger.durable_ids)
     if doubled := [one for one in promised if promised[one] > 1]:
         ledger.faults.append(f"afterwards: {len(doubled)} task ids were given twice")
@@ -151,8 +151,8 @@ async def judge_store(store: StoreServer, ledger: ChaosLedger) -> dict[str, int]
 async def _main() -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--orchestrators", type=int, default=ORCHESTRATORS)
-    parser.add_argument("--kills", type=int, default=6, help="so many of orchestrators")
-    parser.add_argument("--stops", type=int, default=None, help="so many; else as many as kills")
+    parser.add_argument("--kills", type=int, default=6, help="kills of orchestrators")
+    parser.add_argument("--stops", type=int, default=None, help="stops (as many as kills)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=2, help="of each kind")
     args = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Clients that ask each orchestrator how it is, all the time, also while it starts (OR-26, OR-27).
+"""Clients that poll each orchestrator's health all the time, also during its start (OR-26, OR-27).
 
-Each poll has a connection of its own, which must be answered, refused or closed in time, whatever
-happens to the process: only one that stands still may leave it open. Where orchestrators share a
-state some polls ask for a durable task: none may be gone, and none is waited for longer than it
-takes to see that its holder stands still.
+Each poll has its own connection. It must be answered, refused or closed in time, whatever happens
+to the process; only a stopped process may leave it open. If the orchestrators share a state, some
+polls query a durable task. No task may be gone, and no poll may wait longer than it takes to detect
+that the task's orchestrator is stopped.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ from perf.chaos.clients import ChaosLedger
 from perf.chaos.world import World, stood_still
 
 EVERY_S = 0.05
-"""Seconds between two polls of one client: some in each phase of a start."""
+"""Seconds between polls of one client: several fall into each phase of a start."""
 WITHIN_S = 1.0
 """Seconds within which each poll is answered, refused or closed."""
 _TICK_S = 0.02
 _LATEST = 100
-"""How many of the latest durable tasks are asked for."""
+"""Number of latest durable tasks to query."""
 
 
 @dataclass(slots=True)
 class Polled:
-    """What came of the polls, for the bundle."""
+    """Results of the polls, for the bundle."""
 
     answered: int = 0
     refused: int = 0
@@ -44,18 +44,17 @@ class Polls:
     every_s = EVERY_S
 
     def __init__(self, world: World, ledger: ChaosLedger, *, task_within_s: float = 0.0) -> None:
-        """``task_within_s``: longest wait for what is said of a durable task, whichever is asked;
-        0: nobody asks."""
+        """``task_within_s``: maximum wait for the state of any durable task; 0: no such polls."""
         self.polled = Polled()
         self._world = world
         self._ledger = ledger
         self._task_within_s = task_within_s
         self._lag_s = 0.0
-        """How late this process was, in all: no orchestrator is to blame for that."""
+        """Total delay of this process, which must not count against an orchestrator."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, each: int, only: int | None = None) -> None:
-        """Begin, with so many clients for each orchestrator, or for the first ones ``only``."""
+        """Start ``each`` clients for each orchestrator, or only for the first ``only``."""
         loops = [self._tick()]
         for at in range(len(self._world.orchestrators[:only])):
             loops += [self._poll(at) for _ in range(each)]
@@ -98,8 +97,8 @@ class Polls:
             self.polled.slowest_task_ms = max(self.polled.slowest_task_ms, round(1000 * took_s, 1))
 
     async def _get(self, at: int, path: str, within_s: float) -> tuple[int, float]:
-        """The status of one poll, and how long it took; 0 without an answer, and 0 s where the
-        process stood still meanwhile."""
+        """The status of one poll, and its seconds. The status is 0 without an answer, and the time
+        is 0 s if the process was stopped during the poll."""
         process = self._world.orchestrators[at]
         pid, began, lag_s = process.pid, time.monotonic(), self._lag_s
         status = 0

@@ -1,11 +1,11 @@
 """``make soak``: every kind of request for an hour, paced: text and durable tasks among cancels,
-dropped connections, mistakes and short deadlines, and each route of each dialect in turn. Does
-anything grow, and is every answer the right one to its end?
+dropped connections, mistakes and short deadlines, and each route of each API in turn. It checks
+that nothing grows, and that every answer stays correct to the end.
 
-The bounds of what an orchestrator keeps of ended tasks, of what a lane carries before it is
-renewed, and the worker's KV pool, are small, and in the first tenth clients ask without a pause, so
-that all that has a bound is full by its end (the journal's page cache too, by some thousand durable
-tasks); growth is counted from the second tenth on.
+Three limits are small: the ended tasks that an orchestrator keeps, the traffic of a lane before its
+renewal, and the worker's KV pool. In the first tenth, clients ask without a pause, so that every
+bounded buffer is full by its end (also the journal's page cache, after some thousand durable
+tasks). Growth counts from the second tenth on.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _ENDS_AFTER_EVENTS: Final = 6
 
 @dataclass(slots=True)
 class BadClient:
-    """Sends one request after the other; a wrong answer is a fault of the ledger."""
+    """Sends one request after the other; a wrong answer is a fault in the ledger."""
 
     http: aiohttp.ClientSession
     url: str
@@ -64,7 +64,7 @@ class BadClient:
                     ({"max_tokens": -1}, {"prompt": 7}, {"temperature": "hot"}, {"top_p": 2})
                 )
                 return await self._status("/v1/completions", body, {400})
-            case _:  # late: may be refused, cut, or just in time
+            case _:  # late: may be refused, cut off, or just in time
                 body = self._body() | {"max_tokens": 400}
                 headers = {"X-Timeout-Ms": str(self.rng.randrange(15, 400))}
                 return await self._status("/v1/completions", body, {200, 504}, headers)
@@ -88,7 +88,7 @@ class BadClient:
             return "right" if response.status < 300 else str(response.status)
 
     async def _dropped(self) -> str:
-        """Leave a stream without a word."""
+        """Drop a stream's connection without a cancel."""
         body = self._body() | {"max_tokens": 400, "stream": True}
         await self._some_events(self.http.post(f"{self.url}/v1/completions", json=body))
         return "right"
@@ -112,8 +112,8 @@ class BadClient:
 
 SPEC: Final = StackSpec("torch", deterministic=True, kv_blocks=256)
 PAUSE_S: Final = 2.0
-"""Mean pause in seconds of each client between an answer and its next request, after the first
-tenth."""
+"""Mean pause in seconds between an answer and the client's next request, after the first tenth of
+the run."""
 SILENT_S: Final = 80.0
 """Seconds of silence allowed: on a busy machine a whole answer, sent in one piece, may take
 long."""
@@ -128,29 +128,28 @@ _CONSTANTS: Final = {
     "orchestrator.prediction.answer_length._MAX_NODES": 64,
     "orchestrator.prediction.answer_length._MAX_AT_HAND": 64,
     "orchestrator.lanes.config.RENEW_AFTER_BYTES": 2 * 2**20,
-    # A soak may run next to other work; a process that waits for its turn is not dead.
+    # A soak may share the machine; a process that waits for a CPU is not dead.
     "orchestrator.lanes.config.SUSPECT_AFTER_S": 10.0,
     "orchestrator.lanes.config.DOWN_AFTER_S": 30.0,
 }
 _COUNTS: Final = {"fds": 2, "threads": 2}
-"""Growth allowed: more than this from the quietest moment of the second tenth to that of the last
-is a fault."""
+"""Allowed growth from the minimum of the second tenth to the minimum of the last."""
 
 
 @dataclass(slots=True)
 class Soak:
-    """Findings of a soak; the parts of ``looks`` are orchestrator, Triton and worker."""
+    """Findings of a soak. The parts in ``looks`` are orchestrator, Triton and worker."""
 
     ledger: ChaosLedger
     looks: Looks = field(default_factory=Looks)
     journal: checks.JournalFacts | None = None
     kept: list[dict[str, float]] = field(default_factory=list)
-    """Bytes that the orchestrator keeps of earlier requests by holder, each minute."""
+    """Bytes that the orchestrator keeps from earlier requests, by holder, each minute."""
 
 
 async def run(seconds: float, seed: int) -> Soak:
-    """Soak a Triton and an orchestrator of its own. Raises ``ProvisionError`` when one of them
-    cannot be started."""
+    """Soak a new Triton and a new orchestrator. Raises ``ProvisionError`` if one of them cannot be
+    started."""
     ledger = ChaosLedger(round="soak")
     found = Soak(ledger)
     async with (
@@ -199,7 +198,7 @@ async def run(seconds: float, seed: int) -> Soak:
 async def _more(
     world: World, ledger: ChaosLedger, rng: random.Random, every_s: float, until: float
 ) -> None:
-    """Send what is wrong every so many seconds, and each kind in turn eight times as often."""
+    """Send a bad request every ``every_s``, and good ones of each kind eight times as often."""
     url, timeout = world.orchestrators[0].url, aiohttp.ClientTimeout(total=60.0)
     async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as group:
 
@@ -213,7 +212,7 @@ async def _more(
 
 
 def judge_answers(ledger: ChaosLedger) -> None:
-    """Check that every request is met and none sent elsewhere: nothing was done to any process."""
+    """Check that every request is met and none refused, because there were no faults."""
     for counts in ledger.outcomes.values():
         for (kind, outcome), count in counts.items():
             if outcome != "met":
@@ -223,7 +222,7 @@ def judge_answers(ledger: ChaosLedger) -> None:
 
 
 def judge_growth(found: Soak) -> None:
-    """Add a fault for whatever has grown."""
+    """Add a fault for each measure that has grown."""
     looks = found.looks
     for part in looks.taken[0][1]:
         second, last = looks.tenth(part, 1), looks.tenth(part, PARTS - 1)

@@ -1,5 +1,6 @@
-"""``--starts``: an orchestrator starts while clients ask without a pause (OR-26): each is answered,
-refused or closed in time, and no start takes longer for it by as much, with waiting tasks too."""
+"""``--starts``: starts an orchestrator while clients poll without a pause (OR-26). Each poll is
+answered, refused or closed in time, and may delay a start by at most ``WITHIN_S``, even with tasks.
+"""
 
 import asyncio
 import time
@@ -21,7 +22,7 @@ _TASK = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "durable": True}
 
 @dataclass(frozen=True, slots=True)
 class StartsRow:
-    """Starts behind one way to end, in seconds until it answers, without clients and with them."""
+    """Starts after one kind of end: seconds to the first answer, without and with clients."""
 
     ended_by: str
     tasks: int
@@ -31,7 +32,7 @@ class StartsRow:
 
 
 async def run(world: World, ledger: ChaosLedger, starts: int, kills: int) -> list[StartsRow]:
-    """Start the first orchestrator so often, as often without clients, and with tasks again."""
+    """Start the first orchestrator ``starts`` times with and without clients, then with tasks."""
     process, gate, rows = world.orchestrators[0], world.gates[0], list[StartsRow]()
     for tasks in (0, TASKS):
         async with aiohttp.ClientSession(process.url, raise_for_status=True) as http:

@@ -1,5 +1,5 @@
-"""Two orchestrators, each with a journal, in front of Tritons, to which faults can happen, and the
-gates between them."""
+"""Two orchestrators, each with a journal, in front of Tritons, and the gates between them. Faults
+act on these processes and gates."""
 
 import asyncio
 import tempfile
@@ -21,11 +21,11 @@ _PIECE = 64 * 1024
 
 
 class LaneGate:
-    """A gate between one orchestrator and its Tritons, open at first: lanes go through a port of
-    this process for each of ``targets``, at ``addresses`` in the same order.
+    """A gate between one orchestrator and its Tritons, initially open. Lanes pass through a port of
+    this process for each of ``targets``; ``addresses`` has the ports in the same order.
 
-    While it is shut open lanes break, and new ones get nowhere: what a restarted orchestrator has
-    taken on waits for its model, with all that follow it. Nobody else's lanes notice.
+    A shut gate breaks open lanes and lets no new lane through. The tasks of a restarted
+    orchestrator then wait for their model. Lanes of other orchestrators are not affected.
     """
 
     def __init__(self, targets: Sequence[str]) -> None:
@@ -50,13 +50,13 @@ class LaneGate:
         await asyncio.gather(*self._forwarding, return_exceptions=True)
 
     def shut(self) -> None:
-        """Break open connections, and let nobody through."""
+        """Break open connections, and let no new ones through."""
         self._is_shut = True
         for transport in tuple(self._passing):
             transport.abort()
 
     def open(self) -> None:
-        """Let through all that come from now on."""
+        """Let new connections through."""
         self._is_shut = False
 
     def _accept(
@@ -97,7 +97,7 @@ class LaneGate:
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy bytes from ``reader`` to ``writer`` until either end is gone."""
+    """Copy bytes from ``reader`` to ``writer`` until either end closes."""
     try:
         while piece := await reader.read(_PIECE):
             writer.write(piece)
@@ -107,39 +107,38 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 GRACE_S = 5.0
-"""Grace in seconds of a planned stop: less than some of the load takes, so that not everything may
-just end."""
+"""Grace period in seconds of a planned stop: shorter than some requests take, so that not all work
+can simply finish."""
 
 STEP_TIMEOUT_S = 8
-"""Seconds after which a paced step counts as hung; a sixth of that takes the worker out of service,
-about as soon as on a GPU."""
+"""Seconds after which a paced step counts as hung. A sixth of it takes the worker out of service,
+about as fast as on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Processes that run. They keep their ports when they are started again."""
+    """Running processes. They keep their ports across restarts."""
 
     tritons: Sequence[TritonInstance]
     orchestrators: Sequence[OrchestratorProcess]
     journals: Sequence[Path]
     gates: Sequence[LaneGate] = ()
-    """Gate of each orchestrator, which its lanes go through; none where they go straight to the
-    Tritons."""
+    """Gate of each orchestrator for its lanes; empty if lanes connect directly to the Tritons."""
     still: dict[int, float] = field(default_factory=dict)
-    """Process ids of those that were stopped, and when they went on: inf while they stand still."""
+    """Ids of processes that were stopped, with the time they continued: inf while stopped."""
     fault_file: Path = Path("/nonexistent")
-    """File that says what becomes of workers with the paced synthetic engine
+    """File with the device faults of workers with the paced synthetic engine
     (``worker.runner.synthetic``)."""
 
     def pids(self) -> set[int]:
-        """Process ids of everything that runs now."""
+        """Ids of all running processes."""
         found = {one.pid for one in self.orchestrators}
         for triton in self.tritons:
             found |= {server_of(triton), *stubs_of(triton)}
         return {pid for pid in found if pid is not None}
 
     def parts(self) -> dict[str, list[int]]:
-        """Process ids of everything that runs now, by what it is."""
+        """Ids of all running processes, by part."""
         return {
             "orchestrator": [alive(one.pid) for one in self.orchestrators],
             "Triton": [server_of(one) for one in self.tritons],
@@ -209,5 +208,5 @@ async def running(spec: StackSpec) -> AsyncIterator[World]:
 
 
 def stood_still(world: World, pids: Collection[int | None], since: float) -> bool:
-    """Whether one of these processes has stood still since a time on the monotonic clock."""
+    """Whether one of these processes was stopped after a time on the monotonic clock."""
     return any(world.still.get(pid, 0.0) >= since for pid in pids if pid is not None)

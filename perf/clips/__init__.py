@@ -1,5 +1,5 @@
 """Clips on the real Triton: how long each takes, and whether anything grows.
 
-- ``soak``     paced clips, cancels and mistakes; what they take, and what is left behind
-- ``client``   one recipe and its outcome, by plain ``tritonclient``
+- ``soak``     paced clips, cancels and mistakes; measures their times, and growth
+- ``client``   one recipe and its outcome, with plain ``tritonclient``
 """

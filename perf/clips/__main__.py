@@ -2,8 +2,8 @@
 
     python -m perf.clips [--seconds 60] [--json PATH]
 
-Starts a Triton on free loopback ports and ends it again. The exit status is 1 when something grew
-or an answer was wrong.
+Starts a Triton on free loopback ports, and ends it afterwards. The exit status is 1 if something
+grew or an answer was wrong.
 """
 
 import sys

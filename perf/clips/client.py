@@ -1,4 +1,4 @@
-"""One recipe and its outcome, by plain ``tritonclient``."""
+"""One recipe and its outcome, with plain ``tritonclient``."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ Recipe = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ClipRequest:
-    """Request of a client, and when it loses interest."""
+    """Request of a client, and when the client cancels or leaves."""
 
     recipe: Recipe | bytes
     deadline_s: float = 60.0
@@ -43,15 +43,15 @@ class ClipRequest:
 
 @dataclass(slots=True)
 class ClipReply:
-    """Answer to a request. ``facts`` is the result's event; times are on ``time.monotonic``."""
+    """Answer to a request. ``facts`` is the result event; times are on ``time.monotonic``."""
 
     asked_at: float
     began_at: float = 0.0
-    """Time when its first stage said something; 0 if none did."""
+    """Time of the first stage event; 0 without one."""
     ended_at: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
-    """Number of bytes of each tensor that came."""
+    """Size in bytes of each tensor received."""
     error: str = ""
     is_cancelled: bool = False
 
@@ -84,7 +84,7 @@ class ClipClient:
         await self._client.close()
 
     async def render(self, ask: ClipRequest) -> ClipReply:
-        """Have a clip rendered; never raises for what the server answers."""
+        """Render a clip; never raises for an answer of the server."""
         given = triton.InferInput("recipe", [1], "BYTES")
         given.set_data_from_numpy(np.array([ask.data], dtype=np.object_))
 
@@ -92,7 +92,7 @@ class ClipClient:
             yield {"model_name": MODEL, "inputs": [given], "parameters": ask.parameters}
 
         reply = ClipReply(time.monotonic())
-        # The stream's own end is not waited for: the last answer says that it is the last.
+        # Do not wait for the end of the stream: the last answer is marked as the last.
         responses = self._client.stream_infer(requests(), headers={"triton_grpc_error": "false"})
         try:
             async for result, error in responses:
@@ -128,12 +128,12 @@ def _words(error: InferenceServerException) -> str:
 
 
 async def render(address: str, ask: ClipRequest) -> ClipReply:
-    """Have ``ask`` rendered on a connection of its own."""
+    """Render ``ask`` on its own connection."""
     async with ClipClient(address) as client:
         return await client.render(ask)
 
 
 async def render_all(address: str, asks: list[ClipRequest]) -> list[ClipReply]:
-    """Have all of ``asks`` rendered at once, on one connection."""
+    """Render all of ``asks`` at once, on one connection."""
     async with ClipClient(address) as client:
         return await asyncio.gather(*(client.render(ask) for ask in asks))

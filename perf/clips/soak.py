@@ -1,10 +1,10 @@
-"""Clips among cancels, dropped connections, bad recipes and short deadlines: what does each take,
-does anything grow, and is every answer still the right one at the end?
+"""Clips among cancels, dropped connections, bad recipes and short deadlines. It measures the time
+of each clip, and checks that nothing grows and that every answer stays correct to the end.
 
-Arrivals are paced, so that the run measures time and not throughput: it may run next to other work.
-Clips are small. What is taken is looked at between clips, every few seconds; in the first tenth of
-the run caches and buffers fill, growth is counted from the second on. A run of less than ten
-minutes says nothing of growth.
+Arrivals are paced, so the run measures latency and not throughput, and may share the machine. Clips
+are small. Usage is sampled between clips, every few seconds. In the first tenth of the run, caches
+and buffers fill; growth counts from the second tenth on. A run of less than ten minutes cannot show
+growth.
 """
 
 import asyncio
@@ -27,22 +27,22 @@ SLOTS: Final = 2
 _SETTINGS: Final = {"DEVICE": "cpu", "SIZE": 96, "SECONDS": 4.0, "SLOTS": SLOTS, "BUFFER_S": 0.3}
 """Settings of the slot model (``TIDEGATE_SLOT__…``)."""
 GAP_S: Final = 10.0
-"""Mean seconds between arrivals, or less: a short run has thirty, too."""
+"""Maximum mean seconds between arrivals; a short run still has thirty arrivals."""
 _ARRIVALS: Final = 30
 _LONG_S: Final = 600.0
-"""Least seconds after which growth is judged."""
+"""Minimum seconds of a run for a check of growth."""
 _STAGES: Final = {"audio": "speech", "image": "portrait", "video": "video", "clip": "check"}
 _SERVER: Final = "server"
-"""Name of Triton with all of its processes among the looks."""
+"""Name of Triton, with all of its processes, in the samples."""
 _WARM_UP: Final = 4
 _PATIENCE_S: Final = 120.0
 _CLIPS: Final = 100
 MAX_MIB_PER_100: Final = 100.0
 _FEW: Final = {"rss_mib": 8.0, "shm_mib": 1.0, "fds": 8.0, "threads": 4.0, "processes": 0.0}
-"""Growth that says nothing where it is less than this."""
+"""Growth below this is ignored."""
 _MOMENT_S: Final = 0.05
 _ROUNDED: Final = 0.02
-"""Share of a frame by which lengths may be off: seconds are told in milliseconds."""
+"""Share of a frame by which lengths may differ, because seconds are rounded to milliseconds."""
 _TEXTS: Final = (
     "Hi.",
     "Good morning to everybody.",
@@ -64,7 +64,7 @@ _BAD: Final[tuple[Any, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One arrival: what is asked, and which codes are right answers to it."""
+    """One arrival: its request, and the codes of correct answers."""
 
     kind: str
     ask: ClipRequest
@@ -81,7 +81,7 @@ class ClipSoak:
 
 
 def visits(draw: random.Random) -> Iterator[Visit]:
-    """Arrivals without end: seven of ten are clips, the others are wrong, late or hang up."""
+    """Endless arrivals: seven of ten are clips, the others are wrong, late or hang up."""
     while True:
         recipe = {
             "schema": "1.0",
@@ -109,7 +109,7 @@ def visits(draw: random.Random) -> Iterator[Visit]:
 
 
 async def soak(server: TritonInstance, seconds: float, seed: int = 1) -> ClipSoak:
-    """Send arrivals for ``seconds``; what is under way then is waited for."""
+    """Send arrivals for ``seconds``, then wait for running requests."""
     assert server.pid is not None
     draw, found, pid = random.Random(seed), ClipSoak(), server.pid
     source, gap_s = visits(draw), min(GAP_S, seconds / _ARRIVALS)
@@ -134,8 +134,8 @@ async def _visit(server: TritonInstance, begun: float, visit: Visit, found: Clip
 
 
 def judge_answers(found: ClipSoak) -> None:
-    """Check that codes are right, and a clip the same each time that the same is asked, but for a
-    moment: eSpeak says the same text up to 13 ms longer or shorter."""
+    """Check that codes are correct, and that equal requests give equal clips. Lengths may differ
+    slightly: eSpeak speaks the same text up to 13 ms longer or shorter."""
     seen: dict[str, tuple[float, int, int]] = {}
     for at, visit, reply in found.replies:
         if reply.code not in visit.right:
@@ -161,8 +161,8 @@ def growth(found: ClipSoak) -> Mapping[str, tuple[float, float]]:
 
 
 def judge_growth(found: ClipSoak) -> None:
-    """Add a fault for whatever has grown: memory beyond what SL-3 allows for so many clips, and
-    anything else at all."""
+    """Add a fault for each measure that has grown: memory by more than SL-3 allows for the number
+    of clips, and anything else by any amount."""
     clips = sum(reply.is_clip for _, _, reply in found.replies)
     for name, (before, after) in growth(found).items():
         allowed = _FEW[name]
@@ -189,7 +189,7 @@ def figures(found: ClipSoak) -> list[Figure]:
 
 
 def _times(clips: list[ClipReply]) -> list[Figure]:
-    """What whole clips took: each stage, and all of it as its client saw it (SL-6)."""
+    """Times of whole clips: each stage, and the total for the client (SL-6)."""
     figures: list[Figure] = []
     for key, label in (*_STAGES.items(), ("latency", "a clip")):
         values = [
@@ -205,7 +205,7 @@ def _times(clips: list[ClipReply]) -> list[Figure]:
 
 
 async def run(seconds: float, seed: int = 1) -> tuple[list[Figure], list[str], str]:
-    """Soak a server of its own; returns figures, faults and Triton's version."""
+    """Start a server and soak it; return figures, faults and Triton's version."""
     env = {f"TIDEGATE_SLOT__{name}": str(value) for name, value in _SETTINGS.items()}
     async with triton("slot-soak", MODEL, env) as server:
         found = await soak(server, seconds, seed)

@@ -1,5 +1,5 @@
-"""The engine by itself, without Triton or an orchestrator (``make bench-engine``).
+"""Benchmarks of the engine alone, without Triton or an orchestrator (``make bench-engine``).
 
-- ``checkpoints``    random weights in real shapes, made on the spot
-- ``gpu``            what is measured, on a GPU or a CPU: ``python -m perf.engine.gpu``
+- ``checkpoints``    generates random weights in the shapes of real models
+- ``gpu``            the measurements, on a GPU or a CPU: ``python -m perf.engine.gpu``
 """

@@ -1,4 +1,4 @@
-"""Checkpoints with random weights in the shapes of real models, made on the spot."""
+"""Generates checkpoints with random weights in the shapes of real models."""
 
 import json
 import random
@@ -59,7 +59,7 @@ SHAPES: Final = {
     "8b": ModelShape(*_LLAMA, 128256, 4096, 14336, 32, 32, 8, max_position_embeddings=131_072),
     "tiny": ModelShape(*_QWEN, 2048, 64, 128, 2, 2, 1, True, max_position_embeddings=1024),
 }
-"""Shapes by name. ``0.5b`` and ``1.5b``: Qwen2.5; ``8b``: Llama 3.1; ``tiny`` is nobody's."""
+"""Shapes by name. ``0.5b`` and ``1.5b``: Qwen2.5; ``8b``: Llama 3.1; ``tiny``: no real model."""
 
 
 def make_checkpoint(path: Path, shape: ModelShape, seed: int) -> None:
@@ -80,18 +80,18 @@ def make_checkpoint(path: Path, shape: ModelShape, seed: int) -> None:
 
 
 def roomy_folder() -> Path | None:
-    """Folder where checkpoints are written fastest: ``/dev/shm`` if one fits, else None for the
-    usual one of temporary files."""
+    """Fastest folder for checkpoints: ``/dev/shm`` if one fits, else None for the default folder of
+    temporary files."""
     shm = Path("/dev/shm")
     return shm if shm.is_dir() and shutil.disk_usage(shm).free > _ROOM_BYTES else None
 
 
 def set_ends(path: Path, shape: ModelShape, mean_tokens: float, seed: int) -> None:
-    """Give a checkpoint as many end tokens, drawn at random, as make answers that are drawn from
-    its whole vocabulary ``mean_tokens`` long on average.
+    """Choose random end tokens for a checkpoint. Their number gives answers, sampled from the whole
+    vocabulary, a mean length of ``mean_tokens``.
 
-    Random weights draw every token about as often, so the lengths are those of a geometric
-    distribution: nothing that has been generated tells how much is still to come.
+    With random weights, all tokens are about equally likely. So the lengths have a geometric
+    distribution, and the generated text does not predict the rest of the length.
     """
     count = max(1, round(shape.vocab_size / mean_tokens))
     ends = random.Random(seed).sample(range(shape.vocab_size), count)
@@ -112,7 +112,7 @@ def write_config(path: Path, shape: ModelShape) -> None:
 
 @cache
 def tensors_of(shape: ModelShape) -> dict[str, Dims]:
-    """Names and shapes of the tensors that the worker's loader asks a checkpoint for."""
+    """Names and shapes of the tensors that the worker's loader reads from a checkpoint."""
     with TemporaryDirectory() as path:
         write_config(Path(path), shape)
         config = read_config(Path(path))
@@ -124,15 +124,15 @@ def tensors_of(shape: ModelShape) -> dict[str, Dims]:
 
 
 def _noise(shape: ModelShape, seed: int) -> torch.Tensor:
-    """Normal numbers of a size that keeps activations in range: drawn once, used again and again,
-    which is as fast as the disk takes them."""
+    """Normal random numbers, scaled to keep activations in range. They are drawn once and reused,
+    so that the disk is the bottleneck."""
     count = min(_NOISE_BYTES, shape.file_bytes) // shape.itemsize
     values = torch.randn(count, generator=torch.Generator().manual_seed(seed))
     return values.mul_(shape.hidden_size**-0.5).to(getattr(torch, shape.torch_dtype))
 
 
 def _drawn(name: str, dims: Dims, noise: torch.Tensor) -> torch.Tensor:
-    """A tensor of noise, from another place of it for each name; norms are ones."""
+    """A tensor of noise, from a different offset for each name; norm weights are ones."""
     if name.endswith("norm.weight"):
         return torch.ones(dims, dtype=noise.dtype)
     begin, count = crc32(name.encode()) % len(noise), prod(dims)

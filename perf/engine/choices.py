@@ -1,9 +1,9 @@
-"""Starts that measure products and attention as if nobody had: do they choose the same?
+"""Checks whether fresh starts choose the same kernels for matrix products and attention.
 
     python -m perf.engine.choices [--model NAME] [--starts N] [--busy N] [--json PATH]
 
-Each start is a process of its own with no kept choices, one after the other, while
-``--busy`` other processes want a core each.
+Each start is a new process without saved choices. Starts run one after the other, while ``--busy``
+other processes load one core each.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from worker.settings import WorkerSettings
 
 
 def chosen(model: Path) -> tuple[str, ModelCard]:
-    """Products and attention that a worker of ``model`` chooses here, and its card."""
+    """The matrix products and attention that a worker of ``model`` chooses here, and its card."""
     with tempfile.TemporaryDirectory() as folder:
         settings = WorkerSettings(
             model_path=model, engine="torch", device="cpu", choices_path=Path(folder)

@@ -1,10 +1,10 @@
-"""Every measurement of the worker's engine, without Triton around it (``make bench-engine``).
+"""All measurements of the worker's engine, without Triton (``make bench-engine``).
 
     python -m perf.engine.gpu [--json PATH] [--device cuda|cpu] [--shape NAME] [--only SECTION …]
 
-Random weights of the shape are written first. A section that fails costs its own figures only.
-``TIDEGATE_WORKER__ENGINE_ARGS=prompt_graphs=true`` has steps with prompts recorded.
-``--device cpu --shape 0.5b`` measures a CPU; with ``--shape tiny`` its logic runs anywhere.
+It first writes random weights of the shape. A section that fails loses only its own figures.
+``TIDEGATE_WORKER__ENGINE_ARGS=prompt_graphs=true`` records steps with prompts as CUDA graphs.
+``--device cpu --shape 0.5b`` measures a CPU; ``--shape tiny`` tests the logic on any machine.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from worker.scheduler.plan import Plan
 from worker.settings import BLOCK_TOKENS, KvSettings, WorkerSettings
 
 NEVER: Final = 1e12
-"""Deadline that no job lasts until."""
+"""Deadline that no job reaches."""
 _PATIENCE_S: Final = 300.0
 _GREEDY: Final = {"temperature": 0.0, "ignore_eos": True}
 
@@ -53,8 +53,8 @@ class EngineRun:
 
 
 class GpuRuns:
-    """Jobs of an engine, which this starts, with the time of every event. No two of their prompts
-    begin alike."""
+    """Starts jobs on an engine, and records the time of every event. No two prompts share a
+    prefix."""
 
     def __init__(self, engine: EngineService, vocab_size: int) -> None:
         self.engine = engine
@@ -81,7 +81,7 @@ class GpuRuns:
         return run
 
     def wait(self, holds: Callable[[], bool]) -> None:
-        """Wait until it holds. Raises ``TimeoutError``."""
+        """Wait until ``holds()`` is true. Raises ``TimeoutError``."""
         with self._changed:
             if not self._changed.wait_for(holds, _PATIENCE_S):
                 raise TimeoutError(f"the engine was not done after {_PATIENCE_S:g} s")
@@ -103,8 +103,8 @@ class GpuRuns:
 
 @dataclass(slots=True)
 class GpuPlace:
-    """Where a run measures: a checkpoint, and a device; ``profile``: where a step's is written.
-    ``card`` is that of the last engine."""
+    """Checkpoint and device of a run. ``profile`` is the file for a step's profile; ``card`` is the
+    model card of the last engine."""
 
     path: Path
     device: str
@@ -114,7 +114,7 @@ class GpuPlace:
 
     @contextmanager
     def running(self, **settings: object) -> Iterator[GpuRuns]:
-        """An engine of these settings, as a worker builds it."""
+        """An engine with these settings, built as in a worker."""
         given = {"model_path": self.path, "engine": "torch", "device": self.device} | settings
         built = build_engine(WorkerSettings(**given))  # type: ignore[arg-type]
         self.card = built.card
@@ -149,7 +149,7 @@ def _rate(key: str, label: str, rate: float) -> Figure:
 
 
 def _decodes_per_s(runs: GpuRuns, batch: int, keys: int, answer: int) -> float:
-    """Tokens per second once each row of a batch has its first."""
+    """Tokens per second after each row of a batch has its first token."""
     rows = [runs.submit(runs.prompt(keys - 1), answer) for _ in range(batch)]
     runs.wait_ended(rows)
     begun = max(run.token_times[0] for run in rows)
@@ -158,8 +158,8 @@ def _decodes_per_s(runs: GpuRuns, batch: int, keys: int, answer: int) -> float:
 
 
 class WatchedStep(NamedTuple):
-    """A step as it was launched: its tokens, the host's time, how often memory was taken from the
-    driver, and the device's marks, if it has a clock."""
+    """A launched step: its tokens, the host's time, the number of memory allocations from the
+    driver, and the device's events, if it has a clock."""
 
     decodes: int
     prompt_tokens: int
@@ -169,12 +169,12 @@ class WatchedStep(NamedTuple):
 
 
 class StepWatch:
-    """Notes the steps that an executor launches from now on."""
+    """Records the steps that an executor launches from now on."""
 
     def __init__(self, executor: Executor) -> None:
         self.seen: list[WatchedStep] = []
         self.profile: Path | None = None
-        """Where the next step with prompt tokens and decodes is profiled, once."""
+        """File for a single profile of the next step with prompt tokens and decodes."""
         runner, name = executor.runner, "launch" if executor.launcher is not None else "execute"
         self._plain: Callable[[Plan], object] = getattr(runner, name)
         setattr(runner, name, self._run)
@@ -283,7 +283,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
-        "--shape", choices=tuple(SHAPES), default="8b", help="of the model; tiny: tries"
+        "--shape", choices=tuple(SHAPES), default="8b", help="of the model; tiny for tests"
     )
     names = tuple(SECTIONS)
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="these sections")

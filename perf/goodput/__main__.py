@@ -1,35 +1,34 @@
-"""``make bench-goodput``: what a deadline is worth when more is asked than can be done (PF-2).
+"""``make bench-goodput``: measures the benefit of deadlines under overload (PF-2).
 
     python -m perf.goodput [--trace FILE]… [--arrivals poisson|trace]
         [--deadlines proportional|constant|parts …] [--model MODEL [--device cpu]] [--turns N]
         [--json PATH]
 
-Two real Tritons with the paced synthetic engine, whose batch behaviour is that of the demo model
-on a CPU, slowed by a factor. An open-loop generator offers 0.5
-to 3 times what the two can do, as measured first, to one orchestrator per policy. Loads are run one
-after the other and policies in turns within each, so that what else the machine does falls on all
-alike.
+It runs two real Tritons with the paced synthetic engine, which batches like the demo model on a
+CPU, slowed by a factor. It first measures the capacity of both. Then an open-loop generator offers
+0.5 to 3 times that to one orchestrator per policy. Loads run one after the other; policies take
+turns within a load, so that other work on the machine affects all of them equally.
 
-Prompts, answers and arrivals are those of a trace (``perf.load.trace``), scaled to the engine;
-without one they are log-normal and Poisson. Answers are *open*: every request states the same
-generous cap and ends by itself, where only the engine knows. Next to it, as a ceiling, stands what
-Tidegate would do if every client knew and stated its length.
+Prompts, answers and arrivals come from a trace (``perf.load.trace``), scaled to the engine; without
+a trace, they are log-normal and Poisson. Answers are *open*: every request states the same generous
+cap, and only the engine knows where an answer ends. As an upper bound, one policy is Tidegate with
+clients that know and state the true lengths.
 
-With ``--model`` it is one Triton with our engine and that checkpoint, on a GPU unless ``--device``
-says otherwise. Prompts and deadlines are then as long as the trace has them, and answers end where
-the model draws an end, so nobody can state a length and deadlines cannot be in proportion to it.
-``--model 8b --answers 28`` writes random weights of that shape first, with as many end tokens as
-make answers of that mean.
+With ``--model``, it runs one Triton with our engine and that checkpoint, on a GPU unless
+``--device`` is given. Prompts and deadlines then have the trace's lengths. Answers end where the
+model samples an end token. So clients cannot state lengths, and deadlines are not proportional to
+them. ``--model 8b --answers 28`` first writes random weights of that shape, with enough end tokens
+for that mean length.
 
-A request is *met* when its whole answer is there by its own deadline, and with deadlines for parts
-every part by its own, judged by the client, whether the service was told of it or not. Goodput is
-met requests per second, attainment their share of those offered, waste the share of tokens that
-went to requests which were not met.
+A request is *met* if its whole answer arrives by its deadline, and each part by the deadline for
+that part, if any. The client judges this, even if the service does not know the deadline. Goodput
+is met requests per second. Attainment is their share of the offered requests. Waste is the share of
+tokens of requests that were not met.
 
-The rivals here are what one orchestrator can be set to: earliest deadline first with expiry, and
-first come, first served with clients that hang up at their deadline, which every user of vLLM has.
-Those from papers (JITServe, QoServe, SLOs-Serve) decide step by step what an engine runs, so they
-exist in the simulator only (``perf.sim``).
+The rivals here are settings of one orchestrator: earliest deadline first with expiry, and first
+come, first served with clients that hang up at their deadline, as any user of vLLM can do. Rivals
+from papers (JITServe, QoServe, SLOs-Serve) decide in each step which jobs an engine runs, so only
+the simulator has them (``perf.sim``).
 """
 
 import argparse
@@ -79,13 +78,13 @@ INSTANCES = 2
 SLOWER = 5.0
 STEP_MS, ROW_MS, PROMPT_TOKEN_MS = 1.28 * SLOWER, 0.127 * SLOWER, 0.088 * SLOWER
 FULL_STEP_MS = STEP_MS + ROW_MS * SLOTS + PROMPT_TOKEN_MS * 16
-"""Step of a busy engine, in ms: every slot decodes, and a third of a prompt comes with them."""
+"""Step of a busy engine in ms: every slot decodes, and a third of a prompt is prefilled."""
 SPEED = Speed(PROMPT_TOKEN_MS, FULL_STEP_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class GoodputSize:
-    """Amount to measure: loads in multiples of the capacity, times in seconds."""
+    """Size of a run: loads in multiples of the capacity, times in seconds."""
 
     loads: tuple[float, ...]
     warm_s: float
@@ -93,7 +92,7 @@ class GoodputSize:
     flood: int
     """Number of requests sent at once to find the capacity."""
     turns: int = 1
-    """Number of windows of each policy at each load, of another seed each."""
+    """Number of windows of each policy at each load; each has its own seed."""
 
     @property
     def seconds(self) -> float:
@@ -120,7 +119,7 @@ def _worked(of: Worked) -> Iterator[tuple[str, str, float]]:
 
 
 class Scene(NamedTuple):
-    """A trace and a manner of deadlines, on which policies are compared at one load after the
+    """A trace and a kind of deadlines, for a comparison of policies at one load after the
     other."""
 
     trace: str
@@ -137,9 +136,9 @@ class Scene(NamedTuple):
         counted: Scrape,
         worked: Sequence[Worked] = (),
     ) -> Cell:
-        """Cell of the requests of some windows; ``counted`` is what the service counted meanwhile,
-        ``worked`` what its workers did in each. Would-be refusals that were let in to learn from
-        and were met are false refusals."""
+        """Cell of the requests of some windows. ``counted`` has the service's counts for them,
+        ``worked`` the workers' totals per window. Requests that were admitted as samples instead
+        of refused, and were met, are false refusals."""
         key = f"{self.trace}.{self.manner}.{load:g}x.{policy.name}"
         name = f"{self.trace}, {self.manner}, {load:g} ×"
         more = []
@@ -183,7 +182,7 @@ class GoodputOptions:
 
     @property
     def spec(self) -> StackSpec:
-        """What each instance is."""
+        """Specification of each instance."""
         if self.model is None:
             return SPEC
         # The sizes of a step are its own: with 64 rows first come, first served looked bad.
@@ -234,7 +233,7 @@ async def run(choices: GoodputOptions, console: Console) -> Measured:
                 scene = Scene(source.name, manner)
                 load = choices.load(source, manner, card)
                 policies = [p for p in EVERY if p in choices.policies or p is HANG_UP]
-                # New ones for each scene: what they learnt from another would not be theirs.
+                # New ones for each scene, so that nothing learned from another scene counts.
                 async with fronts([(policy, addresses) for policy in policies]) as ready:
                     contest = _Contest(scene, load, choices, ready, lanes)
                     if source.name not in capacities:
@@ -251,7 +250,7 @@ async def run(choices: GoodputOptions, console: Console) -> Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Contest:
-    """Policies that take turns at the same load."""
+    """Runs policies in turns at the same load."""
 
     scene: Scene
     load: DrawnLoad
@@ -260,10 +259,10 @@ class _Contest:
     lanes: Sequence[BenchLane]
 
     async def capacity(self) -> float:
-        """Requests per second with every slot full: the middle of a flood without deadlines.
+        """Requests per second with every slot full, from the middle of a flood without deadlines.
 
-        Measured on the same stretch of the trace as the cells, whose requests may be heavier or
-        lighter than the mean.
+        It uses the same part of the trace as the cells, because its requests may be larger or
+        smaller than the mean.
         """
         asks = at_once(self.load, self.choices.size.flood, SEED)
         results = await self.fronts[HANG_UP.name].offer(PATH, asks, linger_s=90.0)
@@ -273,8 +272,8 @@ class _Contest:
         return 0.7 * len(ends) / (percentile(ends, 85) - percentile(ends, 15))
 
     async def warm_up(self) -> None:
-        """Let all policies learn pace and lengths from some requests, as a service that has run for
-        a while would have: what a cold start does is another question."""
+        """Let all policies learn pace and lengths from some requests, like a service that has run
+        for a while. Cold starts are not measured here."""
         for policy in self.choices.policies:
             asks = at_once(
                 self.load,
@@ -285,7 +284,7 @@ class _Contest:
             await self.fronts[policy.name].offer(PATH, asks, linger_s=30.0)
 
     async def cells(self, factor: float, capacity: float) -> list[Cell]:
-        """Windows of all policies at one load, another policy first in each turn."""
+        """Windows of all policies at one load; a different policy is first in each turn."""
         size, policies = self.choices.size, self.choices.policies
         found: dict[str, list[tuple[OfferedTurn, Scrape, Worked]]] = {
             policy.name: [] for policy in policies
@@ -320,7 +319,7 @@ class _Contest:
     async def _window(
         self, front: Front, asks: list[StreamRequest]
     ) -> tuple[OfferedTurn, Scrape, Worked]:
-        """Requests of one policy, and what the service and the workers counted meanwhile."""
+        """Requests of one policy, and the counts of the service and the workers for them."""
         began = await self._totals()
         before = await scrape(HOST, front.service.port)
         results = await front.offer(PATH, asks, max(map(_patience_s, asks)) + 0.25)
@@ -331,7 +330,7 @@ class _Contest:
 
 
 def _patience_s(ask: StreamRequest) -> float:
-    """Seconds after which nothing of an answer can be on time any more."""
+    """Seconds after which no part of an answer can be in time."""
     if ask.deadline_ms < NEVER_MS:
         return ask.deadline_ms / 1000
     most = ask.body["max_tokens"]
@@ -368,7 +367,7 @@ async def _main() -> int:
 
 @contextmanager
 def _written(choices: GoodputOptions, answers: float | None) -> Iterator[GoodputOptions]:
-    """``choices`` whose model is there: one that is a shape is written, and removed afterwards."""
+    """``choices`` with an existing model: a shape is written first, and removed afterwards."""
     shape = choices.model.name if choices.model and not choices.model.exists() else ""
     if not shape:
         yield choices
@@ -400,8 +399,7 @@ def new_arguments() -> argparse.ArgumentParser:
 
 
 def choices_of(args: argparse.Namespace) -> GoodputOptions:
-    """Choices that the options state. Raises ``ValueError`` for options that do not fit each
-    other."""
+    """Choices from the options. Raises ``ValueError`` for options that exclude each other."""
     size = FULL
     if args.loads:
         size = replace(size, loads=tuple(args.loads))
@@ -424,7 +422,7 @@ def choices_of(args: argparse.Namespace) -> GoodputOptions:
 
 
 def _of_a_model(choices: GoodputOptions, *, has_trace: bool) -> GoodputOptions:
-    """``choices`` without what only a synthetic engine has. Raises ``ValueError``."""
+    """``choices`` without those for a synthetic engine only. Raises ``ValueError``."""
     assert choices.model is not None
     if not choices.model.exists() and str(choices.model) not in SHAPES:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Orchestrators of different policies, and what is sent through them."""
+"""Orchestrators with different policies, and the requests sent through them."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,8 +20,8 @@ class Front:
     service: OrchestratorProcess
 
     async def offer(self, path: str, asks: list[StreamRequest], linger_s: float) -> list[Result]:
-        """Send ``asks`` and wait for their ends. Raises ``RuntimeError`` when work outlasts its
-        clients."""
+        """Send ``asks`` and wait until they end. Raises ``RuntimeError`` if work continues after
+        its clients have left."""
         states, hangs_up = self.policy.states_deadline, self.policy.hangs_up
         plan = OpenLoopPlan(HOST, self.service.port, path, asks, states, linger_s, hangs_up)
         return await offer(plan, self.policy.label)

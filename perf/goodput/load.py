@@ -1,4 +1,4 @@
-"""The requests of ``perf.goodput``: sizes, arrivals and deadlines, of a trace or drawn."""
+"""The requests of ``perf.goodput``: sizes, arrivals and deadlines, from a trace or random."""
 
 import random
 from collections import Counter
@@ -24,14 +24,14 @@ from perf.load.workload import Sizes, Speed
 from worker.runner.synthetic import length_ids
 
 LOG_NORMAL = "log-normal"
-"""Name of the load that comes from no trace."""
+"""Name of the load without a trace."""
 _PROMPTS = Sizes(median=48, sigma=0.8, least=8, most=256)
 _ANSWERS = Sizes(median=24, sigma=0.7, least=4, most=96)
 _ROWS = 4000
 _FRESH = random.Random()
 _BURST = 0.4
-"""Share of a window's requests in a tenth of it from which it is one burst. Of 30 windows of the
-code trace at 2 × an H100, 9 were; of conversations none."""
+"""A window counts as one burst if a tenth of it has at least this share of its requests. Of 30
+windows of the code trace at 2 × an H100, 9 were bursts; of conversations, none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class LoadSource:
 
 
 def source_of(file: Path) -> LoadSource:
-    """Source of a trace. Its clients write code where the file's name says so, else they chat."""
+    """Source of a trace. The file's name tells if its clients write code; otherwise they chat."""
     name = "code" if "code" in file.stem else file.stem.rpartition("-")[2]
     return LoadSource(name, read_trace(file), CODE if name == "code" else CHAT)
 
 
 def log_normal(seed: int) -> LoadSource:
-    """Source of mixed requests, drawn: most are short, some are long."""
+    """Source of random mixed requests: most are short, some are long."""
     rng = random.Random(seed)
     rows = [
         TraceRow(float(i), PROMPT_SCALE * _PROMPTS.draw(rng), ANSWER_SCALE * _ANSWERS.draw(rng))
@@ -61,12 +61,12 @@ def log_normal(seed: int) -> LoadSource:
 
 @dataclass(frozen=True, slots=True)
 class DrawnLoad:
-    """Load of token ids, new ones for every prompt.
+    """Load with token ids as prompts, new ones for every prompt.
 
-    For synthetic engines an answer's length is drawn and put into its prompt's last ids. A request
-    states the same generous cap as all others, or its true length, which no client knows. With
-    ``has_own_ends`` answers are a model's, drawn from all of its vocabulary, and end where it draws
-    an end.
+    For synthetic engines, the answer's length is random and encoded in the prompt's last ids. A
+    request states the same generous cap as all others, or its true length, which no real client
+    knows. With ``has_own_ends``, a model samples answers from its whole vocabulary, and ends them
+    at an end token.
     """
 
     trace: TraceLoad
@@ -83,7 +83,7 @@ class DrawnLoad:
         ]
 
     def seeds(self, per_s: float, seconds: float, count: int) -> list[int]:
-        """Seeds from ``SEED`` on, without those whose window is one burst of the trace."""
+        """Seeds from ``SEED`` on, except those whose window is one burst of the trace."""
         found: list[int] = []
         for seed in range(SEED, SEED + 20 * count):
             times = [one.at_s for one in self.trace.requests(per_s, seconds, seed)]
@@ -93,8 +93,8 @@ class DrawnLoad:
         return found[:count] if len(found) >= count else [*range(SEED, SEED + count)]
 
     def _body(self, request: TracedRequest, knows_lengths: bool) -> dict[str, object]:
-        # New ids each time, whatever the seed: no policy may find in a worker's cache what was
-        # computed for the one before it.
+        # New ids each time, independent of the seed, so that no policy profits from the cache
+        # entries of the policy before it.
         length = request.answer_tokens
         ends = [] if self.has_own_ends else length_ids(length)
         own = _FRESH.choices(
@@ -114,7 +114,7 @@ class DrawnLoad:
 def at_once(
     load: DrawnLoad, count: int, seed: int, *, knows_lengths: bool = False
 ) -> list[StreamRequest]:
-    """``count`` requests at one time and without deadlines, to show what the service can take."""
+    """``count`` simultaneous requests without deadlines, to measure the service's capacity."""
     asks = load.asks(float(count), 1.0, seed, knows_lengths=knows_lengths)
     return [StreamRequest(0.0, NEVER_MS, ask.body) for ask in asks]
 
@@ -129,8 +129,8 @@ def drawn_load(
     is_poisson: bool,
     has_own_ends: bool = False,
 ) -> DrawnLoad:
-    """Load of ``source``: with its sizes divided to suit a synthetic engine, or as they are for a
-    model, which ``has_own_ends``."""
+    """Load of ``source``. For a synthetic engine, its sizes are divided; for a model
+    (``has_own_ends``), they are unchanged."""
     trace = TraceLoad(
         source.rows,
         speed,

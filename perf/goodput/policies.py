@@ -1,7 +1,7 @@
-"""The policies that ``perf.goodput`` compares: settings of one and the same orchestrator.
+"""The policies that ``perf.goodput`` compares, as settings of the same orchestrator.
 
-Rivals from papers (JITServe, QoServe, SLOs-Serve) decide step by step which jobs an engine runs, so
-they exist in the simulator only: ``perf.sim.rivals``.
+Rivals from papers (JITServe, QoServe, SLOs-Serve) decide in each step which jobs an engine runs, so
+only the simulator has them: ``perf.sim.rivals``.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One policy; ``settings`` are ``TIDEGATE_…``, and every queue is unbounded in addition."""
+    """One policy; ``settings`` are ``TIDEGATE_…``. In addition, every queue is unbounded."""
 
     name: str
     label: str
@@ -19,7 +19,7 @@ class Policy:
     hangs_up: bool = False
     """Whether clients close their connections at their deadlines."""
     knows_lengths: bool = False
-    """Whether requests state their answers' true lengths, which no client can: a ceiling."""
+    """Whether requests state their true answer lengths: an upper bound, as no client knows them."""
 
     def env(self) -> dict[str, str]:
         values = {"QUEUE__MAX_WAITING": "-1", "TELEMETRY__LOG_LEVEL": "warning"} | dict(
@@ -29,7 +29,7 @@ class Policy:
 
 
 FIXED_ROWS: Mapping[str, str] = {"DISPATCH__ROW_POLICY": "fixed"}
-"""Settings to run as many rows as an instance has slots, whatever that does to their chances."""
+"""Settings to always run as many rows as an instance has slots, even if that hurts deadlines."""
 
 _FIFO = {"QUEUE__ORDER": "fifo", "ADMISSION__MODE": "off"}
 
@@ -43,7 +43,7 @@ UNPREDICTED = Policy(
 )
 """Earliest deadline with expiry, as llm-d and Dynamo queue; also Tidegate without its forecasts."""
 HANG_UP = Policy("fifo-hang-up", "FIFO, clients hang up", False, _FIFO, hangs_up=True)
-"""First come, first served with clients that hang up: what every user of vLLM has."""
+"""First come, first served with clients that hang up, as with vLLM."""
 FIFO = Policy("fifo", "FIFO, no deadlines", False, _FIFO)
 
 POLICIES = (OURS, FIFO, UNPREDICTED)

@@ -1,14 +1,14 @@
-"""Load generators outside of a service, and the requests that they send.
+"""Load generators outside a service, and their requests.
 
-- ``closed_loop``  as many streams as asked for at all times, in a process of its own
-- ``open_loop``    requests that arrive when they arrive, in a process of its own
-- ``drive``        starts either and reads what it measured
+- ``closed_loop``  a constant number of streams, in its own process
+- ``open_loop``    requests at fixed arrival times, in its own process
+- ``drive``        starts either generator and reads its results
 - ``connection``   one HTTP/1.1 connection for a load generator
 - ``lane``         a bare lane to a worker, without the orchestrator
-- ``workload``     sizes of requests, drawn
-- ``trace``        requests as a real service got them
+- ``workload``     random sizes of requests
+- ``trace``        requests recorded at a real service
 - ``chats``        stories for the demo model, which ends them itself
-- ``cells``        mixed requests on which the best number of rows depends
-- ``outcomes``     outcomes of requests, as clients judge them: turns and cells
+- ``cells``        mixed requests with different optimal numbers of rows
+- ``outcomes``     outcomes of requests for their clients: turns and cells
 - ``usage``        CPU time and memory of other processes
 """

@@ -1,8 +1,8 @@
-"""Mixed requests under deadlines, drawn from a seed, on which the best number of rows depends.
+"""Random mixed requests with deadlines; the best number of rows depends on the mix.
 
-Half of the requests ask for a short fact, half for a story of some 170 tokens, and nobody says how
-long the answer will be. Rates are multiples of the capacity: the rate at which first come, first
-served still meets 95 % of such requests within 2 s.
+Half of the requests ask for a short fact, half for a story of about 170 tokens. Clients do not
+state the length of the answer. Rates are multiples of the capacity, which is the highest rate at
+which first come, first served meets 95 % of such requests within 2 s.
 """
 
 import random
@@ -15,14 +15,14 @@ from perf.load.workload import Sizes
 from worker.runner.synthetic import StepCost
 
 CAP_TOKENS = 512
-"""Value of ``max_tokens`` that every request states."""
+"""Value of ``max_tokens`` in every request."""
 DEMO_COST: Final = StepCost(2.5e-3, 0.219e-3, 0.15e-3)
-"""Step cost of the demo engine on the machine that these deadlines were chosen for: 6 ms with 16
+"""Step cost of the demo engine on the machine for which these deadlines were chosen: 6 ms with 16
 rows, 16.5 ms with 64."""
 
 
 class CellRequest(NamedTuple):
-    """One request to come. ``answer_tokens`` is about how long its answer is by itself."""
+    """One future request. ``answer_tokens`` is the approximate natural length of its answer."""
 
     at_s: float
     kind: str
@@ -35,7 +35,7 @@ class CellRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CellStream:
-    """Requests of one kind. They come by chance, ``per_s`` on average, within the first ``on_s`` of
+    """Requests of one kind. They arrive at random, ``per_s`` on average, in the first ``on_s`` of
     every ``every_s``. Each has one of the deadlines."""
 
     kind: str
@@ -66,7 +66,7 @@ class CellStream:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Several kinds side by side. ``focus`` is the kind that a table tells apart, if any."""
+    """Several kinds together. ``focus`` is the kind with its own column in a table, if any."""
 
     name: str
     streams: tuple[CellStream, ...]
@@ -78,7 +78,7 @@ class Mix:
         return sum(stream.per_s for stream in self.streams)
 
     def requests(self, seconds: float, seed: int) -> list[CellRequest]:
-        """Requests in order of time; the same for a seed every time."""
+        """Requests in order of time; a seed always gives the same ones."""
         return sorted(
             request
             for number, stream in enumerate(self.streams)

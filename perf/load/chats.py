@@ -1,6 +1,6 @@
-"""Chats that end where the model ends them: stories of the demo model, three kinds of a real one.
+"""Chats that the model itself ends: stories for the demo model, three kinds for a real one.
 
-One seed makes the same requests for every server.
+A seed gives the same requests for every server.
 """
 
 import random
@@ -12,7 +12,7 @@ from perf.load.open_loop import StreamRequest
 
 PATH: Final = "/v1/chat/completions"
 STORIES: Final = tuple(("Tell me a story about {}.", patience_s) for patience_s in (1.0, 3.0, 8.0))
-"""What clients ask, and their deadlines in seconds; each kind is a third of them."""
+"""Questions of clients, and their deadlines in seconds; each kind is a third of them."""
 APPLICATIONS: Final = (
     ("Write one sentence about {}.", 1.5),
     ("List three facts about {}.", 4.0),
@@ -20,10 +20,10 @@ APPLICATIONS: Final = (
 )
 """The same for a chat model with real weights."""
 MAX_TOKENS: Final = 512
-"""Cap that every story states, as a careful client does; most are told in some 170 tokens."""
+"""Cap in every story request, as from a careful client; most stories take about 170 tokens."""
 
 _ARTICLE: Final = re.compile(r"\b([Aa]) (?=[aeiouAEIOU]|hones)")
-# Of the grammar that the model was trained on (tools/demo_model of commit 108c2fb0).
+# From the grammar of the model's training data (tools/demo_model of commit 108c2fb0).
 _WHO: Final = re.split(
     " ",
     "fox rabbit mouse bear owl cat dog hedgehog squirrel badger otter duck frog turtle wolf lion "
@@ -56,7 +56,7 @@ Kinds = Sequence[tuple[str, float]]
 
 
 def story(rng: random.Random, form: str = STORIES[0][0]) -> str:
-    """Message of a form; the demo model answers a story of some 170 tokens."""
+    """Message with a template; the demo model answers with a story of about 170 tokens."""
     return _articles(form.format(f"a {rng.choice(_WHO)} and a {rng.choice(_THINGS)}"))
 
 
@@ -67,7 +67,7 @@ def stories(
     rng, asks, at_s = random.Random(seed), list[StreamRequest](), 0.0
     left: list[tuple[str, float]] = []
     while (at_s := at_s + rng.expovariate(per_s)) < seconds:
-        # Drawn like cards, so that the shares are equal in a short run too.
+        # Drawn without replacement, so that the shares are equal in a short run, too.
         left = left or rng.sample(kinds, len(kinds))
         form, patience_s = left.pop()
         body = chat(model, story(rng, form), max_tokens=MAX_TOKENS)
@@ -76,13 +76,13 @@ def stories(
 
 
 def at_once(count: int, tokens: int, seed: int, model: str) -> list[StreamRequest]:
-    """``count`` requests at the same time, of exactly ``tokens`` each, with two minutes to do
-    them."""
+    """``count`` simultaneous requests of exactly ``tokens`` each, with a deadline of two
+    minutes."""
     rng = random.Random(seed)
     exact = {"max_tokens": tokens, "ignore_eos": True}
     return [StreamRequest(0.0, 120_000.0, chat(model, story(rng), **exact)) for _ in range(count)]
 
 
 def _articles(text: str) -> str:
-    """Turn "a owl" into "an owl" and leave the rest alone."""
+    """Change "a owl" to "an owl", and nothing else."""
     return _ARTICLE.sub(r"\1n ", text)

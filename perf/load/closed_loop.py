@@ -1,14 +1,14 @@
-"""A load generator for OpenAI event streams that costs next to nothing itself.
+"""A load generator for OpenAI event streams with a minimal cost of its own.
 
     python -m perf.load.closed_loop PLAN.json        prints a LoadResult as JSON
 
-It shares the cores with what it measures, so it parses no JSON while it runs: raw sockets in one
-epoll loop, events counted as bytes. That every token arrived is proven twice per request, by the
-number of events and by the usage that the stream itself reports.
+It shares the cores with the measured server, so it parses no JSON while it runs. It reads raw
+sockets in one epoll loop, and counts events as bytes. It checks twice per request that every token
+arrived: by the number of events, and by the usage that the stream reports.
 
-Each client keeps one connection and sends the next request when the last one has ended (closed
-loop). After a warm-up, rates, CPU time and gaps are taken over fixed windows; the requests that
-are running when the last window closes are read to their end.
+Each client keeps one connection, and sends the next request when the last one has ended (closed
+loop). After a warm-up, it measures rates, CPU time and gaps over fixed windows. It reads requests
+that run at the end of the last window to their end.
 """
 
 import selectors
@@ -33,9 +33,9 @@ class LoadFailed(RuntimeError):
 class ClosedLoopPlan(msgspec.Struct, frozen=True):
     """Requests to send, and how to measure them.
 
-    ``overhead_events`` are the events of a stream that carry no token (``[DONE]`` among them).
-    ``poll_ms`` 0 reads every byte as it comes, which gaps need; above 0 the sockets are read in
-    rounds that far apart, which throughput wants. ``watch`` are process ids whose CPU time is read.
+    ``overhead_events`` is the number of a stream's events without a token, including ``[DONE]``.
+    With ``poll_ms`` 0, bytes are read as they arrive, to measure gaps. Above 0, the sockets are
+    read at that interval, to measure throughput. ``watch`` has ids of processes for CPU time.
     """
 
     host: str
@@ -52,7 +52,7 @@ class ClosedLoopPlan(msgspec.Struct, frozen=True):
 
 
 class MeasuredWindow(msgspec.Struct, frozen=True):
-    """One measured stretch of time. Gaps are between a stream's consecutive reads with events."""
+    """One measured time window. Gaps are between consecutive reads of a stream with events."""
 
     seconds: float
     tokens: int
@@ -93,7 +93,7 @@ class SseClient:
         self.socket.sendall(self._request)
 
     def receive(self, now: float, gaps: list[float] | None) -> int:
-        """Read what is there; returns how many events it held. Raises ``LoadFailed``."""
+        """Read available data; return its number of events. Raises ``LoadFailed``."""
         try:
             data = self.socket.recv(1 << 18)
         except BlockingIOError:
@@ -134,7 +134,7 @@ class SseClient:
 
 
 def run(plan: ClosedLoopPlan) -> LoadResult:
-    """Run the whole load in this thread. Raises ``LoadFailed`` when anything at all is missing."""
+    """Run the whole load in this thread. Raises ``LoadFailed`` if any token is missing."""
     max_tokens = plan.body["max_tokens"]
     if not isinstance(max_tokens, int):
         raise ValueError("body.max_tokens must be a number")
@@ -192,7 +192,7 @@ class _Reader:
 
     @property
     def tokens(self) -> int:
-        """Tokens seen so far; events that carry none are taken off when their stream ends."""
+        """Tokens seen so far. A stream's events without tokens are subtracted at its end."""
         return self._events - self.finished * self._overhead_events
 
     def until(self, end: float, gaps: list[float] | None = None) -> None:
@@ -201,7 +201,7 @@ class _Reader:
             self._round(end - now, gaps, again=True)
 
     def drain(self, end: float) -> None:
-        """Read what runs to its end. Raises ``LoadFailed`` when it does not come in time."""
+        """Read running streams to their end. Raises ``LoadFailed`` if they do not end in time."""
         while any(client.busy for client in self._clients):
             now = time.perf_counter()
             if now > end:

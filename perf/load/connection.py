@@ -1,6 +1,6 @@
-"""HTTP/1.1 as bare as a client can speak it: its own cost must not be measured.
+"""A minimal HTTP/1.1 client, so that its own cost does not affect measurements.
 
-What all load generators look for in the bytes of a response, and one kept-alive connection.
+It has the byte patterns that all load generators look for, and one keep-alive connection.
 """
 
 import asyncio
@@ -10,17 +10,17 @@ from typing import Final, Self
 import msgspec
 
 HOST: Final = "127.0.0.1"
-"""Host of all that is measured: this machine."""
+"""Host of all measured servers: this machine."""
 EVENT: Final = b"\ndata: "
 LAST_BYTES: Final = b"\r\n0\r\n\r\n"
-"""Bytes that end a chunked body, and so a response."""
+"""Bytes at the end of a chunked body, and so of a response."""
 TAIL: Final = 1024
-"""Bytes that are enough to hold the usage event, ``[DONE]`` and the end of the body."""
+"""Number of bytes that holds the usage event, ``[DONE]`` and the end of the body."""
 USAGE: Final = re.compile(rb'"completion_tokens": ?(\d+)')
 FIRST_TEXT = re.compile(rb'"text": ?"[^"]')
 """Pattern of the first event of a completion that carries text."""
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-"""Pattern of the length that an answer's head states."""
+"""Pattern of the length in a response's headers."""
 
 
 def request_bytes(
@@ -40,7 +40,7 @@ class HttpError(RuntimeError):
 
 
 class HttpConnection:
-    """One kept-alive connection for requests one after another; it has no time limits."""
+    """One keep-alive connection for consecutive requests, without time limits."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
@@ -57,7 +57,7 @@ class HttpConnection:
     def send(
         self, method: str, path: str, body: dict[str, object] | None = None, headers: str = ""
     ) -> None:
-        """Start a request; what was left of the last response is dropped."""
+        """Start a request, and drop unread bytes of the last response."""
         self._received = b""
         self._writer.write(request_bytes(self._host, self._port, method, path, body, headers))
 
@@ -87,7 +87,7 @@ class HttpConnection:
         return int(head[9:12]), body
 
     def drop(self) -> None:
-        """Close the socket at once, whatever is still to come on it."""
+        """Close the socket at once, even if more data would arrive."""
         self._writer.transport.abort()
 
     async def _more(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs the load generator as a process of its own and returns what it found."""
+"""Runs a load generator in its own process, and returns its results."""
 
 import asyncio
 import sys
@@ -28,7 +28,7 @@ _FEW_TOKENS = 5
 
 @dataclass(frozen=True, slots=True)
 class FloodTarget:
-    """A server to flood, and the processes behind it whose CPU time is read."""
+    """A server to flood, and its processes whose CPU time is measured."""
 
     port: int
     watch: dict[str, int]
@@ -36,23 +36,22 @@ class FloodTarget:
 
 
 class MeasuredWindows(NamedTuple):
-    """Measured stretches of time, one behind the other: ``number`` of ``window_s``, after
-    ``warm_s``."""
+    """Consecutive measured windows: ``number`` windows of ``window_s``, after ``warm_s``."""
 
     warm_s: float
     window_s: float
     number: int
 
     def tokens(self, step_ms: float) -> int:
-        """Tokens of a stream, one each ``step_ms``, that outlasts all windows: what it costs to
-        begin one stays out."""
+        """Length of a stream with one token per ``step_ms`` that outlasts all windows, so that they
+        do not include the cost of a stream's start."""
         return round((self.warm_s + self.number * self.window_s + 1.0) * 1000 / step_ms)
 
 
 def completion(
     model: str, max_tokens: int, prompt: str | list[int] = "Time and tide"
 ) -> dict[str, object]:
-    """Body of a streamed completion that takes all of ``max_tokens`` and reports its usage."""
+    """Body of a streamed completion of exactly ``max_tokens`` that reports its usage."""
     return {
         "model": model,
         "prompt": prompt,
@@ -155,7 +154,7 @@ async def stream(
 
 
 async def flood(target: FloodTarget, windows: MeasuredWindows) -> LoadResult:
-    """Load ``target`` with 32 streaming clients, each taking tokens as fast as they come."""
+    """Load ``target`` with 32 streaming clients, each reading tokens as fast as they arrive."""
     body = completion(target.model, MAX_TOKENS)
     return await stream(target.port, body, CLIENTS, windows, watch=target.watch, poll_ms=POLL_MS)
 
@@ -163,7 +162,7 @@ async def flood(target: FloodTarget, windows: MeasuredWindows) -> LoadResult:
 async def in_turns(
     first: FloodTarget, second: FloodTarget, *, quick: bool
 ) -> tuple[LoadResult, LoadResult]:
-    """Flood both in short turns, so that what else the machine does falls on both alike."""
+    """Flood both in short turns, so that other work on the machine affects both equally."""
     rounds, window_s = (3, 0.4) if quick else (5, 1.5)
     results: tuple[list[LoadResult], list[LoadResult]] = ([], [])
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""A lane of the benchmark's own, straight to a worker, with as little as possible in between."""
+"""The benchmark's own lane, directly to a worker, with minimal code in between."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ from protocol import (
 
 _OPEN_S = 20.0
 _BUDGET_MS = 300_000.0
-"""Budget of every job: longer than the slowest of them would take to its end."""
+"""Budget of every job: longer than the slowest job takes."""
 
 
 class SentJob:
@@ -69,7 +69,7 @@ class BenchLane:
         return self.stats
 
     def take(self, frame: Frame) -> None:
-        """Hand a frame's news to the jobs that it is about."""
+        """Pass a frame's events to their jobs."""
         now = time.perf_counter()
         if frame.stats is not None:
             self.stats = frame.stats

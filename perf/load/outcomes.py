@@ -1,7 +1,7 @@
-"""Outcomes of requests of an open loop, as clients judge them: turns, and the cells that they make.
+"""Outcomes of open-loop requests, as clients judge them, in turns and cells.
 
-A cell is one contestant at one load; it has a turn or more. Both are the same for policies of one
-orchestrator (``perf.goodput``) and for servers next to each other (``perf.peers``).
+A cell is one contestant at one load, with one or more turns. Policies of one orchestrator
+(``perf.goodput``) and compared servers (``perf.peers``) both use them.
 """
 
 import random
@@ -29,7 +29,7 @@ def is_met(ask: StreamRequest, result: Result) -> bool:
 
 
 def is_refused(result: Result) -> bool:
-    """Whether the server said at once that it would not try, or gave up before a first token."""
+    """Whether the server refused at once, or gave up before a first token."""
     return result.status not in (0, 200) and not result.first_s
 
 
@@ -43,8 +43,8 @@ def _end_of(ask: StreamRequest, result: Result) -> str:
 
 @dataclass(frozen=True)
 class OfferedTurn:
-    """Requests that were due within ``window_s`` seconds; ``kinds`` tells apart what they are, one
-    for each of ``outcomes``, if at all."""
+    """Requests that were due within ``window_s`` seconds. ``kinds`` has the kind of each of
+    ``outcomes``, or is empty."""
 
     outcomes: Sequence[Outcome]
     window_s: float
@@ -59,7 +59,7 @@ class OfferedTurn:
         window_s: float,
         kinds: Sequence[str] = (),
     ) -> Self:
-        """Turn of all requests but those that were due in the first ``warm_s``."""
+        """Turn of all requests except those due in the first ``warm_s``."""
         due = [number for number, ask in enumerate(asks) if ask.at_s >= warm_s]
         outcomes = [(asks[number], results[number]) for number in due]
         return cls(outcomes, window_s, [kinds[number] for number in due] if kinds else ())
@@ -108,9 +108,9 @@ class OfferedTurn:
 
 @dataclass(frozen=True)
 class Cell:
-    """Turns of one contestant at one load. ``key`` and ``title`` begin the names of its figures;
-    ``kinds`` are those whose share is told apart; ``rate_key`` names the figure of requests met per
-    second; ``more`` are figures that only this benchmark has."""
+    """Turns of one contestant at one load. ``key`` and ``title`` are prefixes of figures' names.
+    ``kinds`` get a share of their own. ``rate_key`` is the key of requests met per second, ``more``
+    has figures of this benchmark only."""
 
     key: str
     load: str

@@ -1,8 +1,8 @@
-"""Requests of a real service: prompts, answers and arrivals out of a trace.
+"""Requests of a real service: prompts, answers and arrivals from a trace.
 
 Files have the columns of Azure's LLM inference traces (``TIMESTAMP, ContextTokens,
-GeneratedTokens``; Patel et al., Splitwise, ISCA 2024). Token counts are divided so that they suit a
-small engine, and fixed deadlines with them: what matters is how they relate.
+GeneratedTokens``; Patel et al., Splitwise, ISCA 2024). Token counts are divided to suit a small
+engine, and fixed deadlines by the same factor, so that their ratio stays the same.
 """
 
 import csv
@@ -26,10 +26,10 @@ class TraceError(ValueError):
 
 
 class Manner(StrEnum):
-    """Manner in which clients choose their deadlines."""
+    """How clients choose their deadlines."""
 
     PROPORTIONAL = "proportional"
-    """Deadline is a multiple of what the request itself takes, which only an oracle knows."""
+    """Deadline is a multiple of the request's own service time, which only an oracle knows."""
     CONSTANT = "constant"
     """Deadline is the same for all requests of an application, however long the answer."""
     PARTS = "parts"
@@ -46,7 +46,7 @@ class TraceRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """A kind of client. Times in ms, of the unscaled trace; ``share`` of the requests are its."""
+    """A kind of client. Times are ms of the unscaled trace; it sends ``share`` of the requests."""
 
     name: str
     share: float
@@ -101,11 +101,11 @@ def read_trace(file: Path) -> list[TraceRow]:
 
 @dataclass(frozen=True, slots=True)
 class TraceLoad:
-    """Loads made of a trace's requests. Every request states the same generous cap.
+    """Loads from a trace's requests. Every request states the same generous cap.
 
-    ``is_poisson`` draws arrivals; else the trace's own are stretched to the rate that is asked for,
-    bursts and all. Deadlines in proportion are one of ``patience`` times the request's own service
-    at ``speed``, plus ``margin_ms``.
+    ``is_poisson`` draws random arrivals. Otherwise the trace's arrivals are scaled to the requested
+    rate, including bursts. A proportional deadline is one of ``patience`` times the request's own
+    service time at ``speed``, plus ``margin_ms``.
     """
 
     rows: Sequence[TraceRow]
@@ -127,7 +127,7 @@ class TraceLoad:
         return max(1, round(tokens / self.answer_scale))
 
     def requests(self, per_s: float, seconds: float, seed: int) -> Iterator[TracedRequest]:
-        """``per_s`` · ``seconds`` requests from a random place of the trace on, in order of time.
+        """``per_s`` · ``seconds`` requests from a random position in the trace, in order of time.
 
         Seeds differ in the place, the gaps (when Poisson) and the clients' patience.
         """

@@ -18,10 +18,10 @@ _SCHED = 2
 
 
 def process_cpu_s(pid: int) -> float:
-    """Seconds of CPU that ``pid`` has used, user and system, threads that ended included.
+    """CPU seconds that ``pid`` has used, user and system, including ended threads.
 
-    Its CPU-time clock, as ``clock_getcpuclockid(3)`` names it: exact, where ``/proc/PID/stat``
-    counts ticks of 10 ms. Raises ``ProcessLookupError`` when the process is gone.
+    It reads the CPU-time clock of ``clock_getcpuclockid(3)``, which is exact; ``/proc/PID/stat``
+    counts ticks of 10 ms. Raises ``ProcessLookupError`` if the process is gone.
     """
     try:
         return time.clock_gettime((~pid << 3) | _SCHED)
@@ -31,7 +31,7 @@ def process_cpu_s(pid: int) -> float:
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """That many processes which want a core each, meanwhile."""
+    """Run ``count`` processes that load one core each."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -44,15 +44,15 @@ def busy_loops(count: int) -> Iterator[None]:
 _MIB = 2**20
 _SHM = "/dev/shm/"
 PARTS: Final = 10
-"""Parts that a long run is told by: in the first one caches and buffers fill, so growth is counted
-from the second on."""
+"""Number of parts of a long run. Caches and buffers fill in the first, so growth counts from the
+second on."""
 _LOOK_EVERY_S: Final = 5.0
 _GONE = (FileNotFoundError, ProcessLookupError)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerUsage:
-    """Usage of some processes, added up. Pages that they share count for each."""
+    """Total usage of some processes. Shared pages count for each process."""
 
     rss_mib: float
     shm_mib: float
@@ -63,13 +63,13 @@ class ServerUsage:
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """Usage now of ``pid`` and all processes below it. Processes that end meanwhile are left
-        out."""
+        """Current usage of ``pid`` and its descendants. Processes that end during the read are
+        skipped."""
         return cls.of_each(tree(pid))
 
     @classmethod
     def of_each(cls, pids: Iterable[int]) -> Self:
-        """Usage now of ``pids``, without the processes below them."""
+        """Current usage of ``pids``, without their descendants."""
         rss = 0.0
         fds = threads = processes = 0
         mapped: dict[tuple[int, int], int] = {}
@@ -98,14 +98,14 @@ def rss_mib(pid: int) -> float:
 
 
 def tree(pid: int) -> Iterator[int]:
-    """``pid`` and every process below it."""
+    """``pid`` and all of its descendants."""
     yield pid
     for child in children_of(pid):
         yield from tree(child)
 
 
 def _mapped(proc: Path) -> dict[tuple[int, int], int]:
-    """Bytes really taken by each file in ``/dev/shm`` that the process maps."""
+    """Allocated bytes of each file in ``/dev/shm`` that the process maps."""
     found: dict[tuple[int, int], int] = {}
     for line in (proc / "maps").read_text().splitlines():
         at = line.find(_SHM)
@@ -118,7 +118,7 @@ def _mapped(proc: Path) -> dict[tuple[int, int], int]:
 
 @dataclass(slots=True)
 class Looks:
-    """Looks at processes during a long run of ``seconds``, told by tenths of it."""
+    """Usage samples of processes during a long run of ``seconds``, grouped by tenths."""
 
     taken: list[tuple[float, Mapping[str, ServerUsage]]] = field(default_factory=list)
     """Seconds into the run, and the usage of each part then."""
@@ -126,7 +126,7 @@ class Looks:
 
     @asynccontextmanager
     async def looking(self, look: Callable[[], Mapping[str, ServerUsage]]) -> AsyncIterator[None]:
-        """Take a ``look``, on a thread, every few seconds of the body, which is the run."""
+        """Take a sample with ``look``, on a thread, every few seconds while the body runs."""
         begun = time.monotonic()
 
         async def look_on() -> None:
@@ -143,8 +143,8 @@ class Looks:
             self.seconds = time.monotonic() - begun
 
     def tenth(self, part: str, number: int) -> Sequence[ServerUsage]:
-        """Looks at ``part`` in one tenth, numbered from 0; the last one of all where it has
-        none."""
+        """Samples of ``part`` in one tenth, numbered from 0. Without any, the last sample of the
+        run."""
         length = self.seconds / PARTS
         found = [
             look[part] for at, look in self.taken if number * length <= at < (number + 1) * length

@@ -1,4 +1,4 @@
-"""Sizes of requests, and the speed that their deadlines are measured by."""
+"""Sizes of requests, and the engine speed on which their deadlines are based."""
 
 import random
 from dataclasses import dataclass
@@ -20,8 +20,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Time that a request takes on a busy engine once it is started, in ms: the measure of
-    deadlines."""
+    """Time in ms of a request on a busy engine, from its start; deadlines are multiples of it."""
 
     prompt_token_ms: float
     token_ms: float

@@ -1,15 +1,15 @@
-"""``make bench-peers``: Tidegate, vLLM, and llama.cpp's server where it has the model, in one run.
+"""``make bench-peers``: compares Tidegate, vLLM and, if it has the model, llama.cpp's server.
 
     python -m perf.peers [--model NAME] [--only PART …] [--alone] [--busy N]
         [--rates R … | --loads X …] [--seconds S] [--json PATH]
 
-goodput: chats of clients with three kinds of patience, at each offered rate or times the capacity;
-to Tidegate without deadlines, first come, first served, too.
-speed: tokens per second at 1, 8 and 32 streams, a prompt's first token, the longest gap then.
+goodput: chats of clients with three different deadlines, at each offered rate or multiple of the
+capacity; also with Tidegate without deadlines, first come, first served.
+speed: tokens per second at 1, 8 and 32 streams, a prompt's first token, the longest gap meanwhile.
 
-All servers are up for the whole run, idle but in their turns. With ``--alone`` each is started for
-its turns, of speed alone. ``--busy`` has other processes want cores meanwhile. A peer that cannot
-be started here is skipped by name; the exit status is 1 only when something failed.
+All servers are up for the whole run, and idle outside their turns. With ``--alone``, each server
+runs only for its turns, and only speed is measured. ``--busy`` runs other processes that load
+cores. A peer that cannot start here is skipped by name. The exit status is 1 only on a failure.
 """
 
 import argparse

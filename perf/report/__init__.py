@@ -1,7 +1,7 @@
-"""Reports of runs: figures, their statistics, tables, and what they were measured on.
+"""Reports of runs: figures, their statistics, tables, and the machine of a run.
 
 - ``bundle``   figures with machine, command, commit and digests, as JSON
 - ``stats``    medians, percentiles, spread
 - ``table``    a bundle for people
-- ``machine``  what a run ran on
+- ``machine``  the machine and the versions of a run
 """

@@ -1,4 +1,4 @@
-"""Bundles that runs of benchmarks leave (PF-6): figures, machine, command, versions, digests."""
+"""Bundles written by benchmark runs (PF-6): figures, machine, command, versions, digests."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The machine and the versions that a run runs on."""
+"""The machine and the software versions of a run."""
 
 import os
 import platform

@@ -1,7 +1,7 @@
-"""Saves a run's figures with what they were measured on: never under a commit that is another.
+"""Saves a run's figures with its machine and versions, and never under a wrong commit.
 
-A checkout with changes is not a commit, so nothing is saved from one, unless the command is told so
-with ``--allow-dirty``: then the bundle says ``dirty``, and it may not lie among the recorded ones.
+A checkout with changes is not a commit, so nothing is saved from it, except with ``--allow-dirty``.
+Then the bundle says ``dirty``, and it may not be among the recorded bundles.
 """
 
 import shlex

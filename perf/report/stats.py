@@ -1,4 +1,4 @@
-"""Medians, percentiles and spread of samples; nothing is assumed about their distribution."""
+"""Medians, percentiles and spread of samples, without assumptions about their distribution."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Tables for people: of a bundle, and of whatever else has rows."""
+"""Tables for people: of a bundle, or of any other rows."""
 
 from rich.console import Console
 from rich.table import Table

@@ -1,4 +1,4 @@
-"""Benchmarks in the order in which they run: those that share a stack stand together."""
+"""Benchmarks in the order of execution; those that share a stack are together."""
 
 from collections.abc import Sequence
 

@@ -1,9 +1,9 @@
-"""``make bench``: every figure that the README quotes, measured in one run on one machine.
+"""``make bench``: measures every figure of the README in one run on one machine.
 
     python -m perf.service [--quick] [--only NAME …] [--json PATH] [--device cpu|cuda]
 
-Starts what it needs on free loopback ports and ends it again, also when it is interrupted. The
-exit status is 1 when a benchmark failed; one that cannot run here is skipped with its reason.
+It starts its servers on free loopback ports, and ends them, even if it is interrupted. The exit
+status is 1 if a benchmark failed. A benchmark that cannot run here is skipped with the reason.
 """
 
 import sys

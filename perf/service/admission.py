@@ -1,7 +1,7 @@
-"""200 requests a second, each a few tokens: what it takes to admit and dispatch one (LB-1).
+"""Time to admit and dispatch a request, at 200 requests per second of a few tokens each (LB-1).
 
-The engine is fast enough that none waits for it, so that what is measured is the orchestrator's
-own share, by its own histograms (so percentiles are interpolated within a bucket).
+The engine is fast enough that no request waits for it. So this measures the orchestrator's own
+share, from its own histograms; percentiles are interpolated within a bucket.
 """
 
 import asyncio

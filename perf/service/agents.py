@@ -1,8 +1,9 @@
-"""Runs of an agent that end with an answer by their deadline: told the time, and not (DL-24).
+"""Share of agent runs that end with an answer by their deadline, with and without the time told to
+the model (DL-24).
 
-The agent calls its tool as often as its model asks for it. The model is a script of 100 tokens a
-second that looks something up until it has enough, or is told to answer, or is shown no tools.
-Twelve runs of each kind in turns, one at a time.
+The agent calls its tool whenever its model asks for it. The model is a script with 100 tokens per
+second. It looks things up until it has enough, is told to answer, or gets no tools. There are
+twelve runs of each kind, in turns, one at a time.
 """
 
 import json

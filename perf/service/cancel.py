@@ -1,18 +1,17 @@
-"""Time from the client's act to the slot being free for somebody else (WP-1, WP-2, WP-5).
-
-The worker runs one job at a time (``max_running`` 1), and a second job, on a lane of the
-benchmark's own, waits for that slot::
+"""Time from the client's cancel or hang-up until the slot is free for another job (WP-1, WP-2,
+WP-5). The worker runs one job at a time (``max_running`` 1). A second job, on the benchmark's own
+lane, waits for that slot::
 
     job A runs ────────────── act ──────▶ freed│
     job B            waits ────────────────────│ started        (on the worker's clock)
 
-The time measured is from the act (cancel request sent, socket closed) until the worker admits B.
-B's wait in the worker's queue is told by the worker itself, to the microsecond, so nothing is
-polled. The moment at which B's wait began is known only up to its way to the worker, so the whole
-round trip of a lane message is added: figures err on the slow side, by about half a millisecond.
-The act comes at a random point of the engine's step.
+It measures the time from the act (cancel request sent, socket closed) until the worker admits B.
+The worker reports B's wait in its queue to the microsecond, so nothing is polled. The start of B's
+wait is uncertain by B's way to the worker. So the whole round trip of a lane message is added, and
+figures are too high by about half a millisecond. The act comes at a random point of the engine's
+step.
 
-The step is what the worker reports of itself. The aim is one step + 5 ms at the median.
+The worker reports the step time. The target is one step + 5 ms at the median.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Cost of looking at deadline and abort, per request and step (DL-4, DL-13).
+"""Cost of the deadline and abort checks, per request and step (DL-4, DL-13).
 
-The engine as a library, without Triton: 64 running jobs, stepped on this thread. The figure is the
-engine's own sampled one, which production publishes too; here it is read after each stretch of
-steps. Next to it, the whole step of the synthetic engine, so that the share is visible.
+It uses the engine as a library, without Triton: 64 running jobs, stepped on this thread. The figure
+is the engine's own sampled metric, also published in production, read after each series of steps.
+It also measures the whole step of the synthetic engine, to show the share.
 """
 
 import asyncio

@@ -1,13 +1,13 @@
-"""CPU of one event from token to socket: the orchestrator's emitter and the plain way (PF-1).
+"""CPU time of one event from token to socket: the orchestrator's emitter and a simple one (PF-1).
 
-Both are aiohttp servers whose tokens cost nothing, 32 clients each, one token per write:
-``stack.emitter`` uses the orchestrator's own classes, or, ``plain``, one ``json.dumps`` and one
+Both are aiohttp servers with free tokens, 32 clients each, one token per write. ``stack.emitter``
+uses the orchestrator's own classes; with ``plain``, one ``json.dumps`` and one
 ``await response.write`` per token. The promise is 15 to 30 % less, so a ratio below 0.85.
 
-The ratio depends on the CPU, not on the commit alone: 0.50 on the Intel Xeon of the recorded run,
-0.60 to 0.76 on an AMD EPYC, 0.92 on one of Zen 5. There the promise is missed: a bare ``write`` to
-such a socket takes 4.2 to 4.5 µs of CPU, all that the emitter takes. The tolerance of 2 makes the
-plain way's cost the bound.
+The ratio depends on the CPU, not only on the commit: 0.50 on the Intel Xeon of the recorded run,
+0.60 to 0.76 on an AMD EPYC, 0.92 on a Zen 5. There the promise is missed: a bare ``write`` to such
+a socket takes 4.2 to 4.5 µs of CPU, as much as the whole emitter. The tolerance of 2 makes the
+simple server's cost the limit.
 """
 
 from perf.load.drive import CLIENTS, FloodTarget, in_turns, ratios, us_per_token

@@ -1,11 +1,11 @@
-"""Health endpoints while 32 streams run as fast as they go (LB-4).
+"""Latency of health endpoints while 32 streams run at full speed (LB-4).
 
-The main port and the health port in turns. At each a probe asks for ``/health/live``,
-``/health/ready`` and ``/health`` on a kept-alive connection, at random intervals; then 100 checks
-start at the same moment, each on a connection of its own, connecting included. All must answer 200.
+It measures the main port and the health port in turns. On each, a probe requests ``/health/live``,
+``/health/ready`` and ``/health`` on a keep-alive connection, at random intervals. Then 100 checks
+start at the same time, each on a new connection, whose setup counts. All must answer 200.
 
-The probes block in a thread of their own: a client on asyncio takes 20 ms of CPU for 100
-connections, on the same cores as what it measures.
+The probes block in their own thread. An asyncio client would take 20 ms of CPU for 100 connections,
+on the same cores as the server.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Promises on a full service, counted on a real Triton: who is answered although others fill it.
+"""Promises on a full service, counted on a real Triton: requests that must still be answered.
 
-The engine is ``synthetic-paced`` with a step of 20 ms and 64 slots; long work keeps each of them
-for half a minute. A count that is not as promised fails the benchmark, and so the gate: neither the
-machine's speed nor a recorded run has a say in it.
+The engine is ``synthetic-paced`` with a step of 20 ms and 64 slots; long work occupies each slot
+for half a minute. A count that breaks a promise fails the benchmark, and so the gate. The result
+depends neither on the machine's speed nor on a recorded run.
 """
 
 import asyncio

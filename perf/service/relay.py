@@ -1,14 +1,14 @@
-"""Tokens relayed to 32 event-stream clients as fast as they go, next to the plain way of doing it.
+"""Throughput of tokens to 32 event-stream clients, compared with a simple server.
 
-The engine is ``synthetic-free``, so that the path is what is measured: worker process → Triton →
-lane → orchestrator → 32 sockets, on cores that the load generator shares. One event per token, as
-OpenAI chunks; every token is accounted for. ``synthetic-free`` makes several tokens per step, and
-what piles up while a frame is on its way travels in the next one, so a write carries several
-events: how many is a figure of its own. ``relay-single`` is the same with an engine that makes one
-token per step and stream, 10 000 steps per second, so that only what piles up shares a write.
-``paced`` has 64 streams of 50 tokens/s: what calm, steady traffic costs, and how evenly it arrives.
+The engine is ``synthetic-free``, so that this measures only the path: worker process → Triton →
+lane → orchestrator → 32 sockets, on the same cores as the load generator. Each token is one event,
+as an OpenAI chunk; every token is accounted for. ``synthetic-free`` makes several tokens per step.
+Tokens that queue up while a frame is in transit go into the next one, so a write has several
+events; their number is a separate figure. ``relay-single`` uses an engine with one token per step
+and stream, 10 000 steps per second, so that only queued tokens share a write. ``paced`` has 64
+streams of 50 tokens/s, and measures the cost and the evenness of steady traffic.
 
-The baseline (the plain way of ``stack.emitter``) serves the same stream in the same run with one
+The baseline (``stack.emitter`` with ``plain``) serves the same stream in the same run, with one
 ``json.dumps`` and one write per token, from tokens that cost nothing.
 """
 

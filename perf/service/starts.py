@@ -1,8 +1,8 @@
-"""What people wait for: a command of ``tidegate``, an orchestrator, and all that ``tidegate up``
-starts with the demo model.
+"""Start-up times of a ``tidegate`` command, an orchestrator, and ``tidegate up`` with the demo
+model.
 
-Each is a process that was never warm in this run, though its files are in the page cache and its
-loops compiled, as from the second start after an installation on.
+Each is a new process. Its files are in the page cache and its loops are compiled, as from the
+second start after an installation.
 """
 
 import asyncio

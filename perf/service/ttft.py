@@ -1,8 +1,8 @@
-"""Time to first token: through the orchestrator, and with a bare ``tritonclient``, in turns.
+"""Time to first token through the orchestrator and with a bare ``tritonclient``, in turns.
 
-Both send the same prompt to the same model in the same run and stop the clock at the first event
-with text. The bare client opens a stream per request, as plain clients do; the orchestrator's
-client keeps its connection, as they do too. Order alternates, so that neither is always second.
+Both send the same prompt to the same model in the same run, and stop the clock at the first event
+with text. The bare client opens a stream per request, and the orchestrator's client reuses its
+connection, as such clients usually do. The order alternates, so that neither is always second.
 """
 
 import json

@@ -1,14 +1,14 @@
-"""Hours of load in seconds: the real orchestrator and the real workers under a virtual clock.
+"""Simulates hours of load in seconds: the real orchestrator and real workers on a virtual clock.
 
-Only what is around and beneath them is not there: HTTP and gRPC, Triton and the model. The worker
-on virtual time, the way to it and the clock are ``replay``'s.
+Only the layers around and below them are missing: HTTP and gRPC, Triton and the model. The package
+``replay`` has the worker on virtual time, its lane, and the clock.
 
-- ``__main__``   policies compared (``campaign``: ``scenes`` and ``rivals``), or a ``study``
-- ``simulate``   arrivals through orchestrators and workers, and the outcome of each
-- ``arrivals``   who asks for what, and when
-- ``campaign_report``   what is shown of a campaign
+- ``__main__``   compares policies (``campaign``: ``scenes`` and ``rivals``), or runs a ``study``
+- ``simulate``   sends arrivals through orchestrators and workers, and records the outcomes
+- ``arrivals``   random arrivals, sizes and tenants
+- ``campaign_report``   report of a campaign
 - ``runs``       runs of calls under one deadline
-- ``quotes``     chances that were told, and what came of it
-- ``reported``   what else clients are told, and what comes of it
-- ``counterfactual``  which refusals were wrong
+- ``quotes``     accuracy of quoted chances
+- ``reported``   accuracy of other predictions for clients
+- ``counterfactual``  finds wrong refusals
 """

@@ -1,11 +1,11 @@
 """``make sim``: hours of load in virtual time. See the package.
 
-    python -m perf.sim                       the cells of a quick look, every policy
+    python -m perf.sim                       a few cells, every policy
     python -m perf.sim --cells all --seeds 1 --only ours
     python -m perf.sim --trace FILE --loads 1 2 3 --plot STEM
     python -m perf.sim STUDY [--loads …] [--seconds …] [--seeds …]
 
-Without a study policies are compared cell by cell, ours and others': with ``--cells`` on drawn
+Without a study, it compares our policies and others' cell by cell: with ``--cells`` on random
 cells, with ``--trace`` on the requests of a real service.
 """
 

@@ -1,4 +1,4 @@
-"""Arrivals, drawn from one seed: Poisson or bursts, many sizes, several tenants."""
+"""Random arrivals from one seed: Poisson or bursts, many sizes, several tenants."""
 
 import math
 import random

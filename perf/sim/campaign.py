@@ -1,13 +1,13 @@
-"""Policies compared cell by cell (``scenes``), over seeds.
+"""Compares policies cell by cell (``scenes``), over several seeds.
 
-Ours run as the real orchestrator and workers (``simulate``), the rivals on the same step costs
-(``rivals``). Every answer's length is hidden but for the ceiling, which is given it. What a client
-meets is judged by its own clock, and clients of every policy hang up when what they asked for is
-out of reach.
+Our policies run as the real orchestrator and workers (``simulate``), the rivals on the same step
+costs (``rivals``). Answer lengths are hidden from every policy except the upper bound. Each client
+judges on its own clock if its request was met. Clients of every policy hang up when their request
+cannot be met any more.
 
-``ours`` decides how many rows run at once, up to the engine's slots. Every policy runs with fixed
-numbers of rows too, ``fifo@16``: the best of them cell by cell is what nobody could have chosen
-before.
+``ours`` decides how many rows run at once, up to the engine's slots. Every policy also runs with
+fixed numbers of rows, such as ``fifo@16``. The best of these per cell is an upper bound that nobody
+could choose in advance.
 """
 
 import math

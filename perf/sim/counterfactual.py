@@ -1,9 +1,9 @@
-"""Share of refusals that were wrong: the same arrivals again, with one refused request kept
+"""Share of wrong refusals: replays the same arrivals, but admits one refused request per run
 (DL-17).
 
-Unserved by our own decision are those refused when they came, because time or room was short, those
-taken out of the queue, and those that a worker stopped before their deadline. In its own run such a
-request is kept: nothing but its deadline stops it. Everybody else is treated as ever.
+Our policy leaves three kinds of requests unserved: refused on arrival because time or room was
+short, removed from the queue, or stopped by a worker before the deadline. Each gets its own run, in
+which only its deadline can stop it. All other requests are treated as usual.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Crowds: requests that come at the same moment, as a stranger's first try does (DL-7, DL-15).
+"""Crowds: simultaneous requests, as in a new user's first test (DL-7, DL-15).
 
-``equal``: 8 to 96 equal requests at once with a deadline that only a part of them can keep, six
-times, to a service that has just started or has served small requests of another kind. Rivals run
-with the number of rows that is best for them.
+``equal``: 8 to 96 equal requests at once, with a deadline that only some of them can meet. They are
+sent six times, to a service that has just started or has served small requests of another kind.
+Rivals run with the number of rows that is best for them.
 
-``newcomers``: requests whose deadline is two to six times what they take alone, behind others that
-have a minute.
+``newcomers``: requests with a deadline of two to six times their own service time, behind others
+with a deadline of a minute.
 """
 
 import argparse

@@ -1,14 +1,13 @@
-"""What quotes said, and what came of it (DL-21).
+"""Accuracy of quotes: compares quoted chances with outcomes (DL-21).
 
-Half facts, half stories of which nobody says how long they will be (``perf.load.cells``), bursts
-among them, on one instance with 64 slots, from half of its capacity to twice as much. Every client
-asks for a quote. Then
+The load is half facts, half stories of unstated length (``perf.load.cells``), with bursts, on one
+instance with 64 slots, from half to twice its capacity. Every client asks for a quote. Then
 
-- six in ten send the request with the deadline that they had in mind: of those who were told 80 %,
-  were 80 % in time?
+- six in ten send the request with their own deadline. Of those with a quote of 80 %, were 80 % in
+  time?
 - three in ten reserve the earliest deadline with 50, 90 or 99 %, and send the request with it;
-- one in ten has no such thing as a quote, and takes what others would take: that percentile of the
-  latest hundred answers' times.
+- one in ten ignores the quote, and uses the same percentile of the latest hundred answers' times
+  as its deadline.
 """
 
 import argparse

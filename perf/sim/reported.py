@@ -1,11 +1,10 @@
-"""What clients are told, and what comes of it: starts, retries, deadlines, fits, ends (DL-16).
+"""Accuracy of predictions for clients: starts, retries, deadlines, fits, ends (DL-16).
 
 The load is mixed: stated and open lengths, ``error``, ``partial`` and ``fit``, some with deadlines
-that nobody could keep. A client refused as infeasible comes back with the deadline that it was
-told. Frames from workers take a while to the orchestrator, and its answers to the clients.
+that cannot be met. A client refused as infeasible retries with the deadline from the answer. Frames
+from workers reach the orchestrator with a delay, as do its answers to the clients.
 
-Figures are of all seeds together, with the lowest and highest of a seed; ``n`` counts what they are
-of.
+Figures are over all seeds, with the lowest and highest single seed; ``n`` is the sample size.
 """
 
 import argparse

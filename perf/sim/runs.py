@@ -1,22 +1,22 @@
-"""Runs of several calls under one deadline, and what their clients may say of it (DL-22).
+"""Runs of several calls under one deadline, by the information that clients send (DL-22).
 
-An agent makes some calls, one after the other, with a tool's time between them, and its user waits
-for the last. Between agents come requests of other kinds. A run is kept when its last answer is
-there in time; one whose call failed is over. ``SHORT`` runs have two to ten calls, each with a
-prompt of its own. The calls of ``LONG`` runs, ten to forty, have in their prompts all that was said
-before, up to about 100,000 tokens, which the instance's prefix cache may still know. A load of 1 is
-the work that fills every slot all the time, with each context computed once.
+An agent makes several calls, one after the other, with tool time between them. Its user waits for
+the last answer. Other requests arrive among the agents' calls. A run is met if its last answer is
+in time; it ends if a call fails. ``SHORT`` runs have two to ten calls with independent prompts.
+``LONG`` runs have ten to forty calls. Their prompts contain the whole conversation, up to about
+100,000 tokens, which the instance's prefix cache may still have. A load of 1 is the work that keeps
+every slot busy all the time, if each context is computed once.
 
-The same runs at the same times, with each manner of ours:
+The same runs at the same times, with each of our modes:
 
-- ``nothing``   every call states the run's deadline, and no more
+- ``nothing``   every call states only the run's deadline
 - ``learnt``    every call states the run's deadline and its session; the service learns how many
-  calls are usually to come
-- ``split``     every call has an equal share of it to itself
-- ``calls``     every call states the run's deadline, and how many calls are still to come
+  calls usually follow
+- ``split``     every call has its own equal share of the deadline
+- ``calls``     every call states the run's deadline, and how many calls follow
 
-and before others' schedulers (``rivals``), where every call states the run's deadline and its
-client hangs up then: ``fifo``, ``jitserve``, and ``jitserve-stages`` with that paper's rule for
+and with others' schedulers (``rivals``), where every call states the run's deadline and its client
+hangs up at that time: ``fifo``, ``jitserve``, and ``jitserve-stages`` with that paper's rule for
 requests of several stages.
 """
 

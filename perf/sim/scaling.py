@@ -1,11 +1,11 @@
-"""``python -m perf.sim scaling``: instances and requests met over a day, by what scales them.
+"""``python -m perf.sim scaling``: instances and requests met over a day, by the scaling metric.
 
-The day of 24 hours takes 40 minutes here, and all times of a scaler (those of
-``docker/kubernetes/components/autoscaling``) and of an instance's start are a 36th of theirs.
-Arrivals and sizes are those of a trace, at a rate with a day's curve: at night a fifth of its
-highest. ``need`` scales by the gauge of needed instances (PF-7), ``queue`` by the requests that
-wait, five an instance as in KEDA's examples, ``held`` by all that are held, 80 % of an instance's
-slots each.
+A day of 24 hours takes 40 minutes here. So all times of a scaler (those of
+``docker/kubernetes/components/autoscaling``) and of an instance's start are divided by 36. Arrivals
+and sizes come from a trace. The rate follows a daily curve; at night it is a fifth of its maximum.
+``need`` scales by the gauge of needed instances (PF-7). ``queue`` scales by waiting requests, five
+per instance, as in KEDA's examples. ``held`` scales by all requests in the service, with a target
+of 80 % of an instance's slots.
 """
 
 import argparse

@@ -1,10 +1,9 @@
-"""Cells of a campaign: which requests come, at which rate, to which engine.
+"""Cells of a campaign: the requests, their rate, and the engine.
 
-Two kinds of engine. ``slow`` is the demo model slowed five times, two instances of eight slots, as
-in ``perf.goodput``. The others are one instance of the demo model with 16, 32 or 64 slots, next to
-a server and its clients on the same two cores: 6 ms a step with 16 rows, 16.5 ms with 64.
-
-Cells are drawn (``perf.load.cells``, and agents with long conversations) or of a trace.
+There are two kinds of engine. ``slow`` is the demo model slowed down five times, two instances of
+eight slots, as in ``perf.goodput``. The others are one instance of the demo model with 16, 32 or 64
+slots, on the same two cores as a server and its clients: 6 ms per step with 16 rows, 16.5 ms with
+64. Cells are random (``perf.load.cells``, and agents with long conversations) or from a trace.
 """
 
 import math

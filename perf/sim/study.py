@@ -1,4 +1,4 @@
-"""A study: cases that are measured one after the other into a bundle, and printed."""
+"""A study: measures cases one after the other, prints them, and saves them in a bundle."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple

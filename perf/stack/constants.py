@@ -1,4 +1,4 @@
-"""Sets constants of the product for a test or a benchmark: in this process, or in one that runs
+"""Overrides product constants for a test or a benchmark: in this process, or in one that runs
 ``python -m perf.stack.constants '{"orchestrator.lanes.config.DOWN_AFTER_S": 30}' orchestrator``."""
 
 import importlib

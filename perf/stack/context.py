@@ -1,4 +1,4 @@
-"""Context of every benchmark: the stack it asks for, and how long it may take."""
+"""Context of every benchmark: its stack, and its time limit."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack

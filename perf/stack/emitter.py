@@ -1,15 +1,14 @@
-"""From a token to a socket without Triton, lane or scheduling: our way, and the plain one.
+"""Path from a token to a socket without Triton, lane or scheduling: ours, and a simple one.
 
     python -m perf.stack.emitter PORT [plain]
 
-Serves ``POST /v1/completions`` through the very ``ChunkStream`` and ``EventStream`` of the
-orchestrator. Tokens cost nothing and come one at a time, so that every event is a write of its own:
-the opposite of what a busy lane does. One loop gives a token to every stream in turn, as a lane's
-reader would.
+It serves ``POST /v1/completions`` with the orchestrator's ``ChunkStream`` and ``EventStream``.
+Tokens cost nothing and arrive one at a time, so that every event is a separate write, unlike on a
+busy lane. One loop gives a token to every stream in turn, as a lane's reader does.
 
-``plain`` answers with the same events the plain way: per token one ``json.dumps`` of the chunk and
-one ``await response.write``. It is the yardstick for the orchestrator's figures: a real relay of
-this kind, whose tokens cost something, is slower.
+``plain`` sends the same events in the simple way: one ``json.dumps`` of the chunk and one
+``await response.write`` per token. It is the baseline for the orchestrator's figures. A real relay
+of this kind is slower, because its tokens cost something.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A real Envoy in front of pods, with an endpoint picker at its side or its own choice."""
+"""A real Envoy in front of pods, with an endpoint picker or with its own load balancing."""
 
 import json
 import shutil

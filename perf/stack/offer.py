@@ -1,4 +1,4 @@
-"""Sends a load to a server, until it has nothing left of it."""
+"""Sends a load to a server, and waits until all of its work has ended."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Counts of an orchestrator, read where Prometheus would read them."""
+"""Reads an orchestrator's counters from its Prometheus endpoint."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""Stacks for benchmarks: servers started on free loopback ports and ended with the benchmark."""
+"""Stacks for benchmarks: servers on free loopback ports, which end with the benchmark."""
 
 import json
 import sys

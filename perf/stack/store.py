@@ -1,4 +1,4 @@
-"""A Redis server of one benchmark or test, on a free port of the loopback."""
+"""A Redis server for one benchmark or test, on a free loopback port."""
 
 import asyncio
 import os

@@ -1,9 +1,9 @@
 """Lists a model hub's repository and fetches its files through ``huggingface_hub``, which finds the
 endpoint (``HF_ENDPOINT``), the token and the commit.
 
-The received part of a file is kept as ``….part``. That library's own ``hf_hub_download`` deletes
-what it has of a file when it ends early, so its transfer alone (``http_get``) is used: it is given
-our file to append to. The caller must check the digest, which shows whether the bytes are right.
+A partial download is kept as ``….part``. The library's ``hf_hub_download`` deletes a partial file
+when it ends early. So this module uses only the library's ``http_get``, which appends to our file.
+The caller must check the digest to verify the bytes.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ def is_repository(text: str) -> bool:
 
 
 async def list_hub(repository: str, revision: str = "") -> Listing:
-    """The files that the hub has of a repository at ``revision``, its main branch by default.
+    """List the hub's files of a repository at ``revision``, by default its main branch.
 
     Raises ``StagingFailed``.
     """
@@ -67,13 +67,13 @@ def _list(repository: str, revision: str) -> Listing:
         raise StagingFailed(f"{api.endpoint} did not describe {repository}: {error}") from error
     except Exception as error:  # raised by its HTTP library, which differs by version
         raise StagingFailed(
-            f"cannot reach {api.endpoint} for {repository}: {error or type(error).__name__}; look"
-            " at the network, or name a mirror with HF_ENDPOINT"
+            f"cannot reach {api.endpoint} for {repository}: {error or type(error).__name__};"
+            " check the network, or set a mirror with HF_ENDPOINT"
         ) from error
     files = []
     for each in info.siblings or ():
         if each.size is None:
-            raise StagingFailed(f"{api.endpoint} does not tell how long {each.rfilename} is")
+            raise StagingFailed(f"{api.endpoint} does not state the size of {each.rfilename}")
         sha256 = each.lfs.sha256 if each.lfs is not None else ""
         git = "" if sha256 else each.blob_id or ""
         files.append(SourceFile(each.rfilename, each.size, sha256, git))
@@ -99,7 +99,7 @@ def _licence(card: object, tags: list[str]) -> str:
         stated = ", ".join(map(str, stated))
     tagged = [tag.removeprefix("license:") for tag in tags if tag.startswith("license:")]
     text = " ".join(str(stated or ", ".join(tagged)).split())
-    # its author's words, which are shown on terminals
+    # The author's text is shown on terminals.
     return "".join(each for each in text if each.isprintable())[:_LICENCE_CHARS]
 
 
@@ -115,7 +115,7 @@ class Stopped(Exception):
 
 
 class _Appended:
-    """The file that a transfer writes, with a count of what came."""
+    """The file that a transfer writes; counts the bytes received."""
 
     def __init__(
         self, file: FileIO, on_bytes: Callable[[int], None], stop: threading.Event
@@ -133,7 +133,7 @@ class _Appended:
         return len(data)
 
     def truncate(self) -> int:
-        """Drop everything after the present position: the server sends it again."""
+        """Drop everything after the current position: the server sends it again."""
         self._on_bytes(self._file.tell() - os.fstat(self._file.fileno()).st_size)
         return self._file.truncate()
 
@@ -146,15 +146,15 @@ def fetch(
     on_bytes: Callable[[int], None],
     stop: threading.Event,
 ) -> None:
-    """Fetch a file of ``size`` bytes to ``path``, from where an earlier attempt ended.
+    """Fetch a file of ``size`` bytes to ``path``, and resume an earlier attempt.
 
-    ``on_bytes`` gets the bytes of each piece, negative ones after a step back. ``stop`` ends it at
-    the next piece, with ``Stopped``. Raises ``StagingFailed``, and ``OSError`` of the disk.
+    ``on_bytes`` gets the byte count of each chunk, negative after a step back. ``stop`` ends it at
+    the next chunk, with ``Stopped``. Raises ``StagingFailed``, or ``OSError`` for disk errors.
     """
     part = path.with_name(path.name + ".part")
     part.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if part.exists() and part.stat().st_size > size:
-        part.unlink()  # of another file, or more than was listed
+        part.unlink()  # from another file, or too long
     part.touch(mode=0o600)
     with part.open("ab", buffering=0) as file:
         on_bytes(file.tell())
@@ -164,8 +164,8 @@ def fetch(
     if have != size:
         part.unlink()
         raise StagingFailed(
-            f"{path.name} should have {size} bytes, and {url} sends {have}: the listing and the"
-            " file do not belong together"
+            f"{path.name} should have {size} bytes, but {url} sends {have}: the listing and the"
+            " file do not match; try again"
         )
     part.replace(path)
 
@@ -182,9 +182,9 @@ def _transfer(url: str, file: _Appended, begin: int, headers: Mapping[str, str])
         raise
     except HfHubHTTPError as error:
         status = error.response.status_code
-        raise StagingFailed(f"{url} is not to be had: the server answers {status}") from error
-    except Exception as error:  # of its HTTP library, which differs by version
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk
+        raise StagingFailed(f"{url} is not available: the server answers {status}") from error
+    except Exception as error:  # from its HTTP library, which differs by version
+        if isinstance(error, OSError) and error.errno is not None:  # a disk error
             raise
         raise StagingFailed(
             f"the download of {url} was interrupted: {error or type(error).__name__}; run the"

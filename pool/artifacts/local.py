@@ -15,7 +15,7 @@ from pool.artifacts.source import Listing, SourceFile
 from protocol.gguf import as_text, gguf_name, parts_of
 
 _FICLONE: Final = 0x40049409
-"""ioctl of Linux: let a file share another one's blocks until either is written."""
+"""Linux ioctl that makes a file share another file's blocks until either is written."""
 _CANNOT_LINK: Final = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP)
 _SMALL_BYTES: Final = 2**20
 _CACHE_PREFIX: Final = "models--"
@@ -23,7 +23,7 @@ _LICENCE: Final = re.compile(r"^licen[sc]e(_name)?: *[\"']?([^\"'\n]+)", re.MULT
 
 
 def list_local(path: Path) -> Listing:
-    """The files at ``path``; for a file its further parts, too. Raises ``StagingFailed``."""
+    """List the files at ``path``, with all parts of a split file. Raises ``StagingFailed``."""
     path = path.expanduser().absolute()
     if path.is_file():
         try:
@@ -33,7 +33,7 @@ def list_local(path: Path) -> Listing:
     elif path.is_dir():
         files = [each for each in path.rglob("*") if each.is_file() and ".git" not in each.parts]
     else:
-        raise StagingFailed(f"there is no folder and no file {path}")
+        raise StagingFailed(f"there is no folder or file {path}")
     root = path if path.is_dir() else path.parent
     return Listing(
         source=str(path),
@@ -72,9 +72,9 @@ def _licence(path: Path) -> str:
 
 
 def take(source: Path, target: Path, *, copy: bool = False) -> None:
-    """Copy or link ``source`` to ``target``, if possible without taking more of the disk.
+    """Copy or link ``source`` to ``target``, without using more disk space if possible.
 
-    Small files, which people edit, are never hard linked. Raises ``OSError``.
+    Small files are never hard-linked, because people edit them. Raises ``OSError``.
     """
     source = source.resolve()  # a Hugging Face cache has links to its files
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -86,20 +86,20 @@ def take(source: Path, target: Path, *, copy: bool = False) -> None:
             new.flush()
             os.fsync(new.fileno())
     os.replace(partial, target)
-    # Replacing one of two names of a file by the other does nothing.
+    # Renaming one hard link of a file over another does nothing, and leaves both names.
     partial.unlink(missing_ok=True)
 
 
 def can_link(source: Path, folder: Path) -> bool:
-    """Whether ``take`` can link ``source``: it is on the file system of ``folder``, and ours to
-    link (fs.protected_hardlinks)."""
+    """Whether ``take`` can link ``source``: it is on the file system of ``folder``, and the kernel
+    lets us link it (fs.protected_hardlinks)."""
     status = source.stat()
     is_ours = status.st_uid == os.geteuid() or os.access(source, os.R_OK | os.W_OK)
     return status.st_dev == folder.stat().st_dev and is_ours
 
 
 def _link(source: Path, target: Path) -> bool:
-    """Make ``target`` share the blocks of ``source``, or a second name of it; whether it could."""
+    """Make ``target`` share the blocks of ``source``, or hard-link it; return whether it worked."""
     with source.open("rb") as old, target.open("xb") as new, contextlib.suppress(OSError):
         fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
         return True

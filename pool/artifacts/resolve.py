@@ -1,4 +1,4 @@
-"""Finds the path of the model that a person names."""
+"""Finds the path of a model from its name."""
 
 import contextlib
 from pathlib import Path
@@ -28,7 +28,7 @@ def resolve_model(text: str, home: Path) -> Path:
                 + (f" ({entry.problem})" if entry.problem else "")
                 + f": tidegate models add {entry.source.removeprefix('hub:')} completes it"
             )
-        with contextlib.suppress(CatalogUnusable):  # a catalog that is read only can be served from
+        with contextlib.suppress(CatalogUnusable):  # a read-only catalog can still serve
             catalog.touch(entry)
         return catalog.servable_path(entry)
     path = Path(text).expanduser()

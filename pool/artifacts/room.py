@@ -1,5 +1,5 @@
-"""Checks the disk before a model arrives, and a model's users before it is removed; reads a model
-into memory ahead of its use (PV-4), where the kernel drops it on demand."""
+"""Checks disk space before a model is added, and a model's users before it is removed. Also reads
+a model into the page cache before its use (PV-4), where the kernel can drop it."""
 
 import contextlib
 import shutil
@@ -16,7 +16,7 @@ from pool.process.proc import all_pids
 from worker.free_memory import memory_free
 
 KEEP_FREE = 0.2
-"""Share of the disk that stays free by default, as for the cache on disk (WK-5)."""
+"""Default share of the disk to keep free, as for the cache on disk (WK-5)."""
 _PIECE_BYTES: Final = 2**20
 _READERS: Final = 4
 _SHARE: Final = 0.8
@@ -26,7 +26,7 @@ _SHARE: Final = 0.8
 def require_room(catalog: ModelCatalog, needed: int, keep_free: float) -> None:
     """Raise ``NoRoom`` if ``needed`` more bytes leave less than ``keep_free`` of the disk free.
 
-    The disk is what is used and what this user may use, as ``df`` counts it.
+    The size of the disk is the used space plus the space available to this user, as in ``df``.
     """
     catalog.empty_trash()
     catalog.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -36,13 +36,13 @@ def require_room(catalog: ModelCatalog, needed: int, keep_free: float) -> None:
     if needed > 0 and lacking > 0:
         raise NoRoom(
             f"there is no room for {size(needed)}: {size(disk.free)} of {size(total)} are free"
-            f" and {keep_free:.0%} stay so, {size(lacking)} are lacking; tidegate models remove"
-            " makes room, and --keep-free says how much stays free"
+            f" and {keep_free:.0%} must stay free; {size(lacking)} more is needed: make room with"
+            " tidegate models remove, or lower --keep-free"
         )
 
 
 def users_of(folder: Path) -> list[int]:
-    """Processes of this user that have files of ``folder`` in their memory: they serve from it."""
+    """Processes of this user that map files of ``folder`` into memory: they serve from it."""
     users = []
     needle = f"{folder.resolve()}/"
     for pid in all_pids():
@@ -57,8 +57,8 @@ def preload(
 ) -> None:
     """Read all of ``files``, several at once.
 
-    ``available``: bytes of memory that may be used, cached files included; None: as the kernel
-    tells. Raises ``NoMemory`` if they would not fit, ``OSError``.
+    ``available``: usable bytes of memory, including cached files; None: as the kernel reports.
+    Raises ``NoMemory`` if the files would not fit, or ``OSError``.
     """
     files = list(files)
     total = sum(file.stat().st_size for file in files)

@@ -39,7 +39,7 @@ _PICKLES: Final = ("*.bin", "*.pth", "*.pt")
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file as its source lists it; digests are in hex, empty if unknown."""
+    """One file in a source's listing; digests are in hex, empty if unknown."""
 
     path: str
     bytes: int
@@ -49,7 +49,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All files that a source has of one revision."""
+    """All files of one revision in a source."""
 
     source: str
     """``hub:org/name``, ``pypi:package``, or a path."""
@@ -58,9 +58,9 @@ class Listing:
     revision: str = ""
     licence: str = ""
     urls: Mapping[str, str] = field(default_factory=dict)
-    """Where a hub has each file, by its path."""
+    """URL of each file on a hub, by its path."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Headers with the token, if any: for the hub itself, not for servers that it redirects to."""
+    """Headers with the token, if any: only for the hub, not for servers that it redirects to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +76,15 @@ class FileChoice:
 
 
 def choose(listing: Listing, wanted: str = "") -> FileChoice:
-    """The files to fetch: safetensors first, GGUF if there is nothing else or if ``wanted`` (a
-    pattern for file names) says so.
+    """Choose the files to fetch: safetensors, or GGUF if there is nothing else or if ``wanted``
+    (a pattern for file names) selects it.
 
     Raises ``StagingFailed`` with a list of the files.
     """
     choice = _chosen(listing, wanted)
     if len(choice.files) > _MAX_FILES:
         raise StagingFailed(
-            f"a model of {len(choice.files)} files, where at most {_MAX_FILES} make sense"
+            f"the model has {len(choice.files)} files, but at most {_MAX_FILES} are supported"
         )
     for file in choice.files:
         is_plain = file.path.isprintable() and str(PurePosixPath(file.path)) == file.path
@@ -116,7 +116,7 @@ def _safetensors(files: dict[str, SourceFile]) -> tuple[str, ...]:
         return (*[path for path in top if path.startswith("model-")], _INDEX)
     if "model.safetensors" in files:
         return ("model.safetensors",)
-    # files next to a model in its author's own layout are the same weights again
+    # These files hold the same weights in the author's own layout.
     return tuple(path for path in top if not path.startswith(("consolidated", "adapter_")))
 
 
@@ -126,7 +126,7 @@ def _one_gguf(
     models = {_SHARD.sub(".gguf", path) for path in ggufs if not _is_projector(path)}
     if len(models) != 1:
         raise StagingFailed(
-            f"{listing.source} has {len(models)} GGUF models, and one is wanted; choose with"
+            f"{listing.source} has {len(models)} GGUF models; choose one with"
             f" --file: {_told(files[path] for path in ggufs)}"
         )
     notes = [path for path in files if path == "README.md" or path.startswith("LICEN")]
@@ -148,8 +148,8 @@ def _why_no_model(listing: Listing, files: dict[str, SourceFile]) -> str:
     ]
     if pickles and "config.json" in files:
         return (
-            f"{listing.source} has its weights in {_told(pickles)} only, which are pickles and can"
-            " run any code when they are read; take a version with safetensors"
+            f"{listing.source} has its weights only in {_told(pickles)}, which are pickles: they"
+            " can run any code when they are read; use a version with safetensors"
         )
     return (
         f"{listing.source} is not a model that an engine here loads: expected config.json with"
@@ -163,7 +163,7 @@ def _with_small(files: dict[str, SourceFile], weights: Iterable[str]) -> tuple[S
 
 
 def _checked(file: SourceFile) -> SourceFile:
-    """Return ``file`` unless its path would leave its folder. Raises ``StagingFailed``."""
+    """Return ``file``. Raises ``StagingFailed`` if its path would leave its folder."""
     path = PurePosixPath(file.path)
     if path.is_absolute() or ".." in path.parts or path.name == MANIFEST:
         raise StagingFailed(f"the source has a file {file.path!r}, which would leave its folder")

@@ -1,7 +1,7 @@
-"""Brings a model here: list, choose, fetch, verify, register.
+"""Adds a model to this machine: list, choose, fetch, verify, register.
 
-A model is active only when all of its files are verified. If this ends early, even by a kill, the
-model stays in ``staging``, and adding it again resumes.
+A model becomes active only after all of its files are verified. After an early end, even a kill,
+the model stays in ``staging``, and adding it again resumes.
 """
 
 import asyncio
@@ -45,22 +45,22 @@ MADE = (
     "tokenizer_config.json",
 )
 _UNREAD = 2
-"""Exit status for a sound file of a model that our engine does not run."""
+"""Exit status for a valid file whose model our engine does not support."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.:-]{0,127}", re.ASCII)
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class StagingProgress:
-    """Hears how staging gets on. Every method may be called often, and does nothing here."""
+    """Receives the progress of staging. Methods may be called often, and do nothing here."""
 
     def chosen(self, listing: Listing, choice: FileChoice) -> None:
         """``choice`` of the files in ``listing`` will be fetched."""
 
     def came(self, count: int) -> None:
-        """``count`` more bytes are there; fewer if it is negative."""
+        """``count`` more bytes have arrived; a negative count takes bytes back."""
 
     def converts(self, size: int) -> None:
-        """All files are there; ``size`` bytes of weights will be made of them, and ``came``."""
+        """All files arrived; ``size`` bytes of weights will be made of them. ``came`` counts."""
 
     def kept(self, why: str) -> None:
         """A GGUF file stays as it is, for llama.cpp's server."""
@@ -74,7 +74,7 @@ class AddRequest:
     """``org/name`` of a hub, a folder, a ``.gguf`` file, or a model of ``packaged``."""
     name: str = ""
     any_name: bool = False
-    """Whether the model is called by its id where its own name is taken."""
+    """Whether the model gets its id as its name if its own name is taken."""
     revision: str = ""
     file: str = ""
     """A pattern for GGUF files, if a source has several."""
@@ -83,13 +83,13 @@ class AddRequest:
     keep_free: float = KEEP_FREE
     """Share of the file system that must stay free."""
     connections: int = 8
-    """Number of files that are fetched at once."""
+    """Number of files to fetch at once."""
 
 
 async def add_model(
     catalog: ModelCatalog, request: AddRequest, progress: StagingProgress | None = None
 ) -> ModelEntry:
-    """Bring the model here; returns its active entry. One that is there already is only looked up.
+    """Add a model; return its active entry. A model that is already here is only looked up.
 
     Raises ``StagingFailed`` and its subclasses, ``CatalogUnusable``.
     """
@@ -180,7 +180,7 @@ class _Staging:
         self._checked[file.path] = await asyncio.to_thread(digests_of, target)
         if wrong := _difference(file, self._checked[file.path]):
             target.unlink()
-            raise DamagedModel(f"{wheel.source} has another {file.path} than it had: {wrong}")
+            raise DamagedModel(f"{wheel.source} has a changed {file.path}: {wrong}")
         self._progress.came(file.bytes)
 
     async def take(self, path: Path) -> None:
@@ -193,14 +193,14 @@ class _Staging:
         self._catalog.stage(self._entry)
 
     def _here(self) -> int:
-        """Bytes that an earlier attempt has left."""
-        broken = self._catalog.folder / "store" / self._entry.id  # it is completed, not replaced
+        """Bytes from an earlier attempt."""
+        broken = self._catalog.folder / "store" / self._entry.id  # completed, not replaced
         folders = (self._folder, broken)
         kept = [file for each in folders for file in each.rglob("*") if file.is_file()]
         return min(self._choice.bytes, sum(file.stat().st_blocks * 512 for file in kept))
 
     def _copied(self, source: Path) -> int:
-        """Bytes that cannot be taken without using more of the disk."""
+        """Bytes that cannot be taken without using more disk space."""
         folder = self._catalog.folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return sum(
@@ -216,11 +216,11 @@ class _Staging:
             take(origin, target, copy=self._request.copy)
             self._progress.came(file.bytes)
             if target.stat().st_size != file.bytes:
-                raise DamagedModel(f"{origin} changed while it was taken: add it again")
+                raise DamagedModel(f"{origin} changed during the copy: add it again")
             self._checked[file.path] = digests_of(target)
 
     async def convert(self) -> None:
-        """Make a checkpoint of a GGUF file, if our engine runs such a model."""
+        """Convert a GGUF file to a checkpoint, if our engine supports its model."""
         if self._entry.gguf is None:
             return
 
@@ -251,7 +251,7 @@ class _Staging:
             try:
                 await asyncio.gather(*tasks)
             finally:
-                stop.set()  # running downloads end at their next piece
+                stop.set()  # running downloads end at their next chunk
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     def _fetch(
@@ -261,7 +261,7 @@ class _Staging:
         came: Callable[[int], None],
         stop: threading.Event,
     ) -> None:
-        """Fetch and verify one file; a wrong one is fetched once more from its beginning."""
+        """Fetch and verify one file. If its digest is wrong, fetch it once more from the start."""
         target, url = self._folder / file.path, hub.urls[file.path]
         for attempt in (1, 2):
             if stop.is_set():
@@ -279,12 +279,12 @@ class _Staging:
             target.unlink()
             if attempt == 2:
                 raise DamagedModel(
-                    f"{file.path} came twice with another content than {url} promises: {wrong};"
+                    f"{file.path} from {url} does not match its digest, twice: {wrong};"
                     " the source or a proxy changes it"
                 )
 
     def register(self) -> ModelEntry:
-        """Check the whole model, and make it active."""
+        """Verify the whole model, and make it active."""
         names = [*(file.path for file in self._choice.files), *self._made]
         check_formats(self._folder, names)
         files = tuple(
@@ -303,9 +303,9 @@ class _Staging:
 async def read_weights(
     file: Path, folder: Path, begins: Callable[[int], None], came: Callable[[int], None]
 ) -> str:
-    """Make a checkpoint of a GGUF file by the worker's reader, in its own process; returns why our
-    engine does not read it, empty if it does. ``begins`` hears how many bytes of weights there will
-    be, ``came`` how many more are there. Raises ``DamagedModel``, and what ``begins`` raises."""
+    """Convert a GGUF file to a checkpoint with the worker's reader, in its own process. Return why
+    our engine cannot read it, or an empty string. ``begins`` gets the total bytes of weights,
+    ``came`` the bytes of each step. Raises ``DamagedModel``, and the errors of ``begins``."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "worker.models.gguf", str(file), str(folder), "--weights"),
         env=command_environment({}),
@@ -333,8 +333,8 @@ async def read_weights(
 
 
 def _known(catalog: ModelCatalog, entry: ModelEntry, request: AddRequest) -> ModelEntry | None:
-    """The entry of this very model if it is active, renamed if the request says so; None if there
-    is none. Raises ``StagingFailed`` if the name is another model's."""
+    """The entry of the same model if it is active, renamed if the request has a new name; else
+    None. Raises ``StagingFailed`` if the name belongs to another model."""
     for each in catalog.entries():
         if each.id == entry.id and each.state is ModelState.ACTIVE:
             if not request.name or request.name == each.name:
@@ -347,12 +347,12 @@ def _known(catalog: ModelCatalog, entry: ModelEntry, request: AddRequest) -> Mod
 
 
 def _name_of(request: AddRequest, listing: Listing) -> str:
-    """The name of the model from now on. Raises ``StagingFailed``."""
+    """The model's new name. Raises ``StagingFailed``."""
     name = request.name or _NO_NAME.sub("-", listing.name.rpartition("/")[2]).strip(".-") or "model"
     if name == DEMO:
         raise StagingFailed(
-            f"{DEMO} is the checkpoint that comes with Tidegate, so that no other model can be"
-            " started by that name: give another one with --name"
+            f"{DEMO} is the name of the checkpoint that comes with Tidegate: give another name"
+            " with --name"
         )
     if not _NAME.fullmatch(name):
         raise StagingFailed(
@@ -363,7 +363,7 @@ def _name_of(request: AddRequest, listing: Listing) -> str:
 
 
 def _id_of(listing: Listing, choice: FileChoice) -> str:
-    """An id, equal for equal files of one source, so that a second attempt finds the first."""
+    """An id, the same for the same files of one source, so that a retry finds the first attempt."""
     told = hashlib.sha256(f"{listing.source}\0{listing.revision}\0".encode())
     for file in choice.files:
         told.update(f"{file.path}\0{file.bytes}\0".encode())
@@ -375,12 +375,12 @@ def _id_of(listing: Listing, choice: FileChoice) -> str:
 
 
 def _difference(file: SourceFile, digests: Digests) -> str:
-    """What is wrong with a file's content; empty if nothing is."""
+    """The error in a file's content; empty if there is none."""
     if file.sha256:
         return "" if digests.sha256 == file.sha256 else f"its SHA-256 is {digests.sha256}"
     if file.git:
         return "" if digests.git == file.git else f"its git name is {digests.git}"
-    return "nothing is promised of it, so nothing can be verified"
+    return "the source states no digest, so it cannot be verified"
 
 
 def _origin(source: Path, file: SourceFile) -> Path:
@@ -388,10 +388,10 @@ def _origin(source: Path, file: SourceFile) -> Path:
 
 
 def _of_the_disk(error: OSError, entry: ModelEntry) -> StagingFailed:
-    again = "what has come is kept: add it again to resume"
+    again = "received files are kept: add it again to resume"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return NoRoom(
-            f"the disk is full before all {size(entry.bytes)} of {entry.name} were there; {again}"
-            " once there is room"
+            f"the disk is full before all {size(entry.bytes)} of {entry.name} arrived; {again}"
+            " when there is room"
         )
     return StagingFailed(f"{entry.name} cannot be written: {error}; {again}")

@@ -1,1 +1,1 @@
-"""Finds or makes the engines of this machine, and starts a Triton server."""
+"""Finds or installs the engines of this machine, and starts a Triton server."""

@@ -1,5 +1,5 @@
-"""Brings engines here: Triton from a path, the NGC image's folder or the wheel, which is fetched;
-others into environments of their own."""
+"""Makes engines available: Triton from a path, the NGC image's folder or the downloaded wheel;
+other engines in their own environments."""
 
 import asyncio
 import importlib.util
@@ -32,8 +32,8 @@ async def ensure_engine(
     triton: Path | None = None,
     allow_system_packages: bool = False,
 ) -> PreparedEngine:
-    """Make an engine available here: found, fetched or built, and registered. ``mode`` None means a
-    GPU if there is one; ``triton`` is the path of a Triton to use.
+    """Find, fetch or build an engine, and register it. ``mode`` None means a GPU if there is one;
+    ``triton`` is the path of a Triton to use.
 
     Raises ``EngineUnknown``, ``EngineNotFound``, ``MachineUnfit``, ``FetchFailed``,
     ``LogUnusable``, ``CatalogUnusable``.
@@ -54,8 +54,8 @@ async def ensure_triton(
     ngc_root: Path = NGC_ROOT,
     pip: Sequence[str] = PIP,
 ) -> TritonInstall:
-    """The server to run, as ``find_triton`` finds it; the wheel's is fetched if there is none, and
-    ``fetching`` is called first. Raises ``ProvisionError``."""
+    """The server that ``find_triton`` finds. If there is none, it calls ``fetching`` and fetches
+    the wheel's. Raises ``ProvisionError``."""
     try:
         return find_triton(configured, home, ngc_root)
     except NoEngine:
@@ -66,10 +66,10 @@ async def ensure_triton(
 
 
 async def fetch_triton(home: Path, pip: Sequence[str] = PIP) -> None:
-    """Put the wheel's server below ``home``. pip finds its index as it always does.
+    """Put the wheel's server below ``home``. pip uses its configured index.
 
-    Raises ``MachineUnfit``, ``FetchFailed``, ``LogUnusable``; nothing is left of a download that
-    was cancelled.
+    Raises ``MachineUnfit``, ``FetchFailed``, ``LogUnusable``. A cancelled download leaves nothing
+    behind.
     """
     check_platform()
     if not wheel.is_downloaded(home):
@@ -81,7 +81,7 @@ async def fetch_triton(home: Path, pip: Sequence[str] = PIP) -> None:
         fresh_log(log)
         with wheel.completing(wheel.wheel_dir(home)) as target:
             command = [*pip, "--target", str(target), *wheel.PIP_ARGUMENTS]
-            # Where it is unpacked, there is room for it; a container's /tmp may be memory.
+            # The target's file system has room; a container's /tmp may be in memory.
             env = command_environment({"TMPDIR": str(target.parent)})
             process = await GuardedProcess.start("pip", command, env=env, log=log)
             try:
@@ -104,8 +104,8 @@ def _not_fetched(why: str) -> FetchFailed:
 
 
 def registered(home: Path, install: TritonInstall) -> PreparedEngine:
-    """Put a server that is there into the catalog. Raises ``CatalogUnusable``."""
-    # The files that decide what a server does: itself, its Python backend and that one's stub.
+    """Register an installed server in the catalog. Raises ``CatalogUnusable``."""
+    # The files that decide a server's behavior: its binary, its Python backend and the stub.
     backend = install.backend_dir / "python"
     stub = backend / "triton_python_backend_stub"
     files = [install.binary, *sorted(backend.glob("*.so")), stub]

@@ -1,11 +1,11 @@
-"""Makes engines that are Python packages, each in its own virtual environment.
+"""Installs engines that are Python packages, each in its own virtual environment.
 
     TIDEGATE_HOME/engines/<id>/            complete, verified by an import
-    TIDEGATE_HOME/engines/<id>.partial/    being made; pip resumes there after a kill
+    TIDEGATE_HOME/engines/<id>.partial/    in progress; pip resumes there after a kill
 
-The id has a digest of everything that decides the result, so that other pins or another Python make
-another environment, and running engines keep theirs. A worker's other packages come from Tidegate's
-own environment, after the engine's.
+The id has a digest of all inputs of the build. Other pins or another Python thus give another
+environment, and running engines keep theirs. A worker's other packages come from Tidegate's own
+environment, after the engine's.
 """
 
 import asyncio
@@ -45,15 +45,15 @@ from worker.environment import with_variables
 from worker.settings import WorkerSettings
 
 _OURS: Final = "zz-tidegate.pth"
-"""Name of the path file that is read last, so that the packages it names are found last."""
+"""Name of the path file that Python reads last, so that its packages are found last."""
 _PIP: Final = (sys.executable, "-P", "-m", "pip")
-"""Tidegate's own pip, which installs into the environment: that gets no pip of its own."""
+"""Tidegate's own pip, which installs into the environment; the environment has no pip."""
 _INSTALL: Final = ("install", "--quiet", "--disable-pip-version-check")
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentProvider:
-    """Makes the environment of a recipe with pip, which finds its index as it always does."""
+    """Creates the environment of a recipe with pip and its configured index."""
 
     recipe: EngineRecipe
     allow_system_packages: bool = False
@@ -72,7 +72,7 @@ class EnvironmentProvider:
         return f"{recipe.engine}-{recipe.compute_mode}-{digest[:8]}"
 
     async def ensure(self, home: Path) -> PreparedEngine:
-        """Make the environment unless it is there, and register it. Raises ``MachineUnfit``,
+        """Create the environment if it is missing, and register it. Raises ``MachineUnfit``,
         ``FetchFailed``, ``LogUnusable``, ``CatalogUnusable``."""
         folder = home / "engines" / self.id
         if not (folder / MANIFEST).is_file():
@@ -87,7 +87,7 @@ class EnvironmentProvider:
         except (OSError, msgspec.MsgspecError) as error:
             raise FetchFailed(
                 f"{folder} is no longer a complete environment ({folder / MANIFEST} cannot be read:"
-                f" {error}): remove that folder, and give the command again"
+                f" {error}): remove that folder, and run the command again"
             ) from error
         await asyncio.to_thread(EngineCatalog(home).put, entry)
         return prepared(entry)
@@ -110,7 +110,7 @@ class EnvironmentProvider:
         requirements = partial / "requirements.txt"
         requirements.write_text(self.recipe.requirements)
         install = [*_PIP, "--python", str(python), *_INSTALL, *self.recipe.pip]
-        # Next to the environment: a container's /tmp may be memory, and vLLM unpacks gigabytes.
+        # Next to the environment: a container's /tmp may be in memory, and vLLM unpacks gigabytes.
         spare = folder.with_name(folder.name + ".tmp")
         spare.mkdir(exist_ok=True)
         build = {**(self.recipe.build or {}), "TMPDIR": str(spare)}
@@ -146,13 +146,13 @@ class EnvironmentProvider:
                 f"the engine {self.name} cannot be installed:\n{tail(log)}\n(more in {log})."
                 " Without a network give pip a mirror or a folder of wheels (PIP_INDEX_URL,"
                 " PIP_FIND_LINKS)."
-                " What was installed is kept: the same command resumes."
+                " The installed packages are kept: run the same command again to resume."
             )
 
     async def _runs(
         self, command: Sequence[str], log: Path, more: EnvironmentVars | None = None
     ) -> bool:
-        # Our packages must not be taken for the environment's own.
+        # The test must not find our packages instead of the environment's.
         env = command_environment({**(more or {}), "PYTHONPATH": None, "VIRTUAL_ENV": None})
         process = await GuardedProcess.start(f"engine {self.name}", command, env=env, log=log)
         try:
@@ -182,9 +182,9 @@ def environment_if_made(name: str, home: Path, device: str = "") -> EnvironmentV
     environment first, and ``VIRTUAL_ENV``. The stub asks the first Python on ``PATH`` where its
     packages are.
 
-    ``name`` is any that ``TIDEGATE_WORKER__ENGINE`` may have. Empty if no environment was made: the
-    packages of the running Python must do then. Of several, the newest for ``device`` (``cpu``,
-    ``cuda``) if any, otherwise the newest. Raises ``CatalogUnusable``."""
+    ``name`` is any value of ``TIDEGATE_WORKER__ENGINE``. Empty if there is no environment; then the
+    stub uses the packages of the running Python. Of several, it is the newest for ``device``
+    (``cpu``, ``cuda``), or the newest if none is for it. Raises ``CatalogUnusable``."""
     if name not in ENGINES:
         return {}
     its = [entry for entry in EngineCatalog(home).entries() if entry.engine == name]
@@ -193,16 +193,16 @@ def environment_if_made(name: str, home: Path, device: str = "") -> EnvironmentV
 
 
 def environment_for(variables: Mapping[str, str], home: Path) -> EnvironmentVars:
-    """Variables that run a worker's engine in the environment that was made for it.
+    """Variables that run a worker's engine in its own environment.
 
-    ``variables`` are the worker's ``TIDEGATE_WORKER__…``; if they leave the engine open, it is the
-    worker's choice. Empty as for ``environment_if_made``, and if the settings are invalid. Raises
-    ``CatalogUnusable``.
+    ``variables`` are the worker's ``TIDEGATE_WORKER__…``; if they state no engine, it is the
+    worker's choice. Empty in the cases of ``environment_if_made``, and if the settings are invalid.
+    Raises ``CatalogUnusable``.
     """
     try:
         settings = with_variables(WorkerSettings, variables)
     except ValueError:
-        return {}  # the worker will say what is wrong
+        return {}  # the worker reports the error
     engine = settings.engine
     if engine == "auto":
         engine = choose_engine(settings, _packages_of("vllm", "cuda", home)).name
@@ -210,7 +210,7 @@ def environment_for(variables: Mapping[str, str], home: Path) -> EnvironmentVars
 
 
 def _packages_of(engine: str, mode: ComputeMode, home: Path) -> Path | None:
-    """The packages of the newest environment that was made for an engine; None without one."""
+    """The packages of the newest environment for an engine; None without one."""
     try:
         entries = EngineCatalog(home).entries()
     except CatalogUnusable:
@@ -225,7 +225,7 @@ def _variables(folder: Path) -> EnvironmentVars:
 
 
 def _name_finally(partial: Path, folder: Path) -> None:
-    """Make the scripts name the folder that they will be in."""
+    """Write the final folder's path into the scripts."""
     for script in (partial / "bin").iterdir():
         if script.is_symlink() or not script.is_file():
             continue

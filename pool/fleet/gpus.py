@@ -1,7 +1,7 @@
-"""The GPUs that instances may run on: room before each start, and faults afterwards (PV-2).
+"""The GPUs for instances: checks free memory before a start, and faults afterwards (PV-2).
 
-NVML's answers are kept for at most a heartbeat. Two instances that start at once would both see the
-same free memory, so each one's need is reserved until it has loaded.
+NVML's answers are cached for at most one heartbeat. Two instances that start at the same time would
+both see the same free memory, so each one's need is reserved until it has loaded.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _LARGEST_TTL_S = 15.0
 
 
 class Gpus:
-    """The GPUs of this machine, their free memory, and those that are not to be used. Without any,
+    """The GPUs of this machine, their free memory, and GPUs that are out of use. Without a GPU,
     instances for the CPU still run."""
 
     def __init__(
@@ -31,11 +31,11 @@ class Gpus:
         now: Callable[[], float],
         on_out: Callable[[str, str], None],
     ) -> None:
-        """``on_out`` gets each GPU that is taken out, and why."""
+        """``on_out`` gets each GPU that is taken out of use, and the reason."""
         self.hits = self.misses = 0
-        """How often a cached answer was still fresh, and was not."""
+        """How often a cached answer was fresh, and how often it was not."""
         self.out: dict[str, str] = {}
-        """GPUs that are taken out, by UUID, with the reason."""
+        """GPUs that are out of use, by UUID, with the reason."""
         self._reader = reader
         self._heartbeat_s = heartbeat_s
         self._now = now
@@ -50,21 +50,21 @@ class Gpus:
     # ── room ─────────────────────────────────────────────────────────────────────────────────
 
     async def devices(self) -> list[GpuDevice]:
-        """All GPUs, as of at most one heartbeat ago. Raises ``GpuUnavailable``."""
+        """All GPUs; the data is at most one heartbeat old. Raises ``GpuUnavailable``."""
         async with self._reading:
             ttl_s = min(self._heartbeat_s, _LARGEST_TTL_S)
             if self._read_at is not None and self._now() - self._read_at < ttl_s:
                 self.hits += 1
                 return self._devices
             self.misses += 1
-            # NVML waits for the driver.
+            # NVML blocks on the driver.
             self._devices = await asyncio.to_thread(self._reader.devices)
             self._read_at = self._now()
             return self._devices
 
     async def take(self, who: str, spec: InstanceSpec, model: Path) -> tuple[str, ...]:
-        """Reserve the first of the spec's groups that has room for ``who``, until ``settle``.
-        Raises ``StartFailed`` with what is lacking on each."""
+        """Reserve the first group of the spec that has room for ``who``, until ``settle``.
+        Raises ``StartFailed`` with the missing memory of each group."""
         if not spec.on_gpu:
             return ()
         need = need_bytes(spec, model)
@@ -78,8 +78,8 @@ class Gpus:
         raise StartFailed("; ".join(refusals))
 
     async def refusal(self, who: str, group: Sequence[str], share: int) -> str:
-        """Why ``who`` cannot have ``share`` bytes on each GPU of ``group``; empty if it can, and
-        then they are reserved for it."""
+        """Why ``who`` cannot have ``share`` bytes on each GPU of ``group``. If it can, reserve them
+        and return an empty string."""
         try:
             devices = await self.devices()
         except GpuUnavailable as error:
@@ -98,19 +98,19 @@ class Gpus:
                 return (
                     f"it needs {share / GIB:.1f} GiB on GPU {wanted}, where "
                     f"{max(free, 0) / GIB:.1f} GiB of {device.total_bytes / GIB:.1f} GiB are free;"
-                    " say vram_gib if it needs less, or give it another GPU"
+                    " set vram_gib if it needs less, or give it another GPU"
                 )
             taken.append(device.uuid)
         self._reserved[who] = (tuple(taken), share)
         return ""
 
     def settle(self, who: str) -> None:
-        """Note that ``who`` has loaded, or failed to: its memory is measured from now on."""
+        """Drop the reservation of ``who`` after its load or failure; NVML now shows its memory."""
         if self._reserved.pop(who, None) is not None:
             self._read_at = None
 
     async def fits_beside(self, spec: InstanceSpec, model: Path) -> bool:
-        """Whether an instance could start next to everything else. Nothing is reserved."""
+        """Whether an instance could start alongside all others. Reserves nothing."""
         if not spec.on_gpu:
             free = memory_free()
             return free is None or need_bytes(spec, model) < free
@@ -123,7 +123,7 @@ class Gpus:
         return True
 
     async def visible(self, group: Sequence[str]) -> str:
-        """Value for ``CUDA_VISIBLE_DEVICES``: UUIDs, since CUDA may count in another order."""
+        """Value for ``CUDA_VISIBLE_DEVICES``: UUIDs, because CUDA may number GPUs differently."""
         devices = await self.devices()
         found = ((wanted, _called(wanted, devices)) for wanted in group)
         return ",".join(wanted if device is None else device.uuid for wanted, device in found)
@@ -131,7 +131,7 @@ class Gpus:
     # ── faults ───────────────────────────────────────────────────────────────────────────────
 
     async def lost(self, group: Sequence[str]) -> str:
-        """Wait until a GPU of the group cannot be used any more, and say why. Never for the CPU."""
+        """Wait until a GPU of the group is unusable; return why. Never returns for the CPU."""
         while True:
             async with self._changed:
                 await self._changed.wait()
@@ -140,7 +140,7 @@ class Gpus:
             try:
                 devices = await self.devices()
             except GpuUnavailable:
-                continue  # unknown: heartbeats say whether its instance lives
+                continue  # unknown: heartbeats show whether its instance is alive
             for wanted in group:
                 device = _called(wanted, devices)
                 if device is None:
@@ -149,20 +149,20 @@ class Gpus:
                     return f"GPU {wanted} is taken out: {reason}"
 
     async def watch(self) -> None:
-        """Look for faults, once per heartbeat, until cancelled."""
+        """Check for faults once per heartbeat, until cancelled."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
             await self.look()
 
     async def look(self) -> None:
-        """Take out GPUs that broke since the last look, and make instances there notice."""
+        """Take GPUs with new faults out of use, and wake the watchers of their instances."""
         try:
             faults = await asyncio.to_thread(self._reader.faults)
         except GpuUnavailable:
             faults = []
         except Exception:  # another version of NVIDIA's library raised it
             if not self._is_failing:
-                pool_log.exception("faults of GPUs cannot be read; one that vanishes is noticed")
+                pool_log.exception("cannot read GPU faults; a GPU that vanishes is still noticed")
             self._is_failing, faults = True, []
         for fault in faults:
             if fault.is_of_device and fault.uuid and fault.uuid not in self.out:
@@ -172,7 +172,7 @@ class Gpus:
             self._changed.notify_all()
 
     def restore(self) -> None:
-        """Use every GPU again, when an operator says that they work."""
+        """Use every GPU again, after an operator has said that they work."""
         self.out.clear()
         self._read_at = None
 
@@ -185,7 +185,7 @@ def _called(wanted: str, devices: Sequence[GpuDevice]) -> GpuDevice | None:
 
 
 def need_bytes(spec: InstanceSpec, model: Path) -> int:
-    """Bytes that a spec will take: as it states (on each GPU), otherwise by its files (on all)."""
+    """Bytes that a spec needs: its stated need (on each GPU), else from its files (on all)."""
     if spec.vram_gib is not None:
         return int(spec.vram_gib * GIB)
     settings: dict[str, object] = {

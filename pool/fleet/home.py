@@ -1,15 +1,15 @@
-"""The pool's folder: one manager at a time, and the state for the next one.
+"""The pool's folder: the lock of its one manager, and the state for the next manager.
 
     HOME/lock          held by the manager
     HOME/state.json    ports, process ids and the lane token; for its owner only
-    HOME/control       the manager's socket, which only its owner can open: by it ``tidegate pool``
-                       speaks to the manager, one JSON object on a line each way
-    HOME/run/          of each run (``process.process``)
+    HOME/control       the manager's socket, which only its owner can open; ``tidegate pool`` and
+                       the manager exchange JSON objects on it, one per line
+    HOME/run/          one folder for each run (``process.process``)
     HOME/logs/         one log for each instance
     HOME/instances     addresses of ready instances, for the pool's orchestrator
 
-The state is a help, not the truth: running processes are found in ``/proc``. Without the state only
-chosen ports and counts are lost.
+The state is not authoritative: the manager finds running processes in ``/proc``. If the state is
+lost, only chosen ports and counts are lost.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ def home_of(file: PoolFile) -> Path:
 
 
 class InstanceRecord(msgspec.Struct, forbid_unknown_fields=False):
-    """The kept facts about one instance. ``mark`` names its run; process ids are for people."""
+    """Saved facts about one instance. ``mark`` names its run; process ids are for people."""
 
     digest: str = ""
     ports: tuple[int, int, int] = (0, 0, 0)
@@ -52,7 +52,7 @@ class InstanceRecord(msgspec.Struct, forbid_unknown_fields=False):
 
 
 class PoolState(msgspec.Struct, forbid_unknown_fields=False):
-    """Everything that is kept for the next manager."""
+    """The saved state for the next manager."""
 
     version: int = 1
     manager_pid: int = 0
@@ -71,7 +71,7 @@ class PoolHome:
         self._lock: int | None = None
 
     def claim(self) -> None:
-        """Become the manager of this pool until ``release`` or the end of the process.
+        """Lock this pool for its manager, until ``release`` or the end of the process.
 
         Raises ``PoolInUse``, ``StateFileUnusable``.
         """
@@ -93,45 +93,45 @@ class PoolHome:
             holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(lock)
             raise PoolInUse(
-                f"another manager (process {holder}) keeps the pool in {self.path}; tidegate pool "
-                "status asks it, and another pool needs another home in [pool]"
+                f"another manager (process {holder}) keeps the pool in {self.path}; query it with "
+                "tidegate pool status, or set another home in [pool]"
             ) from None
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         self._lock = lock
 
     def _require_own(self) -> None:
-        """Check that only this user may write there: others would command the pool. Raises
+        """Check that only this user may write there: another user could control the pool. Raises
         ``StateFileUnusable``."""
         status = self.path.stat()
         ours = os.geteuid()
         if status.st_mode & 0o002 or (ours and status.st_uid not in (0, ours)):
             raise StateFileUnusable(
-                f"others may write to {self.path}, and would command the pool; choose a folder of "
-                "this user alone with home in [pool]"
+                f"other users may write to {self.path}, and could control the pool; set home in "
+                "[pool] to a folder of this user alone"
             )
 
     def release(self) -> None:
-        """Let another manager have the pool. Idempotent."""
+        """Unlock the pool for another manager. Idempotent."""
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
 
     def read(self, warn: Callable[[str], None]) -> PoolState:
-        """The state that the last manager left; an empty one, and a warning, if it is damaged."""
+        """The last manager's state. If it is damaged, an empty state, and a warning."""
         try:
             return msgspec.json.decode(self.state_path.read_bytes(), type=PoolState)
         except FileNotFoundError:
             return PoolState()
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             warn(
-                f"the state in {self.state_path} cannot be read ({error}); instances that run are "
+                f"the state in {self.state_path} cannot be read ({error}); running instances are "
                 "found without it"
             )
             return PoolState()
 
     def write(self, state: PoolState) -> None:
-        """Replace the state: after a crash there is the old one or this. Raises ``OSError``."""
+        """Replace the state; after a crash, it is the old or the new one. Raises ``OSError``."""
         state.manager_pid = os.getpid()
         write_atomically(self.state_path, msgspec.json.format(msgspec.json.encode(state), indent=1))
 
@@ -140,7 +140,7 @@ class ControlSocket:
     """The manager's end of the socket."""
 
     def __init__(self, home: Path, handler: Handler) -> None:
-        """``handler`` gets ``{"do": …}``. A ``ProvisionError`` that it raises becomes an answer."""
+        """``handler`` gets ``{"do": …}``. If it raises ``ProvisionError``, that is the answer."""
         self._home = home
         self._handler = handler
         self._server: asyncio.Server | None = None
@@ -178,9 +178,9 @@ class ControlSocket:
 
 
 async def ask(home: Path, order: Answer, timeout_s: float) -> Answer:
-    """Ask the manager of ``home``; returns its answer.
+    """Send an order to the manager of ``home``; return its answer.
 
-    Raises ``PoolInUse`` if none answers, ``ProvisionError`` with the reason if it refuses.
+    Raises ``PoolInUse`` without an answer, ``ProvisionError`` with the reason if it refuses.
     """
     path = home / "control"
     try:
@@ -195,8 +195,8 @@ async def ask(home: Path, order: Answer, timeout_s: float) -> Answer:
         answer: Answer = json.loads(line)
     except TimeoutError:
         raise PoolInUse(
-            f"the manager of {home} has not answered for {timeout_s:.0f} s; its log says what it "
-            "does"
+            f"the manager of {home} has not answered for {timeout_s:.0f} s; its log shows what it "
+            "is doing"
         ) from None
     except (OSError, ValueError) as error:
         raise PoolInUse(f"no manager runs for {home}: tidegate pool run FILE starts one") from error
@@ -207,7 +207,7 @@ async def ask(home: Path, order: Answer, timeout_s: float) -> Answer:
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """A name of ``path`` that fits into a socket's address, which has room for 107 bytes."""
+    """A name of ``path`` that fits into a socket's address, at most 107 bytes."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

@@ -9,7 +9,7 @@ from pool.fleet.home import Answer
 from pool.supervise import UnitState
 
 Read = Callable[[], Answer]
-"""Gives the answer to ``status``, with ``hit_rate``."""
+"""Returns the answer to ``status``, with ``hit_rate``."""
 
 
 def _by_state(read: Read) -> Samples:
@@ -64,7 +64,7 @@ POOL: tuple[MetricRow[Read], ...] = (
 
 
 def pool_metrics(read: Read) -> Metrics:
-    """All metrics of a pool manager, in a registry of their own."""
+    """All metrics of a pool manager, in their own registry."""
     metrics = Metrics()
     metrics.watch(read, POOL)
     return metrics

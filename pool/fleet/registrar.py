@@ -1,8 +1,8 @@
-"""Tells orchestrators which instances are ready, and keeps telling them.
+"""Tells orchestrators which instances are ready, and repeats it.
 
-A file is replaced in one step after a change. An orchestrator behind HTTP gets each instance with a
-time to live, repeatedly: a restarted one knows all of them within that time, and an unreachable one
-is retried without delaying the others.
+After a change, a file is replaced atomically. An orchestrator over HTTP gets each instance
+repeatedly, with a time to live. So a restarted orchestrator knows all instances within that time.
+An unreachable one is retried without delaying the others.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from catalog.operator_key import Access, access
 from pool.events import pool_log
 
 RENEWALS = 3
-"""Renewals within a registration's time to live: two may fail, and it still holds."""
+"""Renewals within a registration's time to live: it survives two failed ones."""
 _TTL_S = (1.0, 3600.0)
-"""Shortest and longest time to live that orchestrators take (``discovery.registered``)."""
+"""Shortest and longest time to live that orchestrators accept (``discovery.registered``)."""
 _RETRY_S = 2.0
 _ANSWER_S = 5.0
 _ERROR_CHARS = 200
@@ -35,13 +35,13 @@ class CannotTell(Exception):
 class AddressList:
     """A file with one address per line (``discovery.WatchedFile``).
 
-    An orchestrator that follows it keeps the last list while there is no address in it, so no
-    instance that may be back in a moment is forgotten. One writer at a time holds the lock next to
-    it from its first write: two would remove each other's instances.
+    An orchestrator that follows the file keeps its last list while the file has no address, so it
+    does not forget instances that may soon return. One writer holds the lock next to the file from
+    its first write, because two writers would remove each other's instances.
     """
 
     renew_s: float | None = None
-    """Seconds between two calls that tell it the same again; None: never."""
+    """Seconds after which the same addresses are sent again; None: never."""
 
     def __init__(self, path: Path) -> None:
         self.name = f"file:{path}"
@@ -50,15 +50,15 @@ class AddressList:
         self._lock = -1
 
     async def tell(self, addresses: frozenset[str]) -> None:
-        """Make it know these addresses alone. Raises ``OSError`` or ``CannotTell``."""
+        """Write these addresses and no others. Raises ``OSError`` or ``CannotTell``."""
         self._take_lock()
         lines = ["# Written by tidegate pool; changes here are lost.", *sorted(addresses)]
         content = ("\n".join(lines) + "\n").encode()
-        # Others follow it, perhaps as another user.
+        # Its readers may run as another user.
         write_atomically(self._path, content, 0o644)
 
     async def close(self) -> None:
-        """Let another manager have the file. Idempotent."""
+        """Unlock the file for another manager. Idempotent."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
@@ -68,7 +68,7 @@ class AddressList:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.stat(self._beside), os.fstat(self._lock)):
                     return
-        # Other managers may belong to other users, who can lock any file that they can read.
+        # Managers of other users can lock any file that they can read.
         lock = os.open(self._beside, os.O_RDONLY | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,8 +77,8 @@ class AddressList:
             if not isinstance(error, BlockingIOError):
                 raise
             raise CannotTell(
-                f"another pool manager writes {self._path}: give each a file of its own in"
-                " register_at, and name all of them to the orchestrator"
+                f"another pool manager writes {self._path}: give each manager its own file in"
+                " register_at, and list all of them for the orchestrator"
                 " (TIDEGATE_INSTANCES=file:A,file:B)"
             ) from None
         before, self._lock = self._lock, lock
@@ -87,10 +87,10 @@ class AddressList:
 
 
 class HttpTarget:
-    """Tells one orchestrator by ``POST`` and ``DELETE /v2/instances``."""
+    """Updates one orchestrator with ``POST`` and ``DELETE /v2/instances``."""
 
     def __init__(self, url: str, key: str, ttl_s: float) -> None:
-        """Without a ``key``, uses the one that an orchestrator keeps on this machine."""
+        """Without a ``key``, uses the key that an orchestrator keeps on this machine."""
         self.name = url.rstrip("/")
         self.renew_s: float | None = min(ttl_s, _TTL_S[1]) / RENEWALS
         self._key = key
@@ -100,7 +100,7 @@ class HttpTarget:
 
     async def tell(self, addresses: frozenset[str]) -> None:
         http = self._session()
-        # Looked up each time: a restarted orchestrator may have another one.
+        # Read it each time: a restarted orchestrator may have a new key.
         given = Access(self.name, self._key)
         url, key = given if given.key else await asyncio.to_thread(access, self.name)
         url, headers = f"{url}/v2/instances", {"Authorization": f"Bearer {key}"} if key else {}
@@ -109,7 +109,7 @@ class HttpTarget:
             self._told.discard(address)
         for address in sorted(addresses):
             body = {"address": address, "ttl_s": self._ttl_s}
-            self._told.add(address)  # before the answer: it may be lost, and the address be known
+            self._told.add(address)  # before the answer, which may be lost
             await self._ask(http.post(url, json=body, headers=headers))
 
     async def close(self) -> None:
@@ -146,15 +146,15 @@ class Registrar:
     """All targets, each updated by its own task."""
 
     def __init__(self, warn: Callable[[str, str], None]) -> None:
-        """``warn`` gets a target that cannot be updated, and why, once until it can."""
+        """``warn`` gets a target that cannot be updated and the reason, once per outage."""
         self.errors: dict[str, str] = {}
-        """Present errors, by target."""
+        """Current errors, by target."""
         self._warn = warn
         self._ready: frozenset[str] = frozenset()
         self._followers: dict[str, _Follower] = {}
 
     async def follow(self, targets: Mapping[str, Target]) -> None:
-        """Tell these targets, by name, and no others any more. Dropped ones keep what they know."""
+        """Update these targets, by name, and no others. Dropped targets keep their addresses."""
         for name in self._followers.keys() - targets.keys():
             await self._followers.pop(name).close()
             self.errors.pop(name, None)
@@ -163,7 +163,7 @@ class Registrar:
                 await target.close()
             else:
                 self._followers[name] = _Follower(target, self._error)
-                if self._ready:  # a new manager reports no empty list
+                if self._ready:  # a new manager sends no empty list
                     self._followers[name].set(self._ready)
 
     def set_ready(self, addresses: frozenset[str]) -> None:
@@ -175,7 +175,7 @@ class Registrar:
             follower.set(addresses)
 
     async def wait_told(self, timeout_s: float) -> None:
-        """Wait until all targets know, or for ``timeout_s``."""
+        """Wait until all targets are updated, or for ``timeout_s``."""
         waiting = [asyncio.create_task(f.wait_told()) for f in self._followers.values()]
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=timeout_s)
@@ -227,8 +227,8 @@ class _Follower:
             except (CannotTell, OSError) as error:
                 self._said(self._target.name, str(error))
                 pause_s = _RETRY_S
-            except Exception as error:  # a bug of ours must not leave one without updates
-                pool_log.exception("an orchestrator could not be updated; it is retried")
+            except Exception as error:  # a bug here must not stop the updates
+                pool_log.exception("cannot update an orchestrator; retrying")
                 self._said(self._target.name, f"{type(error).__name__}: {error}")
                 pause_s = _RETRY_S
             else:

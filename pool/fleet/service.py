@@ -1,4 +1,4 @@
-"""Runs a pool manager: follows its file and takes orders (``tidegate pool run``)."""
+"""Runs a pool manager: follows its file and executes orders (``tidegate pool run``)."""
 
 import asyncio
 import contextlib
@@ -28,10 +28,10 @@ from pool.preflight.nvml import Nvml
 from pool.supervise import cancelled
 
 LOOK_S = 1.0
-"""Seconds between two looks at the file; one that is being written is left alone for as long."""
+"""Seconds between checks of the file; a change is read once the file is unchanged that long."""
 LANE_TOKEN = "TIDEGATE_LANES__TOKEN"
 _FROM_THE_START = ("home", "triton", "heartbeat_s", "metrics_port", "drain_s", "advertise")
-"""Settings of ``[pool]`` that count only from a manager's start on."""
+"""Settings of ``[pool]`` that take effect only when a manager starts."""
 Emit = Callable[[PoolEvent], None]
 
 
@@ -62,14 +62,14 @@ class PoolService:
         self._seen = _version_of(path)
 
     async def run(self) -> None:
-        """Keep the pool until ``end`` is called. Raises ``ProvisionError`` if it cannot begin."""
+        """Run the pool until ``end`` is called. Raises ``ProvisionError`` if it cannot start."""
         self.home.claim()
         try:
             async with contextlib.AsyncExitStack() as stack:
                 opening = asyncio.create_task(self._open(stack))
                 either: list[asyncio.Future[Any]] = [opening, self._ending]
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                if self.manager is None and not opening.done():  # while a Triton is fetched
+                if self.manager is None and not opening.done():  # during a Triton download
                     await cancelled(opening)
                     return
                 await opening
@@ -79,16 +79,16 @@ class PoolService:
             self.home.release()
 
     def end(self, ending: ManagerEnd) -> None:
-        """End the manager; a second call that leaves less time cuts the first one short."""
+        """End the manager. A second call with less time cuts the first one short."""
         if not self._ending.done():
             self._ending.set_result(ending)
         elif ending.drain_s == 0.0 and self.manager is not None:
             self.manager.kill()
 
     def reload(self) -> Answer:
-        """Read the file again and start to apply it.
+        """Reload the file and start to apply it.
 
-        Raises ``PoolFileInvalid``, with nothing changed, and emits an event that says so.
+        If the file is invalid, changes nothing, emits an event and raises ``PoolFileInvalid``.
         """
         assert self.manager is not None
         self._seen = _version_of(self.path)
@@ -104,7 +104,7 @@ class PoolService:
             if getattr(file.pool, name) != getattr(self.file.pool, name)
         ]
         if stays:
-            text = f"{', '.join(stays)} in [pool] count from the manager's next start"
+            text = f"{', '.join(stays)} in [pool] take effect at the manager's next start"
             self._emit(PoolEvent(EventKind.WARNED, POOL, text))
         self._warn_of_loopback(file)
         old, new = self._specs, specs_of(file)
@@ -219,10 +219,10 @@ class PoolService:
             await self._registrar.follow(self._targets())
             await self.manager.apply(self._specs)
         except Exception:
-            pool_log.exception("the pool could not be brought in line; the next reload tries again")
+            pool_log.exception("the file could not be applied; the next reload tries again")
 
     async def _follow_file(self) -> None:
-        """Read a new version once it is unchanged between two looks."""
+        """Reload a new version once it is unchanged between two checks."""
         pending = self._seen
         while True:
             await asyncio.sleep(LOOK_S)
@@ -232,7 +232,7 @@ class PoolService:
             elif version != pending:
                 pending = version
             else:
-                with contextlib.suppress(PoolFileInvalid):  # an event said so
+                with contextlib.suppress(PoolFileInvalid):  # reported by an event
                     self.reload()
 
     async def _serve_metrics(self, stack: contextlib.AsyncExitStack) -> None:
@@ -249,20 +249,20 @@ class PoolService:
         stack.push_async_callback(runner.cleanup)
 
     def _on_cpu(self) -> int:
-        """How many instances share this machine's memory."""
+        """Number of instances that share this machine's memory."""
         specs = self._specs.values()
         return sum(isinstance(spec, InstanceSpec) and not spec.on_gpu for spec in specs)
 
     def _lane_token(self, state: PoolState) -> str:
-        """The lane token: the operator's choice; otherwise the earlier one, or a new one if both
-        sides are ours. It must outlive the manager: running instances were started with it."""
+        """The lane token: the operator's, else the saved one, else a new one if we start both
+        sides. It must outlive the manager, because running instances were started with it."""
         chosen = os.environ.get(LANE_TOKEN, "") or state.lane_token
         if not chosen and self.file.orchestrator is not None:
             chosen = secrets.token_urlsafe(32)
         return chosen
 
     def _warn_of_loopback(self, file: PoolFile) -> None:
-        """Warn if an orchestrator elsewhere would get this machine's loopback address."""
+        """Warn if a remote orchestrator would get this machine's loopback address."""
         told = file.pool.advertise or connect_host(file.pool.host)
         if not is_loopback(told):
             return
@@ -270,8 +270,8 @@ class PoolService:
             if entry.startswith("file:") or is_loopback(urlsplit(entry).hostname or ""):
                 continue
             self._warn(
-                f"{entry} gets instances on {told}, which only this machine reaches: if it is"
-                " another machine, give host in [pool], or advertise"
+                f"{entry} gets instances on {told}, which only this machine can reach: if it is on"
+                " another machine, set host in [pool], or advertise"
             )
 
     def _guard(self, file: PoolFile, lane_token: str) -> None:
@@ -315,7 +315,7 @@ class PoolService:
 
 
 def _version_of(path: Path) -> tuple[int, int, int] | None:
-    """A version of the file that differs after each change; None while there is no file."""
+    """A version of the file that changes with each write; None if there is no file."""
     try:
         status = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What should run: instances, orchestrators, a store; everything that a pool's file asks for."""
+"""The wanted configuration of a pool, from its file: instances, orchestrators, a store."""
 
 import hashlib
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from worker.environment import variable_of
 from worker.settings import variable
 
 MODELS = ("llm",)
-"""The models of the repository that a pool's Triton loads."""
+"""The models in the model repository that a pool's Triton loads."""
 SLOT_MODEL = "slot"
 ORCHESTRATOR = "orchestrator"
 CHOSEN = TritonPorts(0, 0, 0)
@@ -24,17 +24,17 @@ CHOSEN = TritonPorts(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """The wanted configuration of an instance. Another ``digest`` is another instance."""
+    """The wanted configuration of an instance. A different ``digest`` needs a new instance."""
 
     name: str
     model: str
-    """The model as a person names it, looked up at each start; empty if ``settings`` has it."""
+    """The model's name or path, resolved at each start; empty if ``settings`` has it."""
     groups: tuple[tuple[str, ...], ...] = ((),)
-    """GPUs to run on: the first group unless it is out, then the next. An empty one is the CPU."""
+    """GPUs to run on: the first group that is usable. An empty group means the CPU."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings of the worker by variable: ``TIDEGATE_WORKER__…``."""
     ports: TritonPorts = CHOSEN
-    """The ports of its Triton; 0 means that one is chosen."""
+    """The ports of its Triton; 0 asks for a free port."""
     host: str = "127.0.0.1"
     vram_gib: float | None = None
     load_timeout_s: float = 300.0
@@ -47,12 +47,12 @@ class InstanceSpec:
 
     @property
     def has_own_ports(self) -> bool:
-        """Whether it can run next to the instance that it replaces."""
+        """Whether it can run at the same time as the instance that it replaces."""
         return not any(self.ports)
 
     @property
     def digest(self) -> str:
-        """Digest of all that needs a new process when it changes; the load timeout does not."""
+        """Digest of all fields whose change needs a new process; the load timeout is not one."""
         told = (self.name, self.model, self.groups[0], sorted(self.settings.items()))
         more = (*self.ports, self.host, self.models, *([spell_tls(self.tls)] if self.tls else []))
         return hashlib.sha256(msgspec.json.encode((told, more))).hexdigest()[:16]
@@ -60,17 +60,17 @@ class InstanceSpec:
 
 @dataclass(frozen=True, slots=True)
 class OrchestratorSpec:
-    """An orchestrator that is to run in front of the instances."""
+    """The wanted configuration of an orchestrator in front of the instances."""
 
     host: str
     port: int
-    """The orchestrator's port; 0 means that one is chosen."""
+    """The orchestrator's port; 0 asks for a free port."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings of the orchestrator by variable: ``TIDEGATE_…``."""
     drain_s: float = 0.0
     name: str = ORCHESTRATOR
     own: tuple[int, Address] | None = None
-    """Number and own address of one of several that share the port."""
+    """Number and own address, if several orchestrators share the port."""
     ready_within_s: float | None = None
     has_own_ports: bool = False
     """Always false: clients know the orchestrator by its port."""
@@ -96,7 +96,7 @@ AnySpec = InstanceSpec | OrchestratorSpec | StoreSpec
 
 
 def specs_of(file: PoolFile) -> dict[str, InstanceSpec | OrchestratorSpec]:
-    """Everything that ``file`` asks for, by name."""
+    """All specs in ``file``, by name."""
     specs: dict[str, InstanceSpec | OrchestratorSpec] = {
         name: _spec_of(file, entry, name, at)
         for entry in file.instances

@@ -1,4 +1,4 @@
-"""The units of a pool on this machine: model, GPUs and ports are looked for before each start."""
+"""The units of a pool on this machine. Model, GPUs and ports are resolved before each start."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -36,40 +36,40 @@ from worker.settings import SHARED_BY, variable
 LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
 _MODEL_PATH = variable("model_path")
 _SERVER = "llamacpp"
-"""Fact in the label of a run of llama.cpp's server."""
+"""Label fact that marks a run of llama.cpp's server."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolHost:
-    """The facts that all units of a pool share."""
+    """Facts shared by all units of a pool."""
 
     install: TritonInstall | None
     state_dir: Path
     """Folder with the registered models and engines."""
     logs: Path | None
-    """Folder for a log of each unit; None: they write to stderr."""
+    """Folder for the units' logs; None: they log to stderr."""
     lane_token: str
     warn: Callable[[str], None]
     home: Path | None = None
     """Folder of a pool whose processes outlive us; None: they end with us."""
     gpus: Gpus | None = None
-    """Room on GPUs; None: the user who named the GPUs is responsible."""
+    """Free memory of GPUs; None: unchecked, because the user named the GPUs."""
     sharing: Callable[[], int] = lambda: 1
-    """How many instances share the CPU's memory."""
+    """Number of instances that share the CPU's memory."""
     heartbeat_s: float | None = None
     advertise: str = ""
-    """Host by which orchestrators reach this machine; empty: the one where Tritons listen."""
+    """Host name of this machine for orchestrators; empty: the host where Tritons listen."""
     model_repository: Path = MODEL_REPOSITORY
 
     def kept(self, unit: str, facts: Callable[[], dict[str, str]], on_step: OnStep) -> UnitOptions:
-        """How a unit is kept; later managers are to know its ``facts``."""
+        """Options of a unit; ``facts`` are for later managers."""
         keeping = Keeping(self.home, facts, self.heartbeat_s, on_step)
         log = self.logs and self.logs / f"{unit}.log"
         return UnitOptions(log=log, warn=self.warn, keeping=keeping)
 
 
 class Tenancy:
-    """What an instance has of its machine: a model, GPUs, ports."""
+    """An instance's resources on this machine: a model, GPUs, ports."""
 
     def __init__(self, host: PoolHost, spec: InstanceSpec, on_step: OnStep) -> None:
         self.host = host
@@ -79,13 +79,13 @@ class Tenancy:
 
     @asynccontextmanager
     async def placed(self) -> AsyncIterator[dict[str, str]]:
-        """Find the model, and reserve GPUs for it while it loads; gives the variables of its
-        worker. Raises ``StartFailed``, ``ModelNotFound``, ``CatalogUnusable``."""
+        """Find the model, and reserve its GPUs while it loads; yields its worker's variables.
+        Raises ``StartFailed``, ``ModelNotFound``, ``CatalogUnusable``."""
         host, spec = self.host, self.spec
         model = None
         if spec.model:
             model = await asyncio.to_thread(resolve_model, spec.model, host.state_dir)
-        # Two instances of one name, while one replaces the other, each have a reservation.
+        # During a replacement, two instances of the same name each have a reservation.
         who = f"{spec.name} {id(self)}"
         if host.gpus is None or model is None:
             self.group = spec.groups[0]
@@ -99,7 +99,7 @@ class Tenancy:
                 host.gpus.settle(who)
 
     async def visible(self) -> dict[str, str]:
-        """Variables that show a process only these GPUs. Raises ``StartFailed``."""
+        """Variables that restrict a process to these GPUs. Raises ``StartFailed``."""
         if not self.group:
             return {}
         if self.host.gpus is None:
@@ -111,9 +111,9 @@ class Tenancy:
         return {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
     def ports(self, host: str, asked: Sequence[int], kept: Sequence[int]) -> list[int]:
-        """Ports asked for, otherwise earlier or free ones. Raises ``PortInUse``."""
+        """The requested ports, else the earlier ones or free ones. Raises ``PortInUse``."""
         for port in filter(None, asked):
-            require_free(host, port, f"end what has it, or give {self.spec.name} another port")
+            require_free(host, port, f"stop its program, or give {self.spec.name} another port")
         free = iter(free_ports(len(asked), host, {*asked, *kept}))
         return [
             fixed or (before if before and is_free(host, before) else next(free))
@@ -121,7 +121,7 @@ class Tenancy:
         ]
 
     async def lost(self, own: Coroutine[Any, Any, str]) -> str:
-        """Wait for ``own`` loss of the instance, or that of a GPU of its; returns the reason."""
+        """Wait for the loss of the instance (``own``) or of one of its GPUs; return the reason."""
         gpus = self.host.gpus
         return await (own if gpus is None else first_of(own, gpus.lost(self.group)))
 
@@ -189,13 +189,13 @@ class PoolTriton(TritonInstance):
             env.setdefault(variable("tensor_parallel"), str(len(tenancy.group)))
         env |= await asyncio.to_thread(environment_for, env, host.state_dir)
         if host.gpus is None or not tenancy.group:
-            # Not part of the digest: how many share the memory is no reason for another start.
+            # Not in the digest: a change in the number of instances must not restart this one.
             env.setdefault(SHARED_BY, str(max(1, host.sharing())))
         return env | await tenancy.visible()
 
 
 class PoolLlamaCpp(LlamaCppServer):
-    """The llama.cpp server of one instance, where its model is a GGUF file."""
+    """The llama.cpp server of one instance, if its model is a GGUF file."""
 
     def __init__(self, tenancy: Tenancy, model: Path | None, port: int) -> None:
         host, spec = tenancy.host, tenancy.spec
@@ -211,9 +211,9 @@ class PoolLlamaCpp(LlamaCppServer):
 
     @property
     def address(self) -> str:
-        """The address as of the server's start: the model's file may be gone since."""
+        """The address since the server's start: the model's file may have gone."""
         if not self._told and self.port and _MODEL_PATH in self._spec.variables:
-            with suppress(ValueError):  # the start says what is wrong
+            with suppress(ValueError):  # the start reports the error
                 self._told = super().address
         return self._told
 
@@ -271,30 +271,30 @@ class PoolOrchestrator(OrchestratorProcess):
         return {"digest": spec.digest, "ports": str(self.port), "host": spec.host}
 
     def _choose_port(self) -> int:
-        """The port asked for; otherwise its earlier port, or a free one. Raises ``PortInUse``."""
+        """The requested port, else its earlier port or a free one. Raises ``PortInUse``."""
         host, asked = self._spec.host, self._spec.port
         if asked:
-            require_free(host, asked, "end what has it, or give another port")
+            require_free(host, asked, "stop its program, or set another port")
         return asked or (
             self.port if self.port and is_free(host, self.port) else free_ports(1, host)[0]
         )
 
 
 class PoolMachine:
-    """Makes units of real processes, and finds those that run."""
+    """Creates units of real processes, and finds running ones."""
 
     def __init__(self, host: PoolHost) -> None:
         self.host = host
 
     def found(self) -> Sequence[FoundRun]:
-        """Every running unit of this pool. Remains of other runs are cleared."""
+        """Every running unit of this pool. Cleans up after dead runs."""
         assert self.host.home is not None
         found = find_detached(self.host.home)
         clear_remains(self.host.home, found)
         return found
 
     def make(self, spec: AnySpec, kept: InstanceRecord | None, on_step: OnStep) -> ProcessUnit:
-        """A unit that is not started yet; it keeps the chosen ports of ``kept``, if any."""
+        """A unit that is not started yet; it uses the chosen ports of ``kept``, if any."""
         host, ports = self.host, (0, 0, 0) if kept is None else kept.ports
         if isinstance(spec, StoreSpec):
             return StoreProcess(spec.program, spec.folder, **host.kept(spec.name, dict, on_step))
@@ -307,7 +307,7 @@ class PoolMachine:
         return PoolTriton(tenancy, TritonPorts(*first))
 
     def make_former(self, found: FoundRun, on_step: OnStep) -> ProcessUnit:
-        """The unit of a running process that is not asked for as it is: good for ending it."""
+        """A unit for a running process that matches no spec; use it only to end the process."""
         facts, name = found.label.facts, found.label.unit
         host = facts.get("host", "127.0.0.1")
         if name == ORCHESTRATOR:
@@ -321,17 +321,17 @@ class PoolMachine:
         return PoolTriton(tenancy, TritonPorts(0, 0, 0))
 
     async def fits_beside(self, spec: AnySpec) -> bool:
-        """Whether an instance could start next to everything else."""
+        """Whether an instance could start alongside all others."""
         if not isinstance(spec, InstanceSpec) or self.host.gpus is None:
             return False
         try:
             model = await asyncio.to_thread(resolve_model, spec.model, self.host.state_dir)
         except ProvisionError:
-            return True  # it will fail to start, with the reason, and the old one stays
+            return True  # its start will fail with the reason, and the old one stays
         return await self.host.gpus.fits_beside(spec, model)
 
     def _gguf_of(self, spec: InstanceSpec) -> Path | None:
-        """The model of an instance that llama.cpp's server is to run; None for a Triton."""
+        """The model of an instance, if llama.cpp's server runs it; None for a Triton."""
         model = Path(spec.settings.get(_MODEL_PATH, ""))
         with suppress(ProvisionError):
             if spec.model:

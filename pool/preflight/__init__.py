@@ -1,1 +1,1 @@
-"""Checks what the machine must have."""
+"""Checks the machine's requirements."""

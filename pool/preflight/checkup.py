@@ -1,7 +1,7 @@
-"""Checks everything that this machine may lack in one go: ``tidegate doctor``.
+"""Checks all requirements of this machine at once, for ``tidegate doctor``.
 
-``host`` raises at the first lack that prevents set-up; this finds them all, including
-those that only cost speed. Standard library only, and nothing here starts anything.
+``host`` raises at the first missing requirement that prevents set-up. This module finds all of
+them, including those that only cost speed. Standard library only; it starts no processes.
 """
 
 import os
@@ -37,7 +37,7 @@ _MIN_MEMORY = 2 * _GIB
 
 
 class CheckupVerdict(StrEnum):
-    """Result of a check. ``WARN``: it works, but slower, or not for everything."""
+    """Result of a check. ``WARN``: it works, but slower or without some features."""
 
     OK = "ok"
     WARN = "warn"
@@ -49,7 +49,7 @@ OK, WARN, FAIL = CheckupVerdict
 
 @dataclass(frozen=True, slots=True)
 class CheckupFinding:
-    """The result of one check. ``advice`` says what to do, if anything."""
+    """The result of one check. ``advice`` says how to fix it, if needed."""
 
     check: str
     verdict: CheckupVerdict
@@ -73,7 +73,7 @@ _Result = tuple[CheckupVerdict, str] | tuple[CheckupVerdict, str, str]
 
 
 def examine(wanted: WantedService) -> Iterator[CheckupFinding]:
-    """Run the checks one after the other, so that each finding can be shown at once."""
+    """Yield the findings one by one, so that each can be shown immediately."""
     for name, check in _CHECKS.items():
         yield CheckupFinding(name, *check(wanted))
 

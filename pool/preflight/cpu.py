@@ -15,12 +15,12 @@ _FEATURES = {
     "amx_tile": "AMX",
     "amx_bf16": "AMX bf16",
 }
-"""Features that make products on the CPU fast, by their names in ``flags``."""
+"""CPU features for fast matrix products, by their names in ``flags``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The CPU. ``cores`` is how many this process may use, with a container's quota."""
+    """The CPU. ``cores`` is the number that this process may use, within a container's quota."""
 
     cores: float
     features: tuple[str, ...]

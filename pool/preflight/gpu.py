@@ -1,6 +1,6 @@
-"""Asks NVIDIA's driver for devices, through its own library, and torch for what it was built for.
+"""Lists devices through the library of NVIDIA's driver, and reads torch's CUDA version.
 
-This needs neither torch nor a context on a device. Standard library only.
+It needs neither torch nor a context on a device. Standard library only.
 """
 
 import ctypes
@@ -16,8 +16,8 @@ _NAME_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class UsableGpus:
-    """Usable GPUs. ``cuda`` is the newest version that the driver can do, such as ``12.4``. Devices
-    that cannot be used are a ``problem``, with ``advice``."""
+    """Usable GPUs. ``cuda`` is the newest version that the driver supports, such as ``12.4``. If
+    devices are unusable, ``problem`` says why, and ``advice`` how to fix it."""
 
     devices: tuple[str, ...] = ()
     cuda: str = ""
@@ -37,7 +37,7 @@ def look() -> UsableGpus:
         return UsableGpus(
             problem=f"NVIDIA's driver does not start (cuInit says {status})",
             advice=(
-                "nvidia-smi says more; after a driver update restart the machine; in a container"
+                "nvidia-smi says more; after a driver update, restart the machine; in a container,"
                 " the toolkit must match"
             ),
         )
@@ -54,14 +54,14 @@ def look() -> UsableGpus:
     if not names:
         return UsableGpus(
             cuda=cuda,
-            problem="the driver is there, and no device is",
+            problem="the driver is there, but no device",
             advice="CUDA_VISIBLE_DEVICES may hide them; tidegate up --device cpu needs none",
         )
     return UsableGpus(tuple(names), cuda)
 
 
 def torch_cuda() -> str | None:
-    """The CUDA version that torch was built for; None for a build without."""
+    """The CUDA version that torch was built for; None for a build without CUDA."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -76,7 +76,7 @@ def torch_cuda() -> str | None:
 def _without_driver() -> UsableGpus:
     if Path("/proc/driver/nvidia").exists() or list(Path("/dev").glob("nvidia[0-9]*")):
         return UsableGpus(
-            problem=f"a GPU, and no {_DRIVER}",
+            problem=f"there is a GPU, but no {_DRIVER}",
             advice="in a container: docker run --gpus all, with NVIDIA's container toolkit; else "
             "sudo apt-get install the driver's libnvidia-compute package",
         )

@@ -1,6 +1,6 @@
-"""Checks what this machine must have; each lack has one sentence with the command that fixes it.
+"""Checks this machine's requirements; each error has one sentence with the command that fixes it.
 
-Standard library only: set-up runs this before anything is installed.
+Standard library only, because set-up runs this before it installs anything.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ from worker.extras import pip_install
 MIN_GLIBC = (2, 35)
 _ENCODER = ("av", "av")
 _SPEECH = {"espeak": ("espeakng_loader", "espeakng-loader")}
-"""Module and distribution of speech providers. Others are checked when the model loads."""
+"""Module and distribution of speech providers. Other providers are checked at model load."""
 _SYSTEM_LIBRARIES = (
     "/usr/lib/x86_64-linux-gnu",
     "/lib/x86_64-linux-gnu",
@@ -69,7 +69,7 @@ def check_stub_python(stub: Path) -> None:
 
 
 def _set_up_with(python: str) -> str:
-    """What to do to run on another Python: in a checkout, or in an image without a Makefile."""
+    """How to change the Python version: in a checkout, or in an image without a Makefile."""
     if (Path(__file__).parents[2] / "Makefile").exists():
         return f"make clean && make PYTHON=python{python}"
     return (
@@ -84,7 +84,7 @@ def libpython_name() -> str:
 
 
 def libpython_places() -> list[str]:
-    """Directories where libpython may be, likeliest first."""
+    """Directories where libpython may be, most likely first."""
     configured = sysconfig.get_config_var("LIBDIR")
     return [*filter(None, [configured, f"{sys.base_prefix}/lib"]), *_SYSTEM_LIBRARIES]
 
@@ -108,7 +108,7 @@ def libpython_dir(stub: Path) -> Path | None:
 
 
 def slot_packages_lacking(speech: str = "espeak") -> tuple[str, ...]:
-    """Distributions that are not installed, for clips with ``speech`` from that provider."""
+    """Missing distributions for clips with the speech provider ``speech``."""
     wanted = filter(None, (_ENCODER, _SPEECH.get(speech)))
     return tuple(name for module, name in wanted if importlib.util.find_spec(module) is None)
 

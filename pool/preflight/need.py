@@ -1,6 +1,6 @@
-"""Estimates the memory that an instance will take, from its files, before it is started (PV-2).
+"""Estimates an instance's memory from its files before it starts (PV-2).
 
-The estimate is on the safe side; a stated figure overrides it.
+The estimate is conservative; a stated figure overrides it.
 """
 
 import json
@@ -11,7 +11,7 @@ from worker.settings import BLOCK_TOKENS
 
 GIB = 2**30
 CUDA_CONTEXT_BYTES = GIB // 2
-"""Bytes that a process on a GPU takes before it has done anything: driver, kernels, workspaces."""
+"""Bytes of an idle process on a GPU: driver, kernels, workspaces."""
 ACTIVATIONS_SHARE = 0.05
 """Memory for steps, as a share of the weights."""
 KV_SHARE = 0.1
@@ -21,10 +21,10 @@ _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def need_of(model: Path, settings: Mapping[str, object], *, on_gpu: bool) -> int:
-    """The bytes that a checkpoint folder or a .gguf file takes under a worker's ``settings``
-    (``dtype``, ``kv.blocks``). Made-up tokens (``engine = synthetic-…``) need no weights.
+    """Bytes that a checkpoint folder or a .gguf file needs with a worker's ``settings`` (``dtype``,
+    ``kv.blocks``). Made-up tokens (``engine = synthetic-…``) need no weights.
 
-    KV is as ``kv.blocks`` says, else one whole context: the worker takes more if there is more.
+    The KV cache is ``kv.blocks``, else one whole context; the worker uses more if memory is free.
     """
     if str(settings.get("engine", "")).startswith("synthetic"):
         return GIB // 4
@@ -41,7 +41,7 @@ def need_of(model: Path, settings: Mapping[str, object], *, on_gpu: bool) -> int
 
 
 def _files(model: Path) -> list[Path]:
-    """The files with weights. A folder with several formats has each weight once in the first."""
+    """The weight files. If a folder has several formats, the first has every weight once."""
     if model.is_file():
         return [model]
     for ending in _WEIGHTS:

@@ -1,7 +1,7 @@
 """Reads GPUs through NVIDIA's management library: memory and faults (PV-2).
 
-All that decides by it is tested without a GPU. The library is the optional package
-``nvidia-ml-py``; neither torch nor a context on a device is needed.
+The code that uses these readings is tested without a GPU. The library is the optional package
+``nvidia-ml-py``; it needs neither torch nor a context on a device.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from typing import Any
 from worker.extras import pip_install
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors that a program made, not the device: its instance may die of them, the GPU is sound."""
+"""Xids caused by a program, not the device: its instance may crash, but the GPU is healthy."""
 
 
 class GpuUnavailable(Exception):
@@ -23,16 +23,16 @@ class GpuDevice:
     """One GPU, or one MIG device of a GPU."""
 
     index: str
-    """The number in ``CUDA_VISIBLE_DEVICES``; for MIG the GPU's, a colon and the device's own."""
+    """The number in ``CUDA_VISIBLE_DEVICES``; for MIG, ``GPU:DEVICE`` with both numbers."""
     uuid: str
     name: str
     total_bytes: int
     free_bytes: int
     gpu: str = ""
-    """UUID of a MIG device's GPU, for which faults are reported; otherwise empty."""
+    """UUID of a MIG device's GPU, under which its faults are reported; otherwise empty."""
 
     def is_called(self, device: str) -> bool:
-        """Whether ``device`` names it: by its number, its UUID, or the beginning of that."""
+        """Whether ``device`` names it by its number, its UUID, or a prefix of the UUID."""
         if device == self.index or device == self.uuid:
             return True
         return device.startswith(("GPU-", "MIG-")) and self.uuid.startswith(device)
@@ -40,20 +40,20 @@ class GpuDevice:
 
 @dataclass(frozen=True, slots=True)
 class GpuFault:
-    """A fault of a GPU. ``xid`` is NVIDIA's number of it."""
+    """A fault of a GPU. ``xid`` is NVIDIA's error number."""
 
     uuid: str
     xid: int
 
     @property
     def is_of_device(self) -> bool:
-        """Whether the GPU should be used no more."""
+        """Whether the GPU should be taken out of use."""
         return self.xid not in APPLICATION_XIDS
 
 
 class Nvml:
-    """NVIDIA's library, opened at the first request for devices: a pool on the CPU needs none.
-    Calls may take some ms; one thread at a time may ask for faults."""
+    """NVIDIA's library, opened at the first request for devices, because a pool on the CPU does not
+    need it. Calls may take some ms; only one thread at a time may call ``faults``."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -75,7 +75,7 @@ class Nvml:
         self._nvml = pynvml
 
     def devices(self) -> list[GpuDevice]:
-        """All present GPUs; a lost one is left out. Raises ``GpuUnavailable``."""
+        """All GPUs except lost ones. Raises ``GpuUnavailable``."""
         if self._nvml is None:
             self._open()
         nvml = self._nvml
@@ -94,7 +94,7 @@ class Nvml:
                     gpu = _text(nvml.nvmlDeviceGetUUID(handle))
                     found += [self._device(p, f"{index}:{at}", gpu) for at, p in enumerate(parts)]
             except nvml.NVMLError:
-                continue  # lost, or reset at this moment
+                continue  # lost, or being reset
         return found
 
     def faults(self) -> list[GpuFault]:
@@ -118,7 +118,7 @@ class Nvml:
             raise GpuUnavailable(f"NVIDIA's driver reports no events ({error})") from None
 
     def _register(self) -> None:
-        """Register for events of every GPU, including those that came later."""
+        """Register for events of every GPU, including new ones."""
         nvml = self._nvml
         if self._events is None:
             self._events = nvml.nvmlEventSetCreate()
@@ -132,7 +132,7 @@ class Nvml:
                     self._registered.add(uuid)
 
     def _mig_devices(self, handle: Any) -> list[Any] | None:
-        """The MIG devices of a GPU that is split; None for one that is not."""
+        """The MIG devices of a partitioned GPU; None for any other."""
         nvml = self._nvml
         try:
             mode, _ = nvml.nvmlDeviceGetMigMode(handle)
@@ -160,5 +160,5 @@ class Nvml:
 
 
 def _text(value: str | bytes) -> str:
-    """``value`` as text: older versions of the package answer in bytes."""
+    """``value`` as text: older versions of the package return bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -1,8 +1,8 @@
 """Runs and finds single processes.
 
-- ``guardian``  runs one command; nothing of it outlives the launcher
-- ``process``   a guarded process, as its keeper sees it; one may outlive that, and be found again
-- ``proc``      reads ``/proc`` about any process
-- ``logs``      log files, and the part of one that a person needs
-- ``ports``     free ports, and those that are not
+- ``guardian``  runs one command; none of its processes outlive the launcher
+- ``process``   a guarded process for its keeper; may outlive the keeper, and be found again
+- ``proc``      reads ``/proc`` for any process
+- ``logs``      log files, and the useful part of a log
+- ``ports``     finds free ports, and reports ports in use
 """

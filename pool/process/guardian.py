@@ -1,23 +1,23 @@
-"""Runs one command in its own session and guarantees that none of its processes outlive us.
+"""Runs one command in its own session, and guarantees that none of its processes outlive it.
 
     keeper ──(signals)──▶ guardian ──▶ command ──▶ its children (Triton's Python stubs)
 
-The guardian ends the command when it is told so: by ``END`` SIGTERM to the command, by ``KILL``
-SIGKILL to its process group, by any other of ``SIGNALS`` the one and after ``--grace`` the other.
-Then it waits for every descendant and removes shared memory of the given prefix. The same cleanup
-follows when the command ends by itself, so the guardian's exit says that everything is gone. Its
-exit status is the command's, or 128 + signal as a shell has it.
+Signals tell the guardian to end the command. On ``END`` it sends SIGTERM to the command, on
+``KILL`` SIGKILL to its process group. On any other of ``SIGNALS`` it sends SIGTERM, and SIGKILL
+after ``--grace``. Then it waits for every descendant, and removes shared memory with the given
+prefix. It cleans up in the same way if the command ends by itself, so its exit means that
+everything is gone. Its exit status is the command's, or 128 + signal, as in a shell.
 
-It is started in a session of its own so that Ctrl-C in a terminal never reaches it or the command,
-and it collects orphans (PR_SET_CHILD_SUBREAPER), so that a stub whose server crashed is waited for
-too. Should the guardian itself be killed, the command dies with it (PR_SET_PDEATHSIG).
+It runs in its own session, so that Ctrl-C in a terminal never reaches it or the command. It
+collects orphans (PR_SET_CHILD_SUBREAPER), so it also waits for a stub whose server crashed. If the
+guardian itself is killed, the command dies with it (PR_SET_PDEATHSIG).
 
-First line on stdout: the command's process id, which is also its group's. Standard library only,
-run as ``python -I -S guardian.py``: it is up in some 20 ms and is never the reason for a failure.
+Its first line on stdout is the command's process id, which is also its group's. Standard library
+only, run as ``python -I -S guardian.py``: it starts in about 20 ms.
 
-With ``--starter PID`` the kernel sends it SIGTERM when that process, its parent, dies however it
-dies. With ``--detached DIR`` it outlives its starter, whose successor finds it by its command line
-(``process``): the process id also goes to ``DIR/started`` and the exit status to ``DIR/ended``.
+With ``--starter PID``, the kernel sends it SIGTERM when that process, its parent, dies. With
+``--detached DIR`` it outlives its starter, and the next keeper finds it by its command line
+(``process``). It then also writes the process id to ``DIR/started``, the status to ``DIR/ended``.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def remove_shared_memory(prefix: str) -> list[str]:
 
 
 def kill_group(pgid: int) -> None:
-    """Send SIGKILL to every process of a group; an empty group is fine."""
+    """Send SIGKILL to every process of a group; an empty group is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pgid, signal.SIGKILL)
 
@@ -74,7 +74,7 @@ def _prctl(option: int, value: int) -> None:
 def _start(command: list[str], guardian: int) -> subprocess.Popen[bytes]:
     def in_child() -> None:
         die_with_parent(signal.SIGKILL)
-        if os.getppid() != guardian:  # it died before the line above took effect
+        if os.getppid() != guardian:  # it died before the line above ran
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -89,7 +89,7 @@ def _start(command: list[str], guardian: int) -> subprocess.Popen[bytes]:
 
 
 def _run(child: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Wait until the command ended, or is to be killed. A later order can only shorten its time."""
+    """Wait for the end of the command, or an order to kill it. A later order only shortens this."""
     deadline: float | None = None
     is_ending = False
     while child.poll() is None:
@@ -113,13 +113,13 @@ def _children() -> list[int]:
     """Process ids of direct children, including orphans that this process collected."""
     try:
         text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-    except FileNotFoundError:  # a kernel without it: the process group has to do
+    except FileNotFoundError:  # the kernel lacks it: use the process group
         return []
     return [int(pid) for pid in text.split()]
 
 
 def _reap_all(child: subprocess.Popen[bytes]) -> int:
-    """Kill the group and all stray descendants, await them, and return the command's status."""
+    """Kill the group and all other descendants, wait for them, return the command's status."""
     kill_group(child.pid)
     deadline = time.monotonic() + _REAP_S
     while time.monotonic() < deadline:
@@ -132,11 +132,11 @@ def _reap_all(child: subprocess.Popen[bytes]) -> int:
             for pid in _children():
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_S)
-    return -signal.SIGKILL  # stuck in the kernel; nothing more can be done from here
+    return -signal.SIGKILL  # stuck in the kernel; nothing more can be done
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run a command; leave nothing of it behind.")
+    parser = argparse.ArgumentParser(description="Run a command, and leave no process behind.")
     parser.add_argument("--shm-prefix", default="", help="shared memory to remove at the end")
     parser.add_argument("--grace", type=float, default=2.0, help="seconds from SIGTERM to SIGKILL")
     parser.add_argument("--starter", type=int, metavar="PID", help="end with its parent")
@@ -146,11 +146,11 @@ def main() -> int:
     args = parser.parse_args()
     run_dir: Path | None = args.detached
 
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # they are waited for
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # sigwait takes them
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if args.starter is not None:
         die_with_parent(signal.SIGTERM)
-        if os.getppid() != args.starter:  # it died before the line above took effect
+        if os.getppid() != args.starter:  # it died before the line above ran
             return 1
     try:
         child = _start(args.command, os.getpid())
@@ -169,14 +169,14 @@ def main() -> int:
 
 
 def _told(run_dir: Path | None, status: int) -> int:
-    """Write ``status`` down for processes that are not our parent, and return it."""
+    """Write ``status`` to a file for processes that are not our parent, and return it."""
     if run_dir is not None:
         _tell(run_dir / ENDED, status)
     return status
 
 
 def _tell(path: Path, number: int) -> None:
-    """Write a number in one step. A full disk, or a folder that was removed, stops nothing."""
+    """Write a number atomically. Ignores a full disk, or a folder that was removed."""
     with contextlib.suppress(OSError):
         partial = path.with_name(f"{path.name}.partial")
         partial.write_text(f"{number}\n")

@@ -1,9 +1,9 @@
-"""Log files of supervised processes, bounded in size, and their last lines.
+"""Size-limited log files of supervised processes, and their last lines.
 
-Only their owner may read them. The processes write by themselves, so that none waits for the
-launcher; a log that grows beyond ``LOG_BYTES`` is copied to ``….1`` and truncated, as by
-logrotate's ``copytruncate``: they append, so they continue at the new beginning. A line written
-between copy and cut is lost.
+Only the owner may read them. The processes write directly, so none waits for the launcher. A log
+larger than ``LOG_BYTES`` is copied to ``….1`` and truncated, as with logrotate's ``copytruncate``.
+The processes append, so they continue at the new start. A line written between the copy and the
+truncation is lost.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from catalog.errors import LogUnusable
 
 LOG_BYTES = 16 * 2**20
 KEPT_LOGS = 3
-"""Number of earlier logs kept next to the present one: ``….1`` is the latest of them."""
+"""Number of earlier logs kept next to the current one; ``….1`` is the latest."""
 LOOK_S = 1.0
 
 _LOAD_FAILED = re.compile(r"failed to load '([^']+)' version \d+: [^:]+: (.*?)\"?$", re.MULTILINE)
 _ERROR_LINE = re.compile(r"^(?:E\d{4} \S+ +\d+ [\w.]+:\d+\]|error:) *(.*)$", re.MULTILINE)
 _SHELL_LINE = re.compile(r"^bash: (?:line \d+: )?(.*)$", re.MULTILINE)
 _HARMLESS = frozenset({"CudaDriverHelper has not been initialized."})
-"""Errors that every Triton on a machine without a GPU logs."""
+"""Errors that any Triton logs on a machine without a GPU."""
 _ABORTED = re.compile(r"^terminate called .*$(?:\n *what\(\): .*$)?", re.MULTILINE)
 _USAGE = re.compile(r"^(.+)\nUsage: ", re.MULTILINE)
 _LOCATION = re.compile(r"\n+At:\n.*", re.DOTALL)
@@ -34,7 +34,7 @@ _TAIL_BYTES = 64 * 1024
 
 
 def fresh_log(path: Path) -> None:
-    """Begin an empty log; the last run's is kept as ``….1``. Raises ``LogUnusable``."""
+    """Start an empty log, and keep the last run's as ``….1``. Raises ``LogUnusable``."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.exists():
@@ -49,14 +49,14 @@ def fresh_log(path: Path) -> None:
 
 
 def require_writable(directory: Path) -> None:
-    """Make a directory for logs. Raises ``LogUnusable`` if there can be none in it."""
+    """Create a directory for logs. Raises ``LogUnusable`` if it is not writable."""
     fresh_log(directory / f".check-{os.getpid()}")
     with suppress(OSError):
         (directory / f".check-{os.getpid()}").unlink()
 
 
 def usable_log(path: Path | None, warn: Callable[[str], None]) -> Path | None:
-    """``path`` with a fresh log in it; None (stderr) and a call of ``warn`` if that fails."""
+    """``path`` with a fresh log. If that fails, calls ``warn`` and returns None (stderr)."""
     if path is None:
         return None
     try:
@@ -68,7 +68,7 @@ def usable_log(path: Path | None, warn: Callable[[str], None]) -> Path | None:
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a log to append to, made for its owner only. Raises ``OSError``."""
+    """Open a log to append to, readable by its owner only. Raises ``OSError``."""
 
     def private(name: str, flags: int) -> int:
         return os.open(name, flags, 0o600)
@@ -81,15 +81,15 @@ def ignore(warning: str) -> None:
 
 
 async def keep_bounded(path: Path) -> None:
-    """Keep a growing log within its bound, until cancelled."""
+    """Limit the size of a growing log, until cancelled."""
     while True:
         await asyncio.sleep(LOOK_S)
         await asyncio.to_thread(bound_log, path)
 
 
 def bound_log(path: Path) -> None:
-    """Restart ``path`` if it has more than ``LOG_BYTES``. Never raises: if nothing can be kept,
-    such as on a full disk, the bound still holds."""
+    """Rotate ``path`` if it is larger than ``LOG_BYTES``. Never raises. If no copy can be kept, for
+    example on a full disk, the limit still holds."""
     with suppress(OSError):
         if path.stat().st_size <= LOG_BYTES:
             return
@@ -105,7 +105,7 @@ def bound_log(path: Path) -> None:
 
 
 def _make_room(path: Path) -> None:
-    """Free the name ``….1``: each earlier log moves back by one, and the earliest is deleted."""
+    """Free the name ``….1``: rename each earlier log to the next number, delete the oldest."""
     for age in range(KEPT_LOGS, 0, -1):
         with suppress(FileNotFoundError):
             if age == KEPT_LOGS:
@@ -124,8 +124,8 @@ def tail(path: Path, lines: int = 5) -> str:
 
 
 def why_triton_ended(path: Path) -> str:
-    """The useful part of a Triton log: what a model's ``initialize`` raised, otherwise why a shell
-    could not start its process, what aborted the server, or the errors."""
+    """The useful part of a Triton log: the error of a model's ``initialize``, else the reason why a
+    shell could not start its process, the abort message of the server, or the errors."""
     text = _read_tail(path)
     if load := _LOAD_FAILED.search(text):
         reason = load[2].replace("\\n", "\n").replace('\\"', '"')

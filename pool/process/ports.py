@@ -1,4 +1,4 @@
-"""Finds free ports, and formats a host with its port."""
+"""Finds free ports, and formats ``host:port``."""
 
 import errno
 import random
@@ -18,25 +18,25 @@ _SocketAddress = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 
 
 def host_port(host: str, port: int) -> str:
-    """``host:port`` as in a URL: an IPv6 address has brackets."""
+    """``host:port`` for a URL: an IPv6 address gets brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def free_ports(count: int, host: str = "127.0.0.1", but: Collection[int] = ()) -> list[int]:
     """``count`` different free ports, none of them in ``but``.
 
-    The ports lie below those that the kernel gives to outgoing connections, and are drawn at
-    random: a server may take seconds until it listens, and neither a connection nor another start
-    is then likely to take it. Callers still try again with fresh ports if a server says that its
-    port is taken. Raises ``PortInUse`` if there are fewer than ``count``, or ``host`` is not one of
-    this machine's.
+    The ports are below the kernel's range for outgoing connections, and drawn at random. A server
+    may take seconds until it listens; this makes it unlikely that a connection or another start
+    takes its port. Callers still retry with new ports if a server reports that its port is taken.
+    Raises ``PortInUse`` if there are fewer than ``count``, or ``host`` is not an address of this
+    machine.
     """
     family, address = _resolve(host, 0)
     below = range(FIRST_PORT, _first_outgoing_port())
     candidates = random.sample(below, k=min(len(below), count + len(but) + 100))
     with ExitStack() as held:
         bound: list[int] = []
-        # The port 0 lets the kernel choose.
+        # For port 0, the kernel chooses.
         for port in [*candidates, *[0] * (count + len(but))]:
             if len(bound) == count:
                 break
@@ -49,8 +49,8 @@ def free_ports(count: int, host: str = "127.0.0.1", but: Collection[int] = ()) -
                 if port and error.errno in (errno.EADDRINUSE, errno.EACCES):
                     continue
                 raise PortInUse(
-                    f"cannot have {count} free ports on {host}: {error.strerror}; give an address "
-                    "of this machine, and ask for fewer instances than it can run"
+                    f"cannot find {count} free ports on {host}: {error.strerror}; give an address "
+                    "of this machine, or fewer instances"
                 ) from error
             number = int(each.getsockname()[1])
             if number not in but:
@@ -68,7 +68,7 @@ def _first_outgoing_port() -> int:
 def require_free(host: str, port: int, remedy: str) -> None:
     """Raise ``PortInUse``, ending in ``remedy``, if ``host:port`` cannot be listened on."""
     if port > LAST_PORT:
-        raise PortInUse(f"there is no port {port}, the last is {LAST_PORT}; {remedy}")
+        raise PortInUse(f"there is no port {port}, the highest is {LAST_PORT}; {remedy}")
     family, address = _resolve(host, port)
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -81,7 +81,7 @@ def require_free(host: str, port: int, remedy: str) -> None:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether ``host:port`` could be listened on right now."""
+    """Whether a server could listen on ``host:port`` now."""
     try:
         require_free(host, port, "")
     except PortInUse:

@@ -1,8 +1,8 @@
-"""Reads ``/proc`` about processes that are not our children, and sends signals that cannot hit
-another process.
+"""Reads ``/proc`` for processes that are not our children, and sends signals that cannot reach the
+wrong process.
 
-A process id is given away again once its process is gone; together with its start time it names one
-process for as long as the machine is up.
+The kernel reuses a process id after its process has ended. Process id and start time together
+identify one process while the machine is up.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process, now and after its end. ``started_ticks`` counts from the machine's start."""
+    """Identity of one process, also after its end. ``started_ticks`` counts from boot."""
 
     pid: int
     started_ticks: int
@@ -30,26 +30,26 @@ class ProcessId:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process exists and has not ended (a zombie has)."""
+        """Whether the process is running (a zombie is not)."""
         fields = stat_of(self.pid)
         return (
             fields is not None and fields[0] not in "ZX" and int(fields[19]) == self.started_ticks
         )
 
     def open(self) -> int | None:
-        """A file descriptor of the process, which polls as readable at its end; the caller closes
+        """A file descriptor of the process, which becomes readable at its end; the caller closes
         it. None if the process is gone."""
         try:
             fd = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return None
-        if self.is_running:  # asked after it was opened: from here on it can be no other
+        if self.is_running:  # checked after the open, so it is this process
             return fd
         os.close(fd)
         return None
 
     def send(self, signum: signal.Signals) -> bool:
-        """Send this process a signal, and no other; returns whether it was there to get it."""
+        """Send a signal to exactly this process; return whether it existed."""
         fd = self.open()
         if fd is None:
             return False
@@ -63,14 +63,14 @@ class ProcessId:
 
 
 def all_pids() -> Iterator[int]:
-    """Ids of all processes that can be seen."""
+    """Ids of all visible processes."""
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
             yield int(entry.name)
 
 
 def is_ours(pid: int) -> bool:
-    """Whether a process runs as the same user as we do."""
+    """Whether a process runs as our user."""
     try:
         return (_PROC / str(pid)).stat().st_uid == os.geteuid()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -78,12 +78,12 @@ def is_ours(pid: int) -> bool:
 
 
 def command_of(pid: int) -> list[str]:
-    """A process's command line; empty if it is gone, a zombie, or not ours to read."""
+    """A process's command line; empty if it is gone, a zombie, or not readable."""
     return [word.decode(errors="surrogateescape") for word in _read(pid, "cmdline")]
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment that a process was started with; empty if it is gone or another user's."""
+    """A process's initial environment; empty if it is gone or another user's."""
     entries = (word.decode(errors="surrogateescape") for word in _read(pid, "environ"))
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
@@ -98,7 +98,7 @@ def kill_marked(variable: str, value: str) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and has not ended (a zombie has)."""
+    """Whether a process is running (a zombie is not)."""
     fields = stat_of(pid)
     return fields is not None and fields[0] not in "ZX"
 
@@ -109,12 +109,12 @@ def children_of(pid: int) -> list[int]:
 
 
 def has_ended_child(pid: int) -> bool:
-    """Whether a direct child of ``pid`` has ended, and ``pid`` has not taken note of that."""
+    """Whether a direct child of ``pid`` has ended, but ``pid`` has not waited for it."""
     return any(state == "Z" for _, state in _children(pid))
 
 
 def _children(pid: int) -> list[tuple[int, str]]:
-    """Direct children, each with its state as in ``/proc/PID/stat``."""
+    """Direct children, each with its state from ``/proc/PID/stat``."""
     found = ((child, stat_of(child)) for child in all_pids())
     return [(child, fields[0]) for child, fields in found if fields and int(fields[1]) == pid]
 

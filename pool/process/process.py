@@ -1,8 +1,8 @@
-"""One command under a guardian: started, found again by another keeper, ended.
+"""One command under a guardian: starts it, finds it again from another keeper, ends it.
 
-It ends with us, or outlives us if it is started with a ``home``. Then the facts about it lie where
-they cannot be lost: in the command line of its guardian (``Label``) and in the environment that all
-of its processes inherit (``MARK``). A folder of its own has its process id and its exit status::
+It ends with us, or outlives us if it has a ``home``. Then its facts are stored where they cannot be
+lost: in the command line of its guardian (``Label``), and in the environment that all of its
+processes inherit (``MARK``). Its own folder has its process id and its exit status::
 
     HOME/run/<mark>/started   the command's process id
     HOME/run/<mark>/ended     its exit status
@@ -37,15 +37,15 @@ from pool.process.proc import (
 MARK = "TIDEGATE_POOL_MARK"
 """Variable in the environment of every process of a run; its value is the run's mark."""
 _MARKED = re.compile(r"tidegate_[0-9a-f]{12}_", re.ASCII)
-"""A mark: names a folder and begins names of shared memory, which are both removed."""
+"""Pattern of a mark. A mark names a folder and prefixes shared memory; both are removed."""
 _LABEL = "--label="
 _UP_S = 30.0
-"""Seconds in which a guardian must be up: it takes some 20 ms, longer if memory is short."""
+"""Seconds for the start of a guardian: it takes about 20 ms, longer if memory is short."""
 _POLL_S = 0.01
 _MARGIN_S = 2.0
-"""Seconds that a guardian has for SIGKILL and waiting; then we do its work."""
+"""Seconds for a guardian to send SIGKILL and wait; after that, we do its work."""
 OnStep = Callable[[str], None]
-"""Told of each step of a start: fits, prepared, spawned, started."""
+"""Callback for each step of a start: fits, prepared, spawned, started."""
 
 
 def no_step(step: str) -> None:
@@ -54,14 +54,14 @@ def no_step(step: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Facts about a run. If it outlives us they are in its guardian's command line, which every
-    local user can read."""
+    """Facts about a run. If the run outlives us, they are in its guardian's command line, which
+    every local user can read."""
 
     home: str
     """Folder of the pool that the run belongs to; empty if it ends with us."""
     unit: str
     mark: str
-    """Name of this run; begins the names of its shared memory."""
+    """Name of this run, and prefix of the names of its shared memory."""
     facts: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -90,14 +90,14 @@ class FoundRun:
         return tuple(filter(None, self.label.facts.get("devices", "").split(",")))
 
     def variable(self, name: str) -> str:
-        """A variable of the environment that it was started with; empty if it is not set."""
+        """A variable of its initial environment; empty if it is not set."""
         return environment_of(self.guardian.pid).get(name, "")
 
 
 def find_detached(home: Path) -> list[FoundRun]:
-    """Every running process of ``home``, however it came to be forgotten. Reads all of ``/proc``.
+    """Every running process of ``home``, even without saved state. Reads all of ``/proc``.
 
-    Anybody may give a process any command line, so only processes of our own user count.
+    Any user can give a process any command line, so only processes of our own user count.
     """
     found = []
     for pid in all_pids():
@@ -125,9 +125,9 @@ def clear_remains(home: Path, running: Sequence[FoundRun]) -> list[str]:
 
 
 class GuardedProcess:
-    """One command under a guardian, as its keeper sees it.
+    """One command under a guardian, for use by its keeper.
 
-    ``end`` and ``kill`` return once no process and no shared memory of it is left.
+    ``end`` and ``kill`` return when all of its processes and shared memory are gone.
     """
 
     def __init__(self, name: str, found: FoundRun, pid: int, log: Path | None) -> None:
@@ -151,11 +151,11 @@ class GuardedProcess:
         facts: Mapping[str, str] | None = None,
         on_step: OnStep = no_step,
     ) -> "GuardedProcess":
-        """Start ``command`` under a guardian; ``log`` None sends its output to our stderr. Shared
-        memory whose name begins with ``mark`` ends with it.
+        """Start ``command`` under a guardian. If ``log`` is None, its output goes to our stderr.
+        Shared memory whose name begins with ``mark`` is removed at its end.
 
-        With ``home`` it outlives us, and later keepers are told ``facts``. Raises ``StartFailed``
-        if it cannot be executed at all.
+        With ``home`` it outlives us, and later keepers get ``facts``. Raises ``StartFailed`` if it
+        cannot be executed.
         """
         mark = mark or f"tidegate_{secrets.token_hex(6)}_"
         label = Label("" if home is None else str(home), name, mark, dict(facts or {}))
@@ -165,7 +165,7 @@ class GuardedProcess:
                 label.run_dir.mkdir(mode=0o700, parents=True)
             on_step("prepared")
             pid = _spawn(label, command, {**env, MARK: mark}, log, writing)
-        except OSError as error:  # no more processes, files or memory; a log that has just gone
+        except OSError as error:  # no processes, files or memory left; a log that has just gone
             _remove(label)
             os.close(reading)
             raise StartFailed(f"{name}: cannot start: {error}") from error
@@ -178,7 +178,7 @@ class GuardedProcess:
                 await _readable(reading)
             told = os.read(reading, 32)
         except (asyncio.CancelledError, TimeoutError) as error:
-            os.kill(pid, signal.SIGKILL)  # a child of ours is there until it is waited for
+            os.kill(pid, signal.SIGKILL)  # our child exists until we wait for it
             _reap(pid)
             _clean(label, True)
             if isinstance(error, TimeoutError):
@@ -213,15 +213,15 @@ class GuardedProcess:
 
     @property
     def running(self) -> bool:
-        """False once every process of it is gone."""
+        """False once all of its processes are gone."""
         return not self._ended.done()
 
     async def wait(self) -> int:
-        """Wait until all of it is gone; returns the exit status (128 + signal, as in a shell)."""
+        """Wait until all of it is gone; return the exit status (128 + signal, as in a shell)."""
         return await asyncio.shield(self._ended)
 
     async def end(self, grace_s: float) -> int:
-        """Send SIGTERM, and SIGKILL after ``grace_s`` to what is left; returns the exit status."""
+        """Send SIGTERM, and SIGKILL after ``grace_s``; return the exit status."""
         self.found.guardian.send(guardian.END)
         try:
             async with asyncio.timeout(grace_s):
@@ -230,17 +230,17 @@ class GuardedProcess:
             return await self.kill()
 
     async def kill(self) -> int:
-        """Send SIGKILL to all of its processes at once; returns the exit status."""
+        """Send SIGKILL to all of its processes at once; return the exit status."""
         self.order_kill()
         try:
             async with asyncio.timeout(_MARGIN_S):
                 return await self.wait()
-        except TimeoutError:  # the guardian itself is stuck (stopped, say): do its work
+        except TimeoutError:  # the guardian is stuck (for example, stopped): do its work
             self.found.guardian.send(signal.SIGKILL)
             return await self.wait()
 
     def order_kill(self) -> None:
-        """Have SIGKILL sent to all of its processes, without waiting for their end."""
+        """Order SIGKILL for all of its processes, without waiting for their end."""
         self.found.guardian.send(guardian.KILL)
 
     async def _watch(self) -> int:
@@ -264,7 +264,7 @@ class GuardedProcess:
 def _spawn(
     label: Label, command: Sequence[str], env: Mapping[str, str], log: Path | None, out: int
 ) -> int:
-    """Start a guardian in a session of its own, with only ``out`` and stderr of ours."""
+    """Start a guardian in its own session; it inherits only ``out`` and our stderr."""
     argv = [sys.executable, "-I", "-S", guardian.__file__, f"--shm-prefix={label.mark}"]
     if label.home:
         told = json.dumps(asdict(label), sort_keys=True)
@@ -297,7 +297,7 @@ def _label_in(argv: Sequence[str]) -> Label | None:
 
 
 def _reap(pid: int, options: int = 0) -> int | None:
-    """Collect a child that has ended: returns its status; None if it was killed, or is another
+    """Collect a child that has ended. Returns its status; None if it was killed, or is another
     keeper's child."""
     try:
         ended, status = os.waitpid(pid, options)
@@ -307,7 +307,7 @@ def _reap(pid: int, options: int = 0) -> int | None:
 
 
 async def _readable(fd: int) -> None:
-    """Wait until a pipe has something to read, or until the process of a descriptor has ended."""
+    """Wait until a pipe has data to read, or until the process of a descriptor has ended."""
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(fd, ready.set)
     try:
@@ -317,7 +317,7 @@ async def _readable(fd: int) -> None:
 
 
 def _clean(label: Label, was_killed: bool) -> None:
-    """Remove what is left of a run; a guardian that was not killed has done most of it."""
+    """Remove the remains of a run. A guardian that was not killed has removed most of them."""
     if was_killed:
         kill_marked(MARK, label.mark)
         guardian.remove_shared_memory(label.mark)
@@ -339,7 +339,7 @@ def _number_in(path: Path) -> int | None:
 def command_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     """Our environment with ``changes``; a value of None removes the variable.
 
-    Started commands import ``orchestrator`` or ``worker``, which are installed nowhere.
+    The path is added because started commands import ``orchestrator`` or ``worker``.
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env: dict[str, str | None] = {**os.environ, "PYTHONPATH": path, **changes}

@@ -1,6 +1,6 @@
 """Runs one llama.cpp server on loopback, instead of a Triton, for GGUF files. The server has its
-own environment (``tidegate engines ensure llamacpp``). Orchestrators encode prompts themselves, so
-the file's vocabulary is written for them while it loads.
+own environment (``tidegate engines ensure llamacpp``). Orchestrators tokenize prompts themselves,
+so this writes the file's vocabulary for them while the model loads.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ ENGINE: Final = "llamacpp"
 HOST: Final = "127.0.0.1"
 _ENGINE_VARIABLE: Final = variable("engine")
 _HEEDED: Final = frozenset({"device", "engine_args", "max_running", "model_name", "model_path"})
-"""Settings of a worker that mean something here."""
+"""Worker settings that apply to this server."""
 _SLOTS: Final = 4
-"""Jobs at once where nothing else is stated: as many as llama.cpp has by itself."""
+"""Default number of parallel jobs, the same as llama.cpp's own default."""
 _CONTEXT: Final = 8192
-"""Default context of a slot in tokens: its KV is allocated at start."""
+"""Default context of a slot in tokens. Its KV cache is allocated at start."""
 _BATCH: Final = {"cpu": "128", "cuda": "512"}
-"""Tokens of prompts in one step: a cancel takes effect at its end."""
+"""Prompt tokens per step: a cancel takes effect at the end of a step."""
 _POLL_S: Final = 0.03
 
 
 def is_asked_for(variables: Mapping[str, str], model: Path) -> bool:
-    """Whether a worker's ``variables`` ask for llama.cpp, or its ``model`` leaves nothing else."""
+    """Whether a worker's ``variables`` ask for llama.cpp, or its ``model`` requires it."""
     engine = variables.get(_ENGINE_VARIABLE, "auto")
     return engine == ENGINE or (engine == "auto" and is_gguf(model))
 
@@ -49,27 +49,27 @@ class LlamaCppSpec:
     """The configuration of one server."""
 
     variables: Mapping[str, str]
-    """``TIDEGATE_WORKER__…``, as a worker would have them; its model among them."""
+    """A worker's ``TIDEGATE_WORKER__…`` variables, including its model."""
     home: Path
-    """The state folder, with the engine and a folder for each file's vocabulary."""
+    """The state folder; it holds the engine and a folder for each file's vocabulary."""
     load_timeout_s: float = 300.0
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Further variables of its process."""
+    """More variables for its process."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A start: everything looked up."""
+    """The resolved inputs of a start."""
 
     file: Path
     command: list[str]
     vocabulary: Path
     is_stated: bool
-    """Whether ``vocabulary`` is a folder that the operator named."""
+    """Whether the operator chose the folder ``vocabulary``."""
 
 
 class LlamaCppServer(ProcessUnit):
-    """A supervised server, which keeps its port over restarts: lanes reconnect by themselves."""
+    """A supervised server. It keeps its port across restarts, so that lanes reconnect."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class LlamaCppServer(ProcessUnit):
         await super().attach(found)
 
     async def stop(self, drain_s: float) -> None:
-        """Wait for its jobs, ``drain_s`` at most, and end it: it has no drain of its own."""
+        """Wait for its jobs, at most ``drain_s``, and end it. The server itself cannot drain."""
         if self._process is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(drain_s):
@@ -131,7 +131,7 @@ class LlamaCppServer(ProcessUnit):
         return await http_status(HOST, self.port, "/health") == 200
 
     async def _idle(self) -> None:
-        """Wait until no slot is busy, or it stops answering."""
+        """Wait until no slot is busy, or the server stops answering."""
         while True:
             _, body = await get(HOST, self.port, "/slots")
             if b'"is_processing":true' not in body:
@@ -139,7 +139,7 @@ class LlamaCppServer(ProcessUnit):
             await asyncio.sleep(_POLL_S)
 
     def _vocabulary(self, settings: WorkerSettings, file: Path) -> tuple[Path, bool]:
-        """The folder with the model's tokenizer, and whether it was stated."""
+        """The folder with the model's tokenizer, and whether the operator chose it."""
         stated = settings.engine_args.get("tokenizer")
         if stated:
             return Path(stated).expanduser(), True
@@ -157,7 +157,7 @@ class LlamaCppServer(ProcessUnit):
         if strangers:
             raise StartFailed(
                 f"{self.name}: {', '.join(map(variable, strangers))}: not for llama.cpp's server,"
-                f" which heeds {', '.join(sorted(_HEEDED))} alone of a worker's settings"
+                f" which supports only {', '.join(sorted(_HEEDED))} of a worker's settings"
             )
         made = environment_if_made(ENGINE, self._spec.home, settings.device)
         if not made:
@@ -180,7 +180,7 @@ class LlamaCppServer(ProcessUnit):
     async def _write_vocabulary(self, plan: _Plan) -> None:
         if plan.is_stated:
             return
-        # In a process of its own: what reads vocabularies is the worker's.
+        # In its own process, because the code that reads vocabularies is in the worker.
         writer = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "worker.models.gguf"),
             *(str(plan.file), str(plan.vocabulary)),
@@ -199,14 +199,14 @@ class LlamaCppServer(ProcessUnit):
 
 
 def _settings(variables: Mapping[str, str]) -> tuple[WorkerSettings, Path]:
-    """A worker's settings but its engine, and the file that they name. Raises ``ValueError``."""
+    """A worker's settings except its engine, and its model file. Raises ``ValueError``."""
     told = {name: value for name, value in variables.items() if name != _ENGINE_VARIABLE}
     settings = with_variables(WorkerSettings, told)
     return settings, find_gguf(settings.model_path)
 
 
 def _trained_context(file: Path) -> int:
-    """Tokens for which the model was made; ``_CONTEXT`` where the file does not say."""
+    """The model's context length in tokens; ``_CONTEXT`` if the file does not state it."""
     values = read_gguf(file)
     context = values.get(f"{values.get('general.architecture')}.context_length")
     return context if isinstance(context, int) and context > 0 else _CONTEXT

@@ -1,4 +1,4 @@
-"""Runs the orchestrator as a child process, so that either half can crash without the other."""
+"""Runs the orchestrator as a child process, so that a crash of one does not end the other."""
 
 import asyncio
 import json
@@ -20,14 +20,14 @@ from pool.process.process import FoundRun, command_environment
 from pool.supervise import ProcessUnit, UnitOptions
 
 ASK_EVERY_S = 0.5
-"""Seconds between two heartbeats of one that shares its port: the health port's, too."""
+"""Seconds between heartbeats of an orchestrator that shares its port, as at the health port."""
 _STARTING = b'{"status":"starting"}'
-"""Answer of an orchestrator that still reads its journal, which takes long for a large one."""
+"""Answer of an orchestrator that still reads its journal; a large journal takes long."""
 _POLL_S = 0.03
 
 
 class Address(NamedTuple):
-    """Where a process is reached."""
+    """Network address of a process."""
 
     host: str
     port: int
@@ -36,9 +36,9 @@ class Address(NamedTuple):
 class OrchestratorProcess(ProcessUnit):
     """``python -m orchestrator`` under supervision.
 
-    If it dies it is started again on its port: its lanes closed with it, so the workers have
-    dropped its jobs, and clients get a connection error that they can retry. Modules in the working
-    directory are never imported (``-P``).
+    If it dies, it is restarted on its port. Its lanes close with it, so the workers drop its jobs.
+    Clients get a connection error that they can retry. Modules in the working directory are never
+    imported (``-P``).
     """
 
     def __init__(
@@ -53,20 +53,20 @@ class OrchestratorProcess(ProcessUnit):
         self.host = host
         self.port = port
         self.asked_at = self._public
-        """Where it is asked how it is."""
+        """Address of its health checks."""
         self.ready_within_s: float | None = None
-        """Seconds in which it must be ready for work at its first start; None: it need not be."""
+        """Seconds until it must be ready for work at its first start; None: no check."""
         self._env = env
         self._command = command
 
     def listen_at(self, port: int) -> None:
-        """Take another port at the next start."""
+        """Use another port at the next start."""
         self.port = port
         self.asked_at = self._public
 
     def share_port(self, number: int, own: Address) -> None:
-        """Be one of several at a port, each with a number and an address of its own. To be called
-        before it is started."""
+        """Share the port with others; each has its own number and address. Call it before
+        ``start``."""
         self.name = f"{self.name}-{number}"
         self.asked_at = Address(connect_host(own.host), own.port)
         self._env = {**self._env, OWN_ADDRESS: host_port(*own)}
@@ -82,7 +82,7 @@ class OrchestratorProcess(ProcessUnit):
 
     @property
     def where(self) -> str:
-        """The place where it serves, such as ``HTTP on 127.0.0.1:8080``."""
+        """Its address in words, such as ``HTTP on 127.0.0.1:8080``."""
         return f"HTTP on {host_port(*self._public)}"
 
     async def start(self) -> None:
@@ -90,7 +90,7 @@ class OrchestratorProcess(ProcessUnit):
         listening = {"TIDEGATE_HOST": self.host, "TIDEGATE_PORT": str(self.port)}
         await self._spawn(self._command, command_environment({**self._env, **listening}))
         await self._wait_for("/health/live", self.start_s)
-        if self.asked_at != self._public:  # it may open the shared port a moment later
+        if self.asked_at != self._public:  # it may open the shared port slightly later
             await self._wait_for("/health/live", self.start_s, self._public)
         within_s, self.ready_within_s = self.ready_within_s, None
         if within_s is not None:
@@ -105,10 +105,10 @@ class OrchestratorProcess(ProcessUnit):
         await self._wait_for("/health/live", self.start_s)
 
     async def wait_ready(self, timeout_s: float) -> list[str]:
-        """Wait until it can take work: its instances are connected. Raises ``StartFailed``.
+        """Wait until it can accept work, with its instances connected. Raises ``StartFailed``.
 
-        Returns, in sentences, what cannot be served although it is ready. It does not wait for a
-        model that can never be served.
+        Returns sentences about models that cannot be served although it is ready. It does not wait
+        for a model that can never be served.
         """
         body = await self._wait_for("/health/ready", timeout_s)
         return sorted({i["chat_fault"] for i in _instances(body) if i.get("chat_fault")})
@@ -120,19 +120,19 @@ class OrchestratorProcess(ProcessUnit):
         await super().stop(drain_s)
 
     def reload(self) -> None:
-        """Make it read its settings again, if it runs."""
+        """Make it reload its settings, if it runs."""
         if self._process is not None and self._process.running:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGHUP)
 
     @property
     def _public(self) -> Address:
-        """Where clients on this machine reach it, or one that shares its port."""
+        """Address for local clients; another process that shares the port may answer."""
         return Address(connect_host(self.host), self.port)
 
     async def _heartbeats(self) -> str:
-        """A stalled process at a shared port holds connections, so it is replaced before the others
-        would take it for dead (OR-27)."""
+        """A stalled process on a shared port holds connections, so it is replaced before the others
+        consider it dead (OR-27)."""
         if self.asked_at == self._public:
             return await super()._heartbeats()
         while True:
@@ -176,7 +176,7 @@ class OrchestratorProcess(ProcessUnit):
 
 
 def _instances(body: bytes) -> list[dict[str, str]]:
-    """The instances in an answer of ``/health/ready``; none if it is no such answer."""
+    """The instances in an answer of ``/health/ready``; empty for any other body."""
     try:
         answer = json.loads(body)
         instances = answer["instances"]

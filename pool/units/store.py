@@ -1,7 +1,7 @@
-"""Runs the Redis or Valkey that the orchestrators of one launch share, for them alone.
+"""Runs a private Redis or Valkey for the orchestrators of one launch.
 
-It listens on a Unix socket that only this user may open, and on no port. Writes are on disk before
-it answers, so that durable tasks outlive all processes and are there at the next launch.
+It listens only on a Unix socket that only this user may open. Writes are on disk before it answers,
+so durable tasks survive the end of all processes, and the next launch continues them.
 """
 
 import asyncio
@@ -21,30 +21,30 @@ _ANSWER_S = 2.0
 
 
 def find_store() -> str:
-    """The program of a store on this machine. Raises ``MachineUnfit`` where there is none."""
+    """The program of a store on this machine. Raises ``MachineUnfit`` if there is none."""
     for name in PROGRAMS:
         if found := shutil.which(name):
             return found
     raise MachineUnfit(
-        "several processes share a Redis or Valkey (6.2 or later), and neither redis-server nor "
-        "valkey-server is installed here: apt-get install redis-server, or name one that runs with "
-        "TIDEGATE_STATE__URL"
+        "several processes share a Redis or Valkey (6.2 or later), but neither redis-server nor "
+        "valkey-server is installed here: apt-get install redis-server, or set TIDEGATE_STATE__URL "
+        "to a running one"
     )
 
 
 class StoreProcess(ProcessUnit):
-    """One store under supervision. It restarts with its data, at the same socket."""
+    """A supervised store. It restarts with its data, on the same socket."""
 
     start_s = 60.0
-    """Seconds that it may take to load its data."""
+    """Maximum seconds to load its data."""
 
     def __init__(self, program: str, folder: Path, **kept: Unpack[UnitOptions]) -> None:
-        """``folder`` keeps the data; it is made for this user alone."""
+        """``folder`` holds the data; it is created for this user only."""
         super().__init__("store", **kept)
         self._program = program
         self._folder = folder
-        # A socket's path has 107 bytes at most, which a state folder's may exceed; and its guardian
-        # removes what is left there, even of a launcher that was killed.
+        # A socket's path can have at most 107 bytes, which a path in the state folder may exceed.
+        # Here, the guardian also removes the socket of a launcher that was killed.
         self._socket = SHARED_MEMORY / f"tidegate_{secrets.token_hex(6)}_store"
 
     @property
@@ -54,7 +54,7 @@ class StoreProcess(ProcessUnit):
 
     @property
     def where(self) -> str:
-        """The place where its data is kept, for a person."""
+        """The folder of its data, for a person."""
         return f"data in {self._folder}"
 
     async def start(self) -> None:
@@ -70,7 +70,7 @@ class StoreProcess(ProcessUnit):
         await self.resume()
 
     def forget(self) -> None:
-        """Remove the data of a store that has ended and is not used again."""
+        """Remove the data of a store that has ended and will not be used again."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _command(self) -> list[str]:
@@ -82,7 +82,7 @@ class StoreProcess(ProcessUnit):
         ]
 
     async def _answers(self) -> bool:
-        """Whether it takes requests: not while it still reads its data."""
+        """Whether it accepts requests; it does not while it loads its data."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_ANSWER_S):
                 reader, writer = await asyncio.open_unix_connection(self._socket)

@@ -1,6 +1,6 @@
-"""Runs one Triton server: starts it on its ports, watches every way that it can be lost, ends it.
+"""Runs one Triton server: starts it on its ports, detects every kind of loss, ends it.
 
-Ways to lose it, each seen on a real server, and how they are noticed:
+Kinds of loss, each seen on a real server, and how this detects them:
 
 - the server exits or is killed                → its guardian ends
 - the Python stub of a model is killed         → Triton still calls the model ready, so the
@@ -44,40 +44,40 @@ if TYPE_CHECKING:
 _CRASHED = frozenset(
     128 + signum for signum in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
 )
-"""Statuses of a server that crashed by itself: no wrong setting ends it so."""
+"""Exit statuses of a server that crashed; a wrong setting never causes them."""
 
 _UNNOTICED_S = 2.0
-"""Seconds after which an ended process of a model fails the start: Triton, which usually notices at
-once, would wait for it until the load timeout."""
+"""Seconds until an ended process of a model fails the start. Triton usually notices it at once; if
+not, it would wait until the load timeout."""
 _READY_POLL_S = 0.03
 _STUB_POLL_S = 0.1
 _ASK_S = 2.0
 
 
 _LEAST_FILES = 256
-"""Open files that a Triton is to have: with 64 it waits for ever and logs nothing, 70 were enough
-for the demo model on two cores, and it opens some for each core and each lane."""
+"""Minimum limit of open files for a Triton. With 64 it hangs without a log line. 70 were enough for
+the demo model on two cores. It opens some files for each core and each lane."""
 
 
 def require_files(name: str) -> None:
-    """Let what this process starts open as many files as Triton needs. Raises ``StartFailed``."""
+    """Raise our limit of open files, which Triton inherits. Raises ``StartFailed``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _LEAST_FILES:
         return
     if hard != resource.RLIM_INFINITY and hard < _LEAST_FILES:
         raise StartFailed(
-            f"{name}: Triton needs {_LEAST_FILES} open files and may have {hard}: raise the limit "
+            f"{name}: Triton needs {_LEAST_FILES} open files, but the limit is {hard}: raise it "
             f"with ulimit -n {_LEAST_FILES} (a service's: LimitNOFILE); each client takes one more"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (_LEAST_FILES, hard))
 
 
 class _Crashed(StartFailed):
-    """The server ended by a fault of its own, so that another start may well succeed."""
+    """The server crashed, so another start may succeed."""
 
 
 class TritonInstance(ProcessUnit):
-    """A supervised Triton, which keeps its ports over restarts: lanes reconnect by themselves."""
+    """A supervised Triton. It keeps its ports across restarts, so that lanes reconnect."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class TritonInstance(ProcessUnit):
 
     @property
     def where(self) -> str:
-        """The place where it serves, such as ``gRPC on 127.0.0.1:8001``."""
+        """Its address in words, such as ``gRPC on 127.0.0.1:8001``."""
         return f"gRPC on {self.grpc_address}"
 
     def describe(self) -> dict[str, object]:
@@ -128,18 +128,18 @@ class TritonInstance(ProcessUnit):
         """Start the server and wait for its models. Raises ``StartFailed`` with the reason.
 
         A server that crashes during the start is started once more: Triton 24.10 aborts with a
-        ``lock_exception`` if a busy machine gives a model's new process no processor.
+        ``lock_exception`` if a model's new process gets no CPU time on a busy machine.
         """
         try:
             await self._start()
         except _Crashed as crash:
-            self._warn(f"{crash}\nStarting it once more (its log file of before ends in .1)")
+            self._warn(f"{crash}\nStarting it once more (the name of its earlier log ends in .1)")
             await self._start()
 
     async def _start(self) -> None:
         require_files(self.name)
         await asyncio.to_thread(self._require_tls)
-        # unique per start: the old server's regions and answers are never taken for the new one's
+        # Unique per start, so that the old server's regions and answers cannot look like new ones.
         server_id = f"tidegate_{secrets.token_hex(6)}_"
         compile_models(self._spec)
         try:
@@ -157,8 +157,8 @@ class TritonInstance(ProcessUnit):
             env = links.environment(triton_environment(install, spec))
         except OSError as error:
             raise StartFailed(
-                f"{self.name}: cannot make links in {SHARED_MEMORY}, which Triton needs since one "
-                f"of its paths is not plain ASCII without spaces: {error.strerror}"
+                f"{self.name}: cannot make links in {SHARED_MEMORY}, which Triton needs when one "
+                f"of its paths has spaces or is not plain ASCII: {error.strerror}"
             ) from error
         await self._spawn(triton_command(install, spec, self.ports, server_id), env, server_id)
 
@@ -201,7 +201,7 @@ class TritonInstance(ProcessUnit):
         self._stubs = children_of(process.pid)
 
     async def lost(self) -> str:
-        """Wait until it no longer serves; returns why, in a few words."""
+        """Wait until it no longer serves; return the reason in a few words."""
         return await first_of(self._process_end(), self._stub_end(), self._heartbeats())
 
     async def stop(self, drain_s: float) -> None:
@@ -218,7 +218,7 @@ class TritonInstance(ProcessUnit):
                     )
                 )
             ending = asyncio.create_task(process.end(TERM_S))
-            # with the stubs gone every model has finalized, and only Triton's slow exit is left
+            # When the stubs are gone, every model has finalized; only Triton's slow exit remains.
             await _until(lambda: ending.done() or not any(map(is_running, stubs)))
             process.order_kill()
             await ending
@@ -227,7 +227,7 @@ class TritonInstance(ProcessUnit):
         self._process, self._stubs = None, []
 
     def _control(self) -> "TritonControl":
-        # Imported here: gRPC's packages take a fifth of a second, in which the server starts.
+        # Imported here: importing gRPC takes a fifth of a second, while the server starts.
         from pool.units.triton_control import TritonControl
 
         return TritonControl(self.grpc_address, self._spec.tls)
@@ -244,8 +244,8 @@ class TritonInstance(ProcessUnit):
         )
 
     async def _tells_metrics(self) -> bool:
-        """Whether metrics are served, which Triton begins last: then it has all of its ports. A
-        server that finds a port taken serves gRPC for a moment before it ends."""
+        """Whether Triton serves metrics. It starts them last, so it then has all of its ports. If a
+        port is taken, it serves gRPC for a moment before it ends."""
         host = connect_host(self._spec.host)
         status, body = await get(host, self.ports.metrics, "/metrics")
         return status == 200 and b"nv_" in body
@@ -266,7 +266,7 @@ class TritonInstance(ProcessUnit):
             known, now = len(self._stubs), children_of(self._process.pid)
             if len(now) < known:
                 return "a model's Python process ended"
-            self._stubs = now  # a model was reloaded: its new process came before this
+            self._stubs = now  # a model was reloaded: its new process is in the list
 
 
 async def _until(condition: Callable[[], bool]) -> None:

@@ -1,6 +1,6 @@
-"""Asks one Triton over gRPC: is it up, is its model ready, will it drain.
+"""Queries one Triton over gRPC: is it up, is its model ready, will it drain.
 
-It uses gRPC because lanes do: an answer here means that they get through too.
+It uses gRPC because lanes do: an answer here means that lanes can connect, too.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from orchestrator.tls import Tls, open_channel
 from protocol import Drain
 
 _CHANNEL_OPTIONS = (
-    # a server that is still starting is asked again at once, not a second later
+    # reconnect to a server that is still starting at once, not a second later
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
@@ -21,7 +21,7 @@ _CHANNEL_OPTIONS = (
 
 
 class TritonControl:
-    """A connection to one server; nothing raises on a dead one: the answer is False."""
+    """A connection to one server. If the server is dead, calls return False and never raise."""
 
     def __init__(self, address: str, tls: Tls | None = None) -> None:
         self._address = address
@@ -36,7 +36,7 @@ class TritonControl:
         await self._channel.close()
 
     async def is_server(self, server_id: str, timeout_s: float) -> bool:
-        """Whether the server that was started with ``--id=server_id`` answers there."""
+        """Whether the server with ``--id=server_id`` answers."""
         try:
             answer = await self._stub.ServerMetadata(
                 service_pb2.ServerMetadataRequest(), timeout=timeout_s
@@ -57,10 +57,10 @@ class TritonControl:
     async def drain(self, model: str, grace_s: float, timeout_s: float, token: str = "") -> bool:
         """Make ``model`` end its jobs within ``grace_s`` and close its lanes; False if it did not.
 
-        ``token`` is the secret that its worker requires. A model that knows nothing of lanes
-        refuses, which is no reason not to stop it.
+        ``token`` is the secret that its worker requires. A model without lanes refuses; it may be
+        stopped anyway.
         """
-        # Imported here: a start does not need it, and the processor is busy.
+        # Imported here, because a start does not need it, and the CPU is busy then.
         from orchestrator.lanes.wire import to_answered_request
 
         request = to_answered_request(Drain(grace_ms=grace_s * 1000, token=token), model)

@@ -76,7 +76,7 @@ def test_clips_alone(
     ((spec, hint),) = launched
     assert spec.models == ("slot",)
     assert "tidegate slot" in hint and "curl" not in hint
-    assert "leaves nothing to serve without --slot" in cli("up", "--no-llm", status=2).err
+    assert "--no-llm without --slot leaves nothing to serve" in cli("up", "--no-llm", status=2).err
 
 
 def test_clips_without_their_packages_are_refused_before_anything_starts(

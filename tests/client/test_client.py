@@ -74,7 +74,9 @@ async def test_a_stream_whose_task_was_forgotten_is_lost(
     """The service was killed and started again, before its first event was asked for or later."""
     fake = FakeOrchestrator(*before, [FORGOTTEN])
     async with fake.serve(), Client(fake.base_url) as client:
-        with pytest.raises(tidegate.StreamLost, match="task t1: the service does not know") as lost:
+        with pytest.raises(
+            tidegate.StreamLost, match="task t1: the service no longer has it"
+        ) as lost:
             await collect(client)
     assert lost.value.task_id == "t1" and isinstance(lost.value.__cause__, tidegate.NotFound)
 

@@ -125,7 +125,7 @@ def test_an_address_that_is_none(url: str, capsys: Any) -> None:
 async def test_a_service_without_tls_is_told_apart(service: Service, capsys: Any) -> None:
     argv = ["models", "--url", service.url.replace("http:", "https:")]
     assert await asyncio.to_thread(main, argv) == 1
-    assert "no TLS can be spoken with it; is it http?" in capsys.readouterr().err
+    assert "the TLS handshake failed; does it speak plain http?" in capsys.readouterr().err
 
 
 async def test_a_token_is_asked_for(
@@ -151,7 +151,7 @@ async def test_or14_an_orchestrator_is_drained_and_taken_back(
         assert (status, out, err) == (0, f"drained {service.url}\n", "")
         assert (await client.status(task.task_id)).outcome == "met"
         status, out, _ = await ask("drain", "--undo")
-        assert (status, out) == (0, f"{service.url} takes new work\n")
+        assert (status, out) == (0, f"{service.url} accepts new work\n")
         await client.generate("b", max_tokens=3)
 
 

@@ -22,7 +22,7 @@ def test_an_engine_is_ensured_listed_and_shown(
     assert header.split()[:3] == ["ENGINE", "VERSION", "DEVICE"]
     assert line.split()[:2] == ["triton", "2.60.0"] and line.endswith(entry["id"])
     assert entry["digest"] in cli("engines", "show", "triton").out
-    assert cli("engines", "verify").out == f"{entry['id']}: every file is as it was\n"
+    assert cli("engines", "verify").out == f"{entry['id']}: no file has changed\n"
     (root / "bin" / "tritonserver").write_bytes(b"other")
     assert (
         "its server, its Python backend or its stub has changed"

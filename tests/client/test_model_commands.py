@@ -48,7 +48,7 @@ def test_a_model_is_added_listed_shown_verified_loaded_and_removed(
     assert (shown["name"], shown["state"], shown["licence"]) == ("mine", "active", "apache-2.0")
 
     assert cli("models", "load", "mine").out == "mine: in memory\n"
-    assert cli("models", "verify").out == "mine: every byte is as it was\n"
+    assert cli("models", "verify").out == "mine: no byte has changed\n"
     config = Path(shown["path"]) / "config.json"
     config.write_bytes(config.read_bytes()[:-1] + b" ")
     assert "config.json has changed" in cli("models", "verify", "mine", status=1).out
@@ -89,7 +89,7 @@ def test_up_runs_a_gguf_model_by_the_server_that_reads_it(
     refused = cli("up", "--model", "tiny", status=1)
     assert "not installed here: tidegate engines ensure llamacpp" in refused.err
     fake_llamacpp.install(home)
-    assert "take tidegate up" in cli("worker", "--model", "tiny", status=1).err
+    assert "use tidegate up" in cli("worker", "--model", "tiny", status=1).err
     assert main(["up", "--model", "tiny"]) == 0
     assert main(["up", "--model", str(tmp_path / "tiny.gguf")]) == 0
     for spec, _ in launched:
@@ -120,7 +120,7 @@ def test_up_deals_out_gpus_by_groups(home: Path, cli: Cli, launched: Launched) -
     assert launched[0][0].worker_env["TIDEGATE_WORKER__TENSOR_PARALLEL"] == "2"
     assert (launched[0][0].gpus, launched[0][0].gpus_each) == (("0", "1", "2", "3"), 2)
     refused = cli("up", "--tensor-parallel", "2", "--gpus", "0,1,2", status=1)
-    assert "names 3 GPUs, and each instance takes 2" in refused.err
+    assert "names 3 GPUs, but each instance takes 2" in refused.err
 
 
 def test_up_gives_the_answers_of_a_script(

@@ -47,7 +47,7 @@ async def test_a_clip_is_saved_and_told_of(command: Command, tmp_path: Path) -> 
         "clip.mp4   0 kB",
         "1.5 s, 36 frames at 24/s, 256 × 256",
         "speech 30 ms · portrait 20 ms · video 100 ms · check 5.0 ms · in all 140 ms",
-        "dropped to be in time: check",
+        "dropped to meet the deadline: check",
     ]
     assert err.splitlines()[0] == "queued: 2 before it, expected in 900 ms"
     assert err.splitlines()[1].startswith("speech done after ")
@@ -92,7 +92,7 @@ async def test_a_failure_is_said_and_what_there_was_is_saved(
     status, out, err = await command(fake, "Hello.", "--out", "a.mp4", "--out", "b.wav")
     assert (status, out) == (1, "")
     assert err.splitlines()[-2:] == [
-        "tidegate slot: saved b.wav (wav) of what there was",
+        "tidegate slot: saved b.wav (wav), partial result",
         "tidegate slot: video: out of time; give it more time",
     ]
     assert set(os.listdir(tmp_path)) == {"b.wav"}

@@ -160,6 +160,6 @@ async def test_ctrl_c_right_after_the_work_was_handed_over_stops_it(
 
 @for_each("patience", ["soon", None, -1, float("nan")])
 def test_a_patience_that_is_none_is_said_so_and_leaves_no_thread(patience: Any) -> None:
-    with pytest.raises(ValueError, match=r"reconnect_for is .*, got"):
+    with pytest.raises(ValueError, match=r"reconnect_for must be .*, got"):
         SyncClient(reconnect_for=patience)
     assert not [thread for thread in threading.enumerate() if thread.name == "tidegate-client"]

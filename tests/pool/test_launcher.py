@@ -172,7 +172,7 @@ async def test_another_port_when_one_was_taken_meanwhile(
         choices = [[free_ports(1)[0], taken, free_ports(1)[0]], free_ports(3)]
         monkeypatch.setattr(launcher_module, "free_ports", lambda *_: choices.pop(0))
         launched = launch()
-        assert "port was taken" in (await launched.until(EventKind.LOST)).text
+        assert "another program took a port" in (await launched.until(EventKind.LOST)).text
         await launched.until(EventKind.SERVING)
 
 

@@ -78,7 +78,7 @@ async def test_under_the_policy_of_a_launch_it_is_given_up_unless_it_served_for_
     machine.failing["a 1"] = 1
     machine.running()["a"].ended.set()
     reason = await member.given_up()
-    assert reason.startswith("a failed 4 times in a row; at last: ")
+    assert reason.startswith("a failed 4 times in a row; the last time: ")
     assert machine.running() == {}, "what failed is cleaned up"
     await manager.stop(0.0)
 

@@ -67,7 +67,7 @@ def test_every_key_of_the_file_is_documented() -> None:
         (ONE + 'settings.plain.token = "x"\n', "variable TIDEGATE_WORKER__PLAIN__TOKEN"),
         (
             ONE + 'settings = { device = "cpu" }\n',
-            r"p:4: instances\[0\].settings.device: not set here: give it by devices",
+            r"p:4: instances\[0\].settings.device: not set here: set it with devices",
         ),
         ('[orchestrators]\nregister = ["ftp://x"]\n', "p:2: .*expected file:PATH or http"),
         ('[orchestrators]\nregister = ["http://x/v2"]\n', "without a path"),
@@ -82,7 +82,7 @@ def test_every_key_of_the_file_is_documented() -> None:
         ("x = " + "[" * 5000, "nested too deeply"),
         (
             "".join(ONE.replace('"a"', f'"a{i}"') + "count = 64\n" for i in range(5)),
-            "at most 256 instances, these are 320",
+            "at most 256 instances, got 320",
         ),
     ],
 )
@@ -121,7 +121,7 @@ def test_instances_take_devices_in_turn_and_can_go_to_the_others() -> None:
 
 
 def test_an_engine_on_one_gpu_is_given_no_group() -> None:
-    with pytest.raises(PoolFileInvalid, match=r"torch computes on one GPU: name them one by one"):
+    with pytest.raises(PoolFileInvalid, match=r"torch uses one GPU: list GPUs one by one"):
         instances(ONE + 'engine = "torch"\ndevices = ["0,1"]\n')
     assert instances(ONE + 'engine = "vllm"\ndevices = ["0,1"]\n')["a"].groups == (("0", "1"),)
 

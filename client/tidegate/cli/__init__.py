@@ -1,15 +1,15 @@
 """The command ``tidegate``, on click.
 
-Click knows options, environment variables, sub-commands and completion in three shells, and needs
-nothing else; typer would add its own layer on it, and read annotations at every start.
+Click supports options, environment variables, sub-commands and completion in three shells, and has
+no dependencies. Typer would add its own layer on click, and read annotations at every start.
 
-A module has a command or a family of them, and imports what these need when they run: a person
-waits for imports more than for anything else.
+Each module has one command or a group of commands. A command imports its dependencies when it
+runs, because imports take most of its start-up time.
 
-- ``main``       its first moments, and errors in one line
+- ``main``       start-up, and errors in one line
 - ``commands``   every command: from ``up`` (``worker``, ``serve``, ``picker``), ``chat``, ``slot``,
                  ``models``, ``engines``, ``tasks`` (``quote``), ``top``, ``doctor``,
                  ``operate`` (``drain``, ``swap``, ``reload``), ``pool``
-- ``launch``     from the arguments of ``up`` to the launcher
+- ``launch``     passes the arguments of ``up`` to the launcher
 - ``arguments``, ``asking``, ``runtime``, ``terminal``: what they share
 """

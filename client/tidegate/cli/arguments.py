@@ -11,9 +11,9 @@ import click
 from tidegate.cli.runtime import importing
 
 MAX_PROCESSES = 64
-"""Most orchestrator processes at one port."""
+"""Maximum number of orchestrator processes on one port."""
 MAX_INSTANCES = 128
-"""Most Tritons on one machine."""
+"""Maximum number of Tritons on one machine."""
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 CORS_HELP = (
@@ -56,7 +56,7 @@ SECONDS = Number("seconds", 0, math.inf, is_whole=False)
 
 
 class Words(click.ParamType[tuple[str, ...]]):
-    """Words between commas, as a tuple."""
+    """Words separated by commas, as a tuple."""
 
     name = "words"
 
@@ -77,7 +77,7 @@ class Option(click.Option):
 
 
 class _KeepsLines(click.Command):
-    """A command whose help keeps the line breaks it was written with."""
+    """A command whose help keeps the line breaks of its source."""
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write("\n" + (self.help or "").rstrip() + "\n")
@@ -110,12 +110,12 @@ class Group(_KeepsLines, click.Group):
         super().__init__(*args, **{"no_args_is_help": False} | settings)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args and not ctx.resilient_parsing:  # not while a shell asks what could come
+        if not args and not ctx.resilient_parsing:  # not during shell completion
             ctx.fail("the following arguments are required: COMMAND")
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of the sub-commands in the order in which they were added, most wanted first."""
+        """Names of the sub-commands in the order in which they were added, most used first."""
         return list(self.commands)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -124,7 +124,7 @@ class Group(_KeepsLines, click.Group):
 
 
 class GroupWithDefault(Group):
-    """A command that does something by itself, too, where ``ctx.invoked_subcommand`` is None."""
+    """A group that also runs by itself, if ``ctx.invoked_subcommand`` is None."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return click.Group.parse_args(self, ctx, args)
@@ -166,8 +166,8 @@ def json_option(function: _F) -> _F:
 def asks(
     *, operates: bool = False
 ) -> Callable[[Callable[..., Awaitable[int]]], Callable[..., int]]:
-    """Make a command of a function that is given a client; adds ``--url``, ``--token`` and
-    ``--json``; ``operates`` with the operators' key, where the service keeps one on this machine.
+    """Turn a function that takes a client into a command with ``--url``, ``--token`` and
+    ``--json``. With ``operates`` it uses the operators' key, if the service keeps one here.
     """
 
     def decorate(function: Callable[..., Awaitable[int]]) -> Callable[..., int]:
@@ -187,7 +187,7 @@ def asks(
 def on_catalog(
     kind: Literal["models", "engines"],
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Make a command of a function that is given a catalog of this machine; adds ``--json``."""
+    """Turn a function that takes this machine's catalog into a command with ``--json``."""
 
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         @wraps(function)
@@ -200,7 +200,7 @@ def on_catalog(
             catalog = (ModelCatalog if kind == "models" else EngineCatalog)(state_dir())
             try:
                 return function(catalog, **given)
-            except (ProvisionError, OSError) as error:  # a file that goes while it is looked at
+            except (ProvisionError, OSError) as error:  # a file may vanish while it is read
                 print(f"{click.get_current_context().command_path}: {error}", file=sys.stderr)
                 return 1
 

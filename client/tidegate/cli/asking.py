@@ -1,4 +1,4 @@
-"""One question to a service: prints its answer, or one line that says what to do."""
+"""Sends one request to a service; prints the answer, or one line that says what to do."""
 
 import asyncio
 import sys
@@ -28,7 +28,7 @@ def ask(
         url, token = found.url, found.key or token
 
     async def run() -> int:
-        # An interactive user sees the error and retries by hand.
+        # An interactive user sees the error and can retry.
         async with Client(url, token=token, retries=NO_RETRIES) as client:
             return await action(client)
 
@@ -42,14 +42,14 @@ def ask(
 
 
 def advice(error: TidegateError) -> str:
-    """One line on what was wrong and what to do."""
+    """One line that says what was wrong and what to do."""
     said = " ".join(str(error).split())
     if isinstance(error, ConnectFailed):
-        return f"{said}; start a service with `tidegate up`, or name another with --url"
+        return f"{said}; start a service with `tidegate up`, or give another address with --url"
     if isinstance(error, AuthFailed):
         return f"{said}; give its token with --token or TIDEGATE_TOKEN"
     if isinstance(error, NotFound):
-        return f"{said}; `tidegate tasks list` and `tidegate models` show what there is"
+        return f"{said}; `tidegate tasks list` and `tidegate models` show what exists"
     if isinstance(error, DeadlineExceeded):
         return f"{said}; give it more time"
     return said

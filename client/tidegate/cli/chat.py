@@ -1,7 +1,7 @@
 """``tidegate chat``: a conversation in the terminal, streamed as it is generated.
 
-Ctrl-C while an answer runs cancels it, on the server too; at the prompt it leaves, as does the end
-of input. Lines may be piped in: one turn each.
+Ctrl-C during an answer cancels it, on the server too. Ctrl-C at the prompt quits; so does the end
+of input. Each line of piped input is one turn.
 """
 
 import signal
@@ -34,7 +34,7 @@ DESCRIPTION = """\
 Talk to a model; the answer appears as it is generated.
 
   tidegate chat
-  tidegate chat "Tell me a story."                   one question, and its answer
+  tidegate chat "Tell me a story."                   one question and its answer
   tidegate chat --url http://127.0.0.1:9000 --deadline-ms 2000
 """
 
@@ -45,16 +45,16 @@ GREETING = "Ctrl-C stops an answer, twice quits; /new starts over, /help says mo
 HELP = """\
 /new   forget what was said, and start over
 /help  this
-/exit  leave, as Ctrl-D does
-Anything else goes to the model; a line that begins with two slashes goes without the first."""
+/exit  quit, as Ctrl-D does
+Any other line goes to the model. A line that begins with two slashes goes without the first."""
 
 
 @click.command(cls=Command, help=DESCRIPTION, short_help="talk to a model")
 @server_options
-@option("--model", help="a served model (the only one)")
-@option("--deadline-ms", "deadline", type=POSITIVE, help="give every answer this long")
-@option("--first-token-ms", "first_token", type=POSITIVE, help="and its first token this long")
-@option("--token-gap-ms", "token_gap", type=POSITIVE, help="then a token at least this often")
+@option("--model", help="a served model (default: the only one)")
+@option("--deadline-ms", "deadline", type=POSITIVE, help="deadline of every answer")
+@option("--first-token-ms", "first_token", type=POSITIVE, help="deadline of its first token")
+@option("--token-gap-ms", "token_gap", type=POSITIVE, help="longest gap between tokens")
 @click.argument("question", nargs=-1)
 def chat(url: str, token: str | None, question: tuple[str, ...], **given: object) -> int:
     with importing():
@@ -72,21 +72,21 @@ def chat(url: str, token: str | None, question: tuple[str, ...], **given: object
 async def run(
     base_url: str, options: "TaskOptions", token: str | None = None, read: ReadLine | None = None
 ) -> int:
-    """Chat until the input, by default the terminal's, ends; returns 0, or 1 when the server cannot
-    be used, or has not answered the last question."""
+    """Chat until the input (by default, the terminal) ends. Returns 0, or 1 if the server cannot be
+    used or did not answer the last question."""
     from rich.console import Console
 
     from tidegate.client import Client
     from tidegate.transport import NO_RETRIES
 
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    # An interactive user sees the error and retries by hand.
+    # An interactive user sees the error and can retry.
     async with Client(base_url, token=token, retries=NO_RETRIES) as client:
         try:
             models = await client.models()
         except ConnectFailed as error:
             return _failed(
-                f"{error}; start a server with `tidegate up`, or name another with --url"
+                f"{error}; start a server with `tidegate up`, or give another address with --url"
             )
         except TidegateError as error:
             return _failed(f"{base_url} cannot be used: {error}")
@@ -107,7 +107,7 @@ def _failed(why: str) -> int:
 
 @dataclass
 class Answer:
-    """One answer as it grows, with the numbers for the dim line below it. Times are seconds."""
+    """One answer as it grows, with the numbers for the status line below it. Times are seconds."""
 
     asked_at: float
     texts: list[str] = field(default_factory=list)
@@ -128,7 +128,7 @@ class Answer:
         return "".join(self.texts)
 
     def summary(self, deadline: "Deadline | None", now: float) -> str:
-        """One line: tokens, rate, first token and what is left of the deadline."""
+        """One line: tokens, rate, time to first token, and time left of the deadline."""
         from tidegate.deadlines import to_seconds
 
         parts = [f"{self.tokens} tokens"]
@@ -148,7 +148,7 @@ class Answer:
 
 
 class ChatView:
-    """A conversation: its turns so far, and how the next one is asked and answered."""
+    """A conversation: holds its turns so far, and runs the next one."""
 
     def __init__(
         self, client: "Client", console: "Console", read: ReadLine, options: "TaskOptions"
@@ -164,8 +164,8 @@ class ChatView:
         """Answer turns until the input ends; returns 1 if the last one failed, otherwise 0."""
         try:
             while True:
-                # Blocks the loop on purpose: nothing else runs between two turns, and Ctrl-C can
-                # only interrupt line editing in the main thread.
+                # Deliberately blocks the loop: nothing else runs between two turns, and Ctrl-C can
+                # interrupt line editing only in the main thread.
                 line = self._read().strip()
                 if line == "/exit":
                     raise EOFError
@@ -195,7 +195,7 @@ class ChatView:
             self._turns.append({"role": "assistant", "content": answer.text})
 
     async def _answer(self) -> Answer | None:
-        """Stream one answer, cut short by Ctrl-C; None when it failed."""
+        """Stream one answer, which Ctrl-C cuts short. Returns None if it failed."""
         while True:
             answer = Answer(asked_at=time.monotonic())
             try:
@@ -238,10 +238,10 @@ def _is_overflow(error: TidegateError) -> bool:
 
 @asynccontextmanager
 async def _ended_by_ctrl_c() -> "AsyncIterator[asyncio.Event]":
-    """Run the body so that Ctrl-C ends only the body; the event tells whether it did.
+    """Run the body so that Ctrl-C ends only the body. The event is set if it did.
 
-    A second Ctrl-C does not cut short what the first one started (the server must hear of the
-    cancel); ``_Leave`` is raised when that is done.
+    A second Ctrl-C does not interrupt the cancel that the first one started, because the server
+    must receive it. ``_Leave`` is raised after that.
     """
     import asyncio
 
@@ -272,7 +272,7 @@ async def _ended_by_ctrl_c() -> "AsyncIterator[asyncio.Event]":
 
 
 def _line_reader() -> ReadLine:
-    """Reader of lines from the terminal, with editing and history, or plainly from a pipe."""
+    """Reader of lines from the terminal, with editing and history, or from a pipe, without."""
     read = _lines_of(sys.stdin)
     if sys.stdin.isatty():
         with suppress(ImportError):
@@ -280,7 +280,7 @@ def _line_reader() -> ReadLine:
         read = partial(input, "\n> ")
 
     def line() -> str:
-        # Ctrl-C is to raise at once; asyncio's handler would wait for the loop.
+        # Ctrl-C must raise at once; asyncio's handler would wait for the loop.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             return read()
@@ -291,7 +291,7 @@ def _line_reader() -> ReadLine:
 
 
 def _lines_of(text: TextIO) -> ReadLine:
-    """Reads ``text`` line by line."""
+    """Read ``text`` line by line."""
 
     def read() -> str:
         if line := text.readline():

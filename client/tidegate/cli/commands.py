@@ -1,4 +1,4 @@
-"""All commands, and the group that finds them. What a command needs is imported when it runs."""
+"""All commands, and the group that finds them. A command's imports run when the command runs."""
 
 import click
 
@@ -19,15 +19,15 @@ Deadline-keeping generation on NVIDIA Triton.
   tidegate up --device cpu               the demo model on this machine, no GPU needed
   tidegate up --model ~/models/llama     any Llama-family checkpoint directory, on the GPU
   tidegate up --instances 2 --gpus 0,1   two Tritons, one on each GPU
-  tidegate pool run pool.toml            a machine's instances as a file asks for them
+  tidegate pool run pool.toml            a machine's instances, as defined in a file
   tidegate chat                          talk to it
-  tidegate slot "Good morning."          have a clip rendered (tidegate up --slot)
-  tidegate models add ORG/NAME           bring a model here, verified file by file
-  tidegate doctor                        what this machine lacks, and what to do about it
+  tidegate slot "Good morning."          render a clip (needs tidegate up --slot)
+  tidegate models add ORG/NAME           download a model and verify every file
+  tidegate doctor                        what this machine lacks, and how to fix it
 """
 
 EPILOG = """\
-exit status: 0 well, 1 it did not work (the reason is on stderr), 2 wrong usage, 130 Ctrl-C
+exit status: 0 success, 1 failure (the reason is on stderr), 2 wrong usage, 130 Ctrl-C
 """
 
 

@@ -1,4 +1,4 @@
-"""``tidegate doctor``: what this machine lacks, and what to do about it."""
+"""``tidegate doctor``: reports what this machine lacks, and how to fix it."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pool.preflight.checkup import CheckupFinding
 
 DESCRIPTION = """\
-Look at this machine: what is missing, what makes it slow, and what to do about each.
+Check this machine: what is missing, what makes it slow, and how to fix each problem.
 
   tidegate doctor
   tidegate doctor --device cuda       a GPU is a must
@@ -22,14 +22,14 @@ Look at this machine: what is missing, what makes it slow, and what to do about 
 """
 
 EPILOG = """\
-exit status: 0 it can serve (warnings cost speed or features), 1 something keeps it from serving
+exit status: 0 it can serve (a warning costs speed or a feature), 1 it cannot serve
 """
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 @click.command(cls=Command, help=DESCRIPTION, epilog=EPILOG, short_help="what this machine lacks")
-@option("--device", type=click.Choice(["cuda", "cpu"]), help="what it is to run on (either)")
+@option("--device", type=click.Choice(["cuda", "cpu"]), help="device to serve on (either)")
 @option(
     "--triton",
     type=Path,
@@ -55,7 +55,7 @@ def doctor(device: str | None, triton: Path | None, host: str, port: int, as_jso
     if as_json:
         print_json({"can_serve": not fails, "findings": [asdict(finding) for finding in found]})
     elif fails:
-        console().print(f"\n{fails} to mend before it can serve.", style="bold red")
+        console().print(f"\n{fails} to fix before it can serve.", style="bold red")
     else:
         console().print("\nIt can serve" + (f"; {warns} could be better." if warns else "."))
     return 1 if fails else 0

@@ -1,4 +1,4 @@
-"""``tidegate engines``: what runs the models of this machine."""
+"""``tidegate engines``: the inference engines on this machine."""
 
 import shlex
 import sys
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Engines on this machine: Triton, and other engines in their own environments.
 
-  tidegate engines ensure vllm           make it, unless it is there
+  tidegate engines ensure vllm           install it, unless it is there
   tidegate engines ensure llamacpp --from-source
   tidegate engines list
 
-They lie in TIDEGATE_HOME/engines; docs/models.md says how.
+They are in TIDEGATE_HOME/engines; docs/models.md describes the layout.
 """
 
 ENSURE_DESCRIPTION = """\
-Make sure that this machine has an engine: found, fetched or built, and verified by an import. An
-interrupted command resumes when it is repeated.
+Find, download or build an engine, and verify it with an import. Run an interrupted command again
+to resume it.
 
   tidegate engines ensure triton --triton /opt/tritonserver
   tidegate engines ensure vllm --device cuda
 """
 
 
-@click.group(cls=Group, help=DESCRIPTION, short_help="what runs the models")
+@click.group(cls=Group, help=DESCRIPTION, short_help="engines that run the models")
 def engines() -> None:
     pass
 
 
-@engines.command("ensure", help=ENSURE_DESCRIPTION, short_help="have one here")
+@engines.command("ensure", help=ENSURE_DESCRIPTION, short_help="install one")
 @click.argument("engine", type=click.Choice(["triton", "vllm", "llamacpp"]))
 @option(
-    "--device", type=click.Choice(["cuda", "cpu"]), help="what it is for (a GPU where there is one)"
+    "--device", type=click.Choice(["cuda", "cpu"]), help="device to run on (a GPU if there is one)"
 )
-@option("--from-source", is_flag=True, help="built here, with ccache where there is one: llamacpp")
+@option("--from-source", is_flag=True, help="build llamacpp here, with ccache if present")
 @option("--triton", type=Path, metavar="PATH", help="a Triton to use")
 @option("--allow-system-packages", is_flag=True, help="install what is missing with apt-get or dnf")
 @on_catalog("engines")
@@ -64,7 +64,7 @@ def ensure(
 
         from catalog.paths import state_dir
         from pool.engines.ensure import ensure_engine
-    print(f"{engine}: looking for it, else making it (minutes)", file=sys.stderr)
+    print(f"{engine}: looking for it; if it is missing, installing it (minutes)", file=sys.stderr)
     made = asyncio.run(
         ensure_engine(
             engine,
@@ -131,8 +131,8 @@ def _show(catalog: "EngineCatalog", name: str, as_json: bool) -> int:
 
 @engines.command(
     "verify",
-    help="Read every file of engines again (all of them, unless some are named).",
-    short_help="is every file as it was",
+    help="Verify every file of the named engines, or of all engines.",
+    short_help="check that no file has changed",
 )
 @click.argument("engine", nargs=-1)
 @on_catalog("engines")
@@ -145,5 +145,5 @@ def verify_engines(catalog: "EngineCatalog", engine: tuple[str, ...], as_json: b
         print_json(problems)
     else:
         for id, problem in problems.items():
-            console().print(f"{id}: {problem or 'every file is as it was'}")
+            console().print(f"{id}: {problem or 'no file has changed'}")
     return 1 if any(problems.values()) else 0

@@ -49,9 +49,9 @@ SLOT_DEFAULTS = {
     "cpu": {"SIZE": "384", "SECONDS": "15", "BUFFER_S": "2"},
     "cuda": {"SIZE": "512", "SECONDS": "45"},
 }
-"""Largest clips by device, where nothing else is set. On two cores a sentence then takes a second
-or two, encoding included, and the buffers of two clips 0.4 GB; on a GPU they are those of SL-4, 2.1
-GB."""
+"""Default maximum clip sizes by device. On two cores, a sentence then takes a second or two,
+encoding included, and the buffers of two clips take 0.4 GB. On a GPU the sizes are those of SL-4;
+the buffers take 2.1 GB."""
 _MODEL_PATH = "TIDEGATE_WORKER__MODEL_PATH"
 _MODEL_NAME = "TIDEGATE_WORKER__MODEL_NAME"
 _DEVICE = "TIDEGATE_WORKER__DEVICE"
@@ -70,7 +70,7 @@ Failure = (ProvisionError, ValueError)
 
 
 def run(*, serve: bool = True, **given: Any) -> int:
-    """Launch what the options of ``tidegate up`` or ``worker`` ask for; returns the exit status."""
+    """Launch the servers that ``tidegate up`` or ``worker`` asks for; return the exit status."""
     try:
         worker_env = _worker_env(given)
         sharing = _sharing_of(given["host"], given["port"]) if given.get("processes", 1) > 1 else {}
@@ -102,7 +102,7 @@ def _failed(error: Exception) -> int:
 
 
 def _problem(worker_env: Mapping[str, str], *, serve: bool) -> str:
-    """Why a model cannot be served, or unknown variables, before anything starts; else empty."""
+    """Why the model cannot be served, or which variables are unknown; else empty. Runs first."""
     if lines := unknown_variables(WorkerSettings):
         return "\n".join(lines)
     path = Path(worker_env[_MODEL_PATH])
@@ -120,8 +120,8 @@ def _problem(worker_env: Mapping[str, str], *, serve: bool) -> str:
             )
         if not serve:
             return (
-                "tidegate worker starts Triton, and GGUF files are run by llama.cpp's server: take"
-                " tidegate up, or start that server yourself and name it in TIDEGATE_INSTANCES"
+                "tidegate worker starts Triton, but GGUF files are run by llama.cpp's server: use"
+                " tidegate up, or start that server yourself and list it in TIDEGATE_INSTANCES"
                 " (docs/engines.md)"
             )
         return ""
@@ -134,7 +134,7 @@ def _problem(worker_env: Mapping[str, str], *, serve: bool) -> str:
 
 
 def _hint(spec: LaunchSpec, worker_env: Mapping[str, str]) -> str:
-    """Lines that say what to try once it serves."""
+    """Lines that suggest a first request, for when it serves."""
     lines = []
     if TEXT_MODEL in spec.models:
         name = worker_env.get(_MODEL_NAME) or model_name(Path(worker_env[_MODEL_PATH]))
@@ -146,8 +146,8 @@ def _hint(spec: LaunchSpec, worker_env: Mapping[str, str]) -> str:
 
 
 def _lane_token(worker_env: dict[str, str]) -> str:
-    """Lane token of the operator, taken out of ``worker_env``; empty where none was chosen. Raises
-    ``ValueError`` where two differ."""
+    """Remove the operator's lane token from ``worker_env`` and return it; empty if none is set.
+    Raises ``ValueError`` if two tokens differ."""
     ours, workers = os.environ.get(_LANE_TOKEN, ""), worker_env.pop(_WORKER_LANE_TOKEN, "")
     if ours and workers and ours != workers:
         raise ValueError(
@@ -158,19 +158,19 @@ def _lane_token(worker_env: dict[str, str]) -> str:
 
 
 def _gpus_each(gpus: Sequence[str], worker_env: Mapping[str, str]) -> int:
-    """GPUs that each instance gets. Raises ``ValueError`` where ``gpus`` cannot be dealt out so."""
+    """GPUs per instance. Raises ``ValueError`` if ``len(gpus)`` is not a multiple of it."""
     stated = worker_env.get(_TENSOR_PARALLEL, "")
-    each = int(stated) if stated.isdigit() and int(stated) else 1  # else the worker refuses it
+    each = int(stated) if stated.isdigit() and int(stated) else 1  # the worker refuses others
     if len(gpus) % each:
         raise ValueError(
-            f"--gpus names {len(gpus)} GPUs, and each instance takes {each} (--tensor-parallel"
+            f"--gpus names {len(gpus)} GPUs, but each instance takes {each} (--tensor-parallel"
             f" {each}): name a multiple of {each}"
         )
     return each
 
 
 def _tls() -> Tls | None:
-    """TLS of Triton's gRPC port, None without. Raises ``ValueError`` that names the variable."""
+    """TLS of Triton's gRPC port, or None. Raises ``ValueError``, which names the variable."""
     try:
         stated = stated_tls(os.environ.get(SETTING, ""))
         return None if stated is None else Tls.model_validate(stated)
@@ -183,7 +183,7 @@ def _tls() -> Tls | None:
 
 
 def _worker_env(given: Mapping[str, Any]) -> dict[str, str]:
-    """``TIDEGATE_WORKER__…``: the arguments over the environment over the demo model.
+    """``TIDEGATE_WORKER__…``: from the arguments, else the environment, else the demo model.
 
     Raises ``ProvisionError`` for a registered model that is not complete.
     """
@@ -197,7 +197,7 @@ def _worker_env(given: Mapping[str, Any]) -> dict[str, str]:
         _TENSOR_PARALLEL: given["tensor_parallel"],
     }
     env |= {key: str(value) for key, value in asked.items() if value}
-    if model and not model.exists():  # an existing path counts before a registered name
+    if model and not model.exists():  # an existing path wins over a registered name
         catalog = ModelCatalog(state_dir())
         registered = catalog.find(str(model))
         if registered is None and list_packaged(str(model)) is not None:
@@ -217,9 +217,9 @@ def _worker_env(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_gguf(file: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """Variables for a GGUF file: a checkpoint made of it once, or else llama.cpp's server.
+    """Variables for a GGUF file: a checkpoint converted from it, or else llama.cpp's server.
 
-    Raises ``ValueError`` where a worker's engine is asked for that cannot have it."""
+    Raises ``ValueError`` if the requested worker engine cannot load it."""
     from worker.models.gguf.weights import plan_weights  # takes a third of a second
 
     try:
@@ -227,7 +227,7 @@ def _of_gguf(file: Path, env: Mapping[str, str]) -> dict[str, str]:
     except UnsupportedModel as error:
         if env.get(_ENGINE, "auto") != "auto":
             raise
-        print(f"tidegate: {error}; llama.cpp's server is to run it", file=sys.stderr)
+        print(f"tidegate: {error}; llama.cpp's server will run it", file=sys.stderr)
         return {_ENGINE: LLAMACPP}
     entry = bring(ModelCatalog(state_dir()), AddRequest(str(file), any_name=True))
     path = str(resolve_model(entry.id, state_dir()))
@@ -235,8 +235,8 @@ def _of_gguf(file: Path, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _with_script(env: dict[str, str], asked: Path | None) -> dict[str, str]:
-    """``env``, and where the model is a script, or ``asked`` for as ``scripted``: its engine, with
-    the demo model's tokenizer and chat template."""
+    """``env``. If the model is a script, or ``asked`` is ``scripted``: plus its engine, with the
+    demo model's tokenizer and chat template."""
     path = Path(env.get(_MODEL_PATH, ""))
     is_file = path.suffix == ".toml" and path.is_file()
     if not is_file and (asked != Path(SCRIPTED_MODEL_NAME) or path.exists()):
@@ -247,9 +247,8 @@ def _with_script(env: dict[str, str], asked: Path | None) -> dict[str, str]:
 
 
 def _slot_env(device: str) -> dict[str, str]:
-    """``TIDEGATE_SLOT__…``: the environment over the text model's device and its ``SLOT_DEFAULTS``.
-
-    Raises ``MachineUnfit`` where packages are missing.
+    """``TIDEGATE_SLOT__…``: from the environment, else the text model's device and its
+    ``SLOT_DEFAULTS``. Raises ``MachineUnfit`` if packages are missing.
     """
     env = {key: value for key, value in os.environ.items() if key.startswith(_SLOT)}
     check_slot(env.get(f"{_SLOT}SPEECH", "espeak"))
@@ -264,7 +263,7 @@ def serve(
     cors_origins: str | None,
     processes: int,
 ) -> int:
-    """Launch several orchestrators at one port, for Tritons elsewhere; returns the exit status."""
+    """Launch several orchestrators on one port, for remote Tritons; return the exit status."""
     if cors_origins is not None:
         os.environ["TIDEGATE_HTTP__CORS_ORIGINS"] = cors_origins  # the orchestrators inherit it
     settings = _settings(host=host, port=port, instances=instances_at)
@@ -285,8 +284,8 @@ def serve(
 
 
 def _settings(**stated: str | int | None) -> "Settings":
-    """The orchestrator's settings; stated values count first. Raises ``SystemExit``."""
-    # Here, since it takes a third of a second.
+    """The orchestrator's settings; stated values take precedence. Raises ``SystemExit``."""
+    # Imported here, because the import takes a third of a second.
     from orchestrator.settings import InvalidSettings, load_settings
 
     try:
@@ -301,15 +300,15 @@ def _sharing_of(host: str, port: int) -> dict[str, Any]:
 
 
 def _sharing(settings: "Settings") -> dict[str, Any]:
-    """The store that several processes share, from the settings or started for them, as fields of
-    ``LaunchSpec``. Raises ``MachineUnfit`` if there can be none."""
+    """The store that several processes share, from the settings or started here, as fields of
+    ``LaunchSpec``. Raises ``MachineUnfit`` if there is no store."""
     from orchestrator.state.section import StateSection
 
     state = settings.section(StateSection)
     if state.url is None:
         if find_spec("redis") is None:
             raise MachineUnfit(
-                "several processes share a Redis or Valkey, and the package redis is not installed "
+                "several processes share a Redis or Valkey, but the package redis is not installed "
                 "here: pip install redis"
             )
         return {"store": find_store()}

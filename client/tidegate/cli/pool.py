@@ -8,30 +8,30 @@ from tidegate.cli.arguments import Group, json_option, option
 from tidegate.cli.runtime import importing
 
 DESCRIPTION = """\
-Keep the Triton instances of a machine as a file asks for them.
+Run the Triton instances of a machine as a file defines them.
 
   tidegate pool run pool.toml        start it and keep it up
-  tidegate pool status               how each instance is
+  tidegate pool status               show the state of each instance
   tidegate pool reload               read the file again (it is also watched)
   tidegate pool stop                 drain and end everything
 
-docs/pool.md has an example of the file, and what each of its keys means.
+docs/pool.md has an example of the file, and explains each key.
 """
 
 RUN_DESCRIPTION = """\
-Start the instances of a file and keep them up, until SIGINT or SIGTERM: then running work gets
-drain_s, and everything ends. A second signal hurries it.
+Start the instances of a file and keep them up until SIGINT or SIGTERM. Then running work gets
+drain_s, and everything ends. A second signal shortens the wait.
 
-An instance that is lost is started again on its ports; one that keeps failing, once a minute. If
-this command is killed its instances keep serving, and the next one finds them. The file is watched,
-and SIGHUP reads it again: what is new starts, what is gone is drained and ends, what has changed is
-replaced. A file that does not fit changes nothing.
+A lost instance is restarted on its ports; one that keeps failing is restarted once a minute. If
+this command is killed, its instances keep serving, and the next run finds them. The command watches
+the file, and SIGHUP reloads it: new instances start, removed ones are drained and end, changed ones
+are replaced. An invalid file changes nothing.
 """
 
 STOP_DESCRIPTION = """\
-End every instance and the manager, drained; also when the manager is gone.
+Drain and end every instance, then end the manager. Works without a manager, too.
 
-  tidegate pool stop --now      running work is cut
+  tidegate pool stop --now      cut running work off
   tidegate pool stop --leave    the manager only: its instances keep serving for the next one
 """
 
@@ -48,7 +48,7 @@ def _do(what: str, *given: object, **options: object) -> int:
     return status
 
 
-@click.group(cls=Group, help=DESCRIPTION, short_help="keep a machine's instances as a file says")
+@click.group(cls=Group, help=DESCRIPTION, short_help="run a machine's instances from a file")
 def pool() -> None:
     pass
 
@@ -61,8 +61,8 @@ def run(file: Path) -> int:
 
 @pool.command(
     "status",
-    help="Show each instance. FILE names the pool if it has its own home.",
-    short_help="how each instance is",
+    help="Show the state of each instance. FILE names the pool if it has its own home.",
+    short_help="show the state of each instance",
 )
 @_MAYBE_FILE
 @json_option
@@ -72,8 +72,8 @@ def status(file: Path | None, as_json: bool) -> int:
 
 @pool.command(
     "reload",
-    help="Make the manager read its file again; GPUs that were taken out are tried again.",
-    short_help="read the file again",
+    help="Make the manager reload its file and retry GPUs that it took out.",
+    short_help="reload the file",
 )
 @_MAYBE_FILE
 def reload(file: Path | None) -> int:
@@ -82,9 +82,9 @@ def reload(file: Path | None) -> int:
 
 @pool.command("stop", help=STOP_DESCRIPTION, short_help="drain and end it")
 @_MAYBE_FILE
-@option("--now", is_flag=True, help="cut what runs")
+@option("--now", is_flag=True, help="cut running work off")
 @option("--leave", is_flag=True, help="end the manager only")
 def stop(file: Path | None, now: bool, leave: bool) -> int:
     if now and leave:
-        raise click.UsageError("--now and --leave are two ends; give one of them")
+        raise click.UsageError("--now and --leave exclude each other; give only one")
     return _do("stop", file, "now" if now else "leave" if leave else "drain")

@@ -1,9 +1,9 @@
 """Imports that tolerate Ctrl-C, and the location of the code that serves: ``orchestrator``,
 ``worker``, ``model_repository``.
 
-In a wheel they are in ``tidegate/_runtime``, in a checkout at its top. Names as general as these
-must not meet a user's own packages, so they are importable only in processes that serve: this
-folder is on the path of the command that starts them, and on ``PYTHONPATH`` of what it starts.
+A wheel has them in ``tidegate/_runtime``, a checkout at its top level. These general names could
+clash with a user's own packages, so only processes that serve can import them: the folder is on
+the path of the command that starts them, and on ``PYTHONPATH`` of its child processes.
 """
 
 import os
@@ -22,13 +22,13 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 @contextmanager
 def importing(*, serving: bool = False) -> Iterator[None]:
-    """Have Ctrl-C end the process at once, since a module that is cut short may fail in its own
-    way: numpy turns ``KeyboardInterrupt`` into an ``ImportError``. ``serving``: make the serving
-    packages importable, too."""
+    """Let Ctrl-C end the process at once, because an interrupted import may raise another error:
+    numpy turns ``KeyboardInterrupt`` into an ``ImportError``. ``serving`` also makes the serving
+    packages importable."""
     if serving:
         add_to_path()
-    is_main = threading.current_thread() is threading.main_thread()  # another hears no signals
-    # ignored: so it stays
+    is_main = threading.current_thread() is threading.main_thread()  # others get no signals
+    # keep an ignored signal ignored
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
@@ -52,14 +52,14 @@ def add_to_path() -> None:
 
 
 def become(module: str, given: Mapping[str, object]) -> NoReturn:
-    """Replace this process by ``python -m module`` with the options in ``given`` but None."""
+    """Replace this process by ``python -m module`` with the options in ``given`` that are set."""
     options = [
         word for name, value in given.items() if value is not None for word in (name, str(value))
     ]
     # Ctrl-C waits until the module can handle it: its ``__main__`` unblocks the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        # -P: not a folder of that name that happens to be in the working directory.
+        # -P: ignore a folder of that name in the working directory.
         command = [sys.executable, "-P", "-m", module, *options]
         path = os.pathsep.join([str(folder()), *filter(None, [os.environ.get("PYTHONPATH")])])
         os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})

@@ -1,4 +1,4 @@
-"""``tidegate slot``: a recipe out of arguments, the progress of the slot, its files."""
+"""``tidegate slot``: builds a recipe from arguments, shows the progress, saves the files."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ Ctrl-C cancels it, on the server too.
 """
 
 EPILOG = """\
-exit status: 0 the clip is there, 1 it is not (the reason is on stderr, and what there was of it is
+exit status: 0 the clip is complete, 1 it is not (the reason is on stderr, and a partial result is
 saved), 2 wrong usage, 130 Ctrl-C
 """
 
@@ -46,18 +46,18 @@ _NOBODY = (
 
 
 def _said(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
-    """Read ``-`` here, where no loop runs that would have Ctrl-C wait."""
+    """Read ``-`` here, because no event loop runs yet that would delay Ctrl-C."""
     return sys.stdin.read().strip() if text == "-" and not ctx.resilient_parsing else text
 
 
-@click.command(cls=Command, help=DESCRIPTION, epilog=EPILOG, short_help="have a clip rendered")
+@click.command(cls=Command, help=DESCRIPTION, epilog=EPILOG, short_help="render a clip")
 @click.argument("text", required=False, callback=_said)
 @option(
     "--out",
     type=_FILE,
     multiple=True,
     default=(Path("clip.mp4"),),
-    help="where it goes; .mp4, .wav and .png say which of its files, several may be given",
+    help="output file; .mp4, .wav or .png selects which one; may be repeated",
 )
 @option(
     "--recipe", type=_FILE, help="a whole recipe, JSON (docs/slot.md); the other options change it"
@@ -65,9 +65,9 @@ def _said(ctx: click.Context, param: click.Parameter, text: str | None) -> str |
 @option("--portrait", metavar="PROMPT", help="who says it")
 @option("--seed", type=Number("seed", 0, 2**63 - 1), help="which face")
 @option("--voice", metavar="NAME", help="one of the speech provider's")
-@option("--size", type=POSITIVE, metavar="PIXELS", help="of either side (the service's own)")
-@option("--seconds", type=SECONDS, metavar="S", help="of the clip, at most")
-@option("--deadline", type=SECONDS, metavar="S", help="seconds it may take (the service's own)")
+@option("--size", type=POSITIVE, metavar="PIXELS", help="side length (the service's default)")
+@option("--seconds", type=SECONDS, metavar="S", help="maximum length of the clip")
+@option("--deadline", type=SECONDS, metavar="S", help="time to render (the service's default)")
 @option(
     "--on-deadline",
     type=click.Choice(["error", "degrade"]),
@@ -108,7 +108,7 @@ async def slot(
 def _recipe(
     file: Path | None, text: str | None, changes: Mapping[str, Mapping[str, object]]
 ) -> dict[str, Any]:
-    """Recipe from the file, changed by what else was given; None leaves a thing to the file and the
+    """Recipe from the file, with the given changes; None keeps the value of the file or the
     service. Raises ``UsageError``, like every check of arguments here."""
     import msgspec
 
@@ -129,7 +129,7 @@ def _recipe(
     for part, fields in changes.items():
         given = {name: value for name, value in fields.items() if value is not None}
         known = recipe.get(part, {})
-        if given and isinstance(known, dict):  # otherwise the service says what is wrong
+        if given and isinstance(known, dict):  # otherwise the service reports the error
             recipe[part] = known | given
     return recipe
 
@@ -164,7 +164,7 @@ async def _render(
     *,
     as_json: bool,
 ) -> int:
-    """Render a clip; the exit status. Raises ``TidegateError`` once what there is was saved."""
+    """Render a clip; return the exit status. Saves a partial result before ``TidegateError``."""
     import asyncio
 
     import msgspec
@@ -197,9 +197,9 @@ async def _render(
             raise Unavailable(_NOBODY, code=error.code, status=error.status) from None
         # The partial result, with its reason.
         outputs = error.details.get("outputs") or {}
-        with suppress(TidegateError):  # the reason counts
+        with suppress(TidegateError):  # raise the reason, not this
             for name, path in (await _download(client, out, slot_id, outputs)).items():
-                print(f"tidegate slot: saved {path} ({name}) of what there was", file=sys.stderr)
+                print(f"tidegate slot: saved {path} ({name}), partial result", file=sys.stderr)
         raise
     if as_json:
         print_json(msgspec.to_builtins(event) | {"files": {k: str(v) for k, v in saved.items()}})
@@ -222,7 +222,7 @@ async def _download(
 
 
 async def _say_cancelled(client: "Client", slot_id: str) -> None:
-    """Report how the slot ended: leaving its stream cancels it if the service can be reached."""
+    """Report how the slot ended. Leaving its stream cancels it, if the service is reachable."""
     import asyncio
 
     said = "cancelled"
@@ -258,15 +258,15 @@ def _tell(result: "SlotFacts", saved: Mapping[str, Path]) -> None:
     out.print(", ".join(parts))
     out.print(" · ".join(took))
     if result.given_up:
-        out.print(f"dropped to be in time: {', '.join(result.given_up)}", style="yellow")
+        out.print(f"dropped to meet the deadline: {', '.join(result.given_up)}", style="yellow")
     if result.check is not None and not result.check.passed:
         score = "" if result.check.score is None else f" (score {result.check.score:.2f})"
         out.print(f"the picture does not fit its prompt well{score}", style="yellow")
 
 
 def save(path: Path, data: bytes) -> None:
-    """Replace ``path``, which a player may have open, once all of ``data`` is on the disk. Raises
-    ``TidegateError``, and then leaves an earlier file as it was."""
+    """Write ``data`` to disk, then replace ``path``, which a player may have open. Raises
+    ``TidegateError``, and then leaves an earlier file unchanged."""
     with importing(serving=True):
         from catalog.atomic import write_atomically
     try:
@@ -281,7 +281,7 @@ def _umask() -> int:
 
 
 class _Progress:
-    """Progress on stderr: a line as each stage is done, under a spinner in a terminal."""
+    """Progress on stderr: a line per finished stage, and a spinner in a terminal."""
 
     def __init__(self) -> None:
         self._out = console(to_stderr=True)

@@ -28,7 +28,7 @@ Running and recent tasks of a service, without their text.
 """
 
 
-@click.group(cls=Group, help=TASKS_DESCRIPTION, short_help="what it works on")
+@click.group(cls=Group, help=TASKS_DESCRIPTION, short_help="running and recent tasks")
 def tasks() -> None:
     pass
 
@@ -37,9 +37,9 @@ def tasks() -> None:
 @option(
     "--status",
     type=click.Choice(["queued", "dispatched", "running", "ended"]),
-    help="only those that stand there",
+    help="only tasks with this status",
 )
-@option("--limit", type=POSITIVE, default=20, help="so many at most")
+@option("--limit", type=POSITIVE, default=20, help="maximum number of tasks")
 @asks()
 async def list_tasks(client: "Client", status: str | None, limit: int, as_json: bool) -> int:
     found = await client.tasks(status=status, limit=limit)
@@ -110,7 +110,7 @@ def _facts(found: "TaskStatus") -> dict[str, str]:
     return facts
 
 
-@tasks.command("cancel", help="Stop tasks; one that has ended stays as it is.", short_help="stop")
+@tasks.command("cancel", help="Stop tasks; a task that has ended is unchanged.", short_help="stop")
 @click.argument("task", nargs=-1, required=True)
 @asks()
 async def cancel_tasks(client: "Client", task: tuple[str, ...], as_json: bool) -> int:

@@ -1,7 +1,7 @@
 """Output of the commands: tables for people, JSON for programs.
 
-Colour and width follow the terminal, ``NO_COLOR`` and ``COLUMNS``. Output that is not a terminal
-gets neither color nor lines that are cut.
+Color and width follow the terminal, ``NO_COLOR`` and ``COLUMNS``. Output to a file or pipe has no
+color, and its lines are not cut.
 """
 
 import os
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WIDE = 400
-"""Width in columns of output that is not a terminal, so that nothing is cut."""
+"""Width in columns of output to a file or pipe, so that nothing is cut."""
 
 CONTROL_CHARACTERS = dict.fromkeys(set(range(32)) - {9, 10} | set(range(127, 160)))
-"""Control characters to delete, or a model could drive the terminal with escape sequences."""
+"""Control characters to delete: otherwise a model could send escape sequences to the terminal."""
 
 
 def console(*, to_stderr: bool = False) -> "Console":
@@ -29,7 +29,7 @@ def console(*, to_stderr: bool = False) -> "Console":
 
 
 def print_json(value: object) -> None:
-    """Print ``value`` as one JSON document, indented to be readable."""
+    """Print ``value`` as one indented JSON document."""
     import msgspec
 
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

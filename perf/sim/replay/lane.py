@@ -1,4 +1,4 @@
-"""A lane on virtual time: the real protocol between orchestrator and worker, without gRPC."""
+"""A lane on virtual time: the real protocol between orchestrator and worker, but without gRPC."""
 
 import asyncio
 import random

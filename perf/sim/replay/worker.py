@@ -1,7 +1,7 @@
-"""A real worker on virtual time: all of it but Triton, threads and the model.
+"""A real worker on virtual time, complete except for Triton, threads and the model.
 
-A step takes what its cost says. The engine's clock says so at once, and the rest of the world
-hears of the step when it is over::
+A step takes the time of its cost. The engine's clock advances at once; other components receive
+the step's results at its end::
 
     loop's time    t ────────────── t + step_s ─────────
     engine         step ▶ clock reads t + step_s

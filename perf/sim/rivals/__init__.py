@@ -1,6 +1,6 @@
-"""Rivals on the same step costs: schedulers rebuilt from papers and public code.
+"""Rival schedulers, reimplemented from papers and public code, on the same step costs.
 
-``fleet`` runs them, ``policies`` has them. Each gets what it has not got in real life: one queue
-for all instances that it sees without delay, and pauses that cost nothing. Their clients hang up at
-their deadline.
+``policies`` has the schedulers, ``fleet`` runs them. Each gets two advantages over real life: one
+queue for all instances, visible without delay, and free preemption. Their clients hang up at their
+deadline.
 """

@@ -1,4 +1,4 @@
-"""Instances that run what a policy picks for each step, with step cost and limits as ours."""
+"""Instances that run the jobs picked by a policy in each step, with our step costs and limits."""
 
 import heapq
 import math

@@ -1,4 +1,4 @@
-"""The rivals, each in our own words after its paper or public code.
+"""The rivals, each reimplemented from its paper or public code.
 
 =============  =====================================================================================
 ``fifo``       First come, first served: vLLM's default scheduler, without preemption.

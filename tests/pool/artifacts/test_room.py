@@ -29,7 +29,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def test_a_share_of_the_disk_stays_free(catalog: ModelCatalog, disk: Callable[[int], None]) -> None:
     disk(300)
     require_room(catalog, 100, 0.2)
-    with pytest.raises(NoRoom, match=r"there is no room for 101 bytes: .* 1 byte are lacking"):
+    with pytest.raises(NoRoom, match=r"there is no room for 101 bytes: .* 1 byte more is needed"):
         require_room(catalog, 101, 0.2)
     disk(0)
     require_room(catalog, 0, 0.2)

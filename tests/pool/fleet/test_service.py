@@ -179,7 +179,7 @@ async def test_a_folder_that_others_may_write_to_is_no_home(running: Running) ->
     running.home.mkdir()
     running.home.chmod(0o777)
     service = PoolService(running.path, FakeGpus(), running.events.append)
-    with pytest.raises(StateFileUnusable, match="others may write"):
+    with pytest.raises(StateFileUnusable, match="other users may write"):
         await service.run()
     running.home.chmod(0o700)
     kept = running.folder / "kept"

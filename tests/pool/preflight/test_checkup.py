@@ -105,7 +105,7 @@ def test_the_command_says_all_and_its_status_sums_it_up(
     assert main(argv) == 1
     out = capsys.readouterr().out
     assert "FAIL  libpython" in out and "→ sudo apt-get" in out and "\x1b" not in out
-    assert "to mend before it can serve." in out
+    assert "to fix before it can serve." in out
     assert main([*argv, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["can_serve"] is False

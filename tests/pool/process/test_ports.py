@@ -55,5 +55,5 @@ def test_too_few_open_files_for_a_triton_is_said_with_the_number(
 ) -> None:
     """It would wait for ever, and log nothing."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
-    with pytest.raises(StartFailed, match=r"may have 64: raise the limit with ulimit -n 256 "):
+    with pytest.raises(StartFailed, match=r"the limit is 64: raise it with ulimit -n 256 "):
         require_files("triton")
