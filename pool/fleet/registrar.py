@@ -78,7 +78,7 @@ class AddressList:
                 raise
             raise CannotTell(
                 f"another pool manager writes {self._path}: give each manager its own file in"
-                " register_at, and list all of them for the orchestrator"
+                " orchestrators.register, and list all of them for the orchestrator"
                 " (TIDEGATE_INSTANCES=file:A,file:B)"
             ) from None
         before, self._lock = self._lock, lock
