@@ -237,16 +237,12 @@ class TeamSteps:
         is_last = i == len(layers) - 1
         after = self._model.norm if is_last else layers[i + 1].attention_norm
         if self._is_short and not self._is_dots:
-            mixed = self._written(
-                self._loops.convert(is_short=True), mixed, output.inputs, short=False
-            )
+            mixed = self._converted(mixed, output.inputs, short=False)
         added = self._multiplied(output, mixed)
         x, read = self._normed(x, added, layers[i].mlp_norm, short=self._is_dots)
         inner = self._multiplied(gate_up, read)
         if self._is_dots:
-            inner = self._written(
-                self._loops.convert(is_short=False), inner, c.intermediate_size, short=True
-            )
+            inner = self._converted(inner, c.intermediate_size, short=True)
         added = self._multiplied(down, inner)
         return self._normed(x, added, after, short=self._is_dots and not is_last)
 
@@ -268,7 +264,7 @@ class TeamSteps:
         return sums, out
 
     def _converted(self, x: Tensor, width: int, *, short: bool) -> Tensor:
-        """``x`` in bfloat16 if ``short``, else from bfloat16 in float32."""
+        """Convert float32 ``x`` to bfloat16 if ``short``, else bfloat16 ``x`` to float32."""
         out = self._room(width, short=short)
         task = self._loops.convert(not short)
         self._of_rows(task, width, x=x, **{"short" if short else "out": out})
