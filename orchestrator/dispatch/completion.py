@@ -1,7 +1,7 @@
 """Handles the end of an attempt, and the ends of tasks.
 
 An attempt ends when its worker reports the end or its lane is lost. The instance's breaker counts
-it, and the forecaster learns from it. Then the task is hedged, retried or ended.
+it, the forecaster learns from it, and the task continues with a hedge, is retried, or ends.
 """
 
 import math

@@ -135,7 +135,7 @@ class Dispatcher:
         self._queue.remove(task)
         self._completion.settle(task, (no_first_token if lacks_token else overdue)(task, now))
 
-    # ── a pass: start all tasks that can ──────────────────────────────────────────────────────
+    # ── a pass: start all tasks that can ─────────────────────────────────────────────────────
 
     def pump(self) -> None:
         """Start every waiting task that an instance can take.
