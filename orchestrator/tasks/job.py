@@ -49,8 +49,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     """Approximate length of the call as JSON, in characters."""
 
     def stated(self, *, in_text: bool = False) -> JsonObject:
-        """The call in the form that templates expect: arguments are an object unless
-        ``in_text``."""
+        """The call in the form for templates: arguments are an object unless ``in_text``."""
         text = json.dumps(self.arguments, ensure_ascii=False) if in_text else ""
         function = {"name": self.name, "arguments": text or self.arguments}
         return {"id": self.id, "type": "function", "function": function}
