@@ -313,7 +313,7 @@ class DurableTasks:
         if not entry.committed.done() and not self.is_async:  # it is not accepted yet
             self.refuse(task)
             entry.committed.set_exception(
-                Draining("the service is going down; try again elsewhere")
+                Draining("the service is shutting down; try again elsewhere")
             )
             return False
         del self._live[entry.n]
