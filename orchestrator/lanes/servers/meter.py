@@ -1,4 +1,4 @@
-"""Measures a worker's pace from outside, for servers that do not tell it.
+"""Measures a worker's speed from outside, for servers that do not report it.
 
 Engines that batch give each running stream a token per step. So within a short window the stream
 with most tokens counts the steps, and the time in which any job was there is the time that they
