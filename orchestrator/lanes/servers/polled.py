@@ -7,9 +7,9 @@
     submit ─▶ generate: one request per job ─▶ tokens … ─▶ finish
                  ▲ cancel, deadline: the request is closed, its end is reported by us
 
-The server knows nothing of deadlines, so the lane keeps them: at a job's deadline it ends, and
+The server does not support deadlines, so the lane enforces them: a job ends at its deadline, and
 later output is dropped. A closed request may hold its slot at the server for the card's
-``abort_ms``: for that time it counts as load.
+``abort_ms``: it counts as load for that time.
 """
 
 import asyncio

@@ -1,12 +1,12 @@
-"""Serves servers that take and give text alone: turns ids into prompts, and cuts texts at stop
-strings.
+"""Supports servers that accept and return only text: converts ids to prompts, and cuts texts at
+stop strings.
 
-A prompt is token ids here, made with the model's own tokenizer and chat template. A server that
-takes text gets what those ids stand for, and reads it with its own tokenizer:
+Here a prompt is token ids, made with the model's own tokenizer and chat template. A server that
+accepts text gets the text of those ids, and encodes it with its own tokenizer:
 
-- What that tokenizer adds to every prompt (a begin token) is left out here.
-- A text that only looks like a special token would become one there. Such a prompt is refused:
-  its author could end a message and continue as the system.
+- Tokens that the server's tokenizer adds to every prompt (a begin token) are left out here.
+- A text that only looks like a special token would become one there. Such a prompt is refused: its
+  author could end a message and continue as the system.
 - Otherwise the server may split the same text into other tokens.
 """
 
