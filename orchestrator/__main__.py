@@ -90,8 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def serve(settings: Settings, load: Callable[[], Settings] = load_settings) -> int:
-    """Serve until SIGTERM or SIGINT; a second signal ends the grace period at once. On SIGHUP the
-    settings are read again with ``load``. Returns the exit status."""
+    """Serve until SIGTERM or SIGINT; a second signal ends the grace period at once. SIGHUP reloads
+    the settings with ``load``. Returns the exit status."""
     loop = asyncio.get_running_loop()
     as_read, had_terminal = settings, os.isatty(0)
     most = most_connections()

@@ -90,7 +90,7 @@ class Sharing:
         return ""
 
     def store(self, file: JournalFile | None) -> JournalStore | None:
-        """The store of durable tasks; None without one."""
+        """The store of durable tasks; None if there is none."""
         return None if file is None else FileStore(file)
 
     def share(self, registry: "Registry", queue: "TaskQueue[Task]", limiter: "Limiter") -> None:

@@ -66,7 +66,7 @@ class Hedger:
         return 1000 * (now - sent_at) > first_ms
 
     def target(self, task: Task, now: float) -> str | None:
-        """The least loaded other instance with a slot free for ``task``; None if there is none."""
+        """The least loaded other instance with a free slot for ``task``; None if there is none."""
         tokens = task.prompt_tokens + task.sampling.max_tokens
         requirements = requirements_of(task, tokens)
         left_ms = task.deadline.left_ms(now)

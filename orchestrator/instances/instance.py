@@ -6,7 +6,7 @@ The state follows the lanes (OR-6); ``InstanceMonitor`` sets it::
          ▲                                └──silent 1 s──▶┘                       │
          └───────────────────── every lane closed, tries again ◀──────────────────┘
 
-An instance with an unusable card has a ``fault``: it stays CONNECTING until another card comes.
+An instance with an unusable card has a ``fault``: it stays CONNECTING until another card arrives.
 """
 
 import math

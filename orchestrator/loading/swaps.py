@@ -91,7 +91,7 @@ class Swaps:
         self._token = token
 
     def reload(self, address: str, grace_s: float | None = None) -> RunningSwap:
-        """Make an instance reload its model, or join a reload. Raises what ``start`` does."""
+        """Make an instance reload its model, or join a reload. Raises the errors of ``start``."""
         card = self._registry.named(address).card
         if card is None:
             raise NotReady("the instance has not reported its model yet; ask again later")

@@ -1,6 +1,6 @@
 """An operator's placement policy: one expression in CEL, the Common Expression Language (OR-8).
 
-The expression sees one task and one instance at a time, and is either
+The expression is evaluated for one task and one instance at a time. It is either
 
 - a condition: instances for which it is false do not take the task, or
 - a number: the instance with the smallest takes the task, and ``never`` excludes an instance, as in

@@ -112,7 +112,7 @@ class LengthCurve:
         self._known: dict[tuple[int, int], tuple[float, ...]] = {}
 
     def left(self, made: int, cap: int) -> tuple[float, ...]:
-        """Tokens still to come after ``made``, as equally likely quantiles in rising order.
+        """Remaining tokens after ``made``, as equally likely quantiles in rising order.
 
         No quantile exceeds ``cap`` − ``made``. For a long answer ``made`` is rounded down a little.
         """

@@ -60,7 +60,7 @@ class FeasibilityConfig:
 
     mode: AdmissionMode
     least_chance: float
-    """Chance (0 to 1) below which work is refused; 0 refuses only what is certain to miss."""
+    """Chance (0 to 1) below which work is refused; 0 refuses only work that is certain to miss."""
     refusal_cap: float
     """Largest share of recent requests (the last 100 or so) that is refused as infeasible."""
     sample: float
@@ -184,7 +184,7 @@ class Times(NamedTuple):
 
     left_ms: float
     waited_ms: float
-    """How long it has waited so far."""
+    """Its wait so far."""
     least_ms: float
     """The least time that it needs, for certain."""
     route_ms: float
@@ -223,7 +223,7 @@ Found = TypeVar("Found")
 
 
 class _Looks:
-    """The CPU time budget for closer looks."""
+    """The CPU time budget of closer looks."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -94,7 +94,7 @@ class Table(NamedTuple):
     tokens: Floats
     prompt_ms: Floats
     extra_steps: Floats
-    """Steps of the prompt but the first."""
+    """Steps of the prompt after the first."""
     stop_ms: Floats
     whole_ms: Floats
     first_ms: Floats

@@ -27,7 +27,7 @@ the demo model on a CPU; a GPU's memory is faster, and the first busy steps show
 _MIN_SHARE: Final = 1e-3
 """Least value of a coefficient, as a share of a step: the filter takes logarithms."""
 _BEGINNING: Final = WorkerStats(0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0.0)
-"""The statistics of a worker that has done nothing yet."""
+"""The statistics of a worker without any work yet."""
 
 
 class StepLearner:

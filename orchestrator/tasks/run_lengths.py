@@ -136,7 +136,7 @@ class _Watched:
     calls: int = 0
     running: int = 0
     ended_at: float = math.inf
-    """When its latest call ended; infinite if none has."""
+    """When its latest call ended; infinite if none has ended."""
     is_cut: bool = False
     """Whether its latest call failed: if the run ends now, that is why."""
 

@@ -1,4 +1,4 @@
-"""Tokens and text so far: for replay, answers in one piece, and continuing on another instance."""
+"""A task's tokens and text so far: for replay, non-streamed answers, and retries elsewhere."""
 
 from protocol import Delta, TokenLogprob
 
@@ -12,7 +12,7 @@ most likely alternatives takes 2.6 KB, 25 times as much as without."""
 
 
 class Transcript:
-    """Everything that a task produced, for answers in one piece and for replay."""
+    """All output of a task, for non-streamed answers and for replay."""
 
     __slots__ = ("ids", "keeps_logprobs", "logprobs", "texts")
 

@@ -5,7 +5,7 @@
     used     referenced by one request or by several that share a prefix
     cached holds a prefix with a hash, without references: evicted on demand, oldest first;
              blocks *kept* for sessions go last
-    empty holds nothing that can be asked for
+    empty holds no content that can be reused
     spoilt   used, and never found again: cleared when its last reference goes, and empty then
 
     free = empty + cached,  used + free = total, always (WK-4)

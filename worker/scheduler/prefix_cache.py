@@ -68,7 +68,7 @@ class PrefixCache:
         return bool(found)
 
     def is_computed_by(self, others: Sequence[Request], request: Request) -> bool:
-        """Whether one of ``others`` is about to compute most of what ``request`` still needs.
+        """Whether one of ``others`` will compute most of the blocks that ``request`` needs.
 
         Less than half is not worth a wait of a step or more.
         """

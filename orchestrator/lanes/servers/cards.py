@@ -1,4 +1,4 @@
-"""Makes model cards for servers that have none, from the tokenizer's folder, the server's answers,
+"""Creates model cards for servers without one, from the tokenizer's folder, the server's answers,
 and facts about its kind.
 """
 

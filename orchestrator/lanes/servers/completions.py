@@ -57,7 +57,7 @@ class HttpLane(PolledLane):
     decoder: msgspec.json.Decoder[Any]
     """Decodes an event, a ``ServerEvent``."""
     running: re.Pattern[bytes] | None = None
-    """Finds the jobs in the server's ``/metrics``; None if it has none there."""
+    """Finds the number of jobs in the server's ``/metrics``; None if it is not there."""
     _http: aiohttp.ClientSession | None = None
     _key = ""
 

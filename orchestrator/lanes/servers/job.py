@@ -76,7 +76,7 @@ class ServerJob:
         return max(0, self.sampling.max_tokens - self.completion_tokens)
 
     def unnamed(self, count: int) -> list[int]:
-        """``count`` tokens without ids, but no more than the answer may still have."""
+        """``count`` tokens without ids, limited to the answer's remaining tokens."""
         return [NO_TOKEN_ID] * max(0, min(count, self.left_tokens))
 
     def left_s(self, now: float) -> float:

@@ -103,7 +103,7 @@ class VllmLane(HttpLane):
     _model = ""
 
     async def _served(self) -> dict[str, Any]:
-        """What the server says of the model that this lane is to. Raises ``ServerLost``."""
+        """The server's data on this lane's model. Raises ``ServerLost``."""
         models = (await self._get_object("/v1/models")).get("data")
         served = {
             str(one.get("id")): one

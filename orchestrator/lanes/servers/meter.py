@@ -50,8 +50,8 @@ class LaneMeter:
             self._busy_since = None
 
     def saw_others(self, jobs: int) -> None:
-        """Take in how many other jobs the server reports. Reports lag: only a number that comes
-        twice counts.
+        """Record the number of other jobs that the server reports. Reports lag: a number counts
+        only if it is reported twice.
         """
         self._foreign, self._foreign_before = min(jobs, self._foreign_before), jobs
 

@@ -95,9 +95,9 @@ class TokenCounter:
 
 
 class StopCutter:
-    """Ends a text before the first of its stop strings, for servers that leave it in.
+    """Ends a text before the first of its stop strings, for servers that do not remove it.
 
-    A possible beginning of a stop string is held back until more is known.
+    It holds back a possible start of a stop string until more text arrives.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:

@@ -1,10 +1,10 @@
 """The journal's file: its locks, and an earlier process's tasks (OR-5).
 
-One process at a time may use it, so that no task ever runs twice at once. Two locks are held for as
-long as the process lives, stopped or not: on a file next to the journal, which names the owner, and
-on the journal itself. Removing the first one does not open the way for a second orchestrator, and
-it is made again before the next transaction. Where both files were replaced, and another process
-has them, this one never writes again. A damaged file is renamed, never deleted.
+Only one process at a time may use it, so that no task runs twice at once. The process holds two
+locks until it exits, even while it is stopped: on a file next to the journal, which names the
+owner, and on the journal itself. If the first file is removed, no second orchestrator can start,
+and the file is recreated before the next transaction. If both files were replaced and another
+process has them, this one never writes again. A damaged file is renamed, never deleted.
 """
 
 import errno
