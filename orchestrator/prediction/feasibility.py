@@ -72,7 +72,7 @@ class FeasibilityConfig:
 
 
 class RefusalKind(StrEnum):
-    """Kinds of the service's decisions that end a request unserved."""
+    """Kinds of decisions of the service that end a request unserved."""
 
     ADMISSION = "admission"
     """Refused on arrival: certain to miss."""

@@ -73,8 +73,8 @@ class TierQueue:
 
 
 class QueueOrder(StrEnum):
-    """Selects the next waiting task. ``slack`` is Tidegate's own order; the others are for
-    comparison. ``fifo`` also ignores classes."""
+    """Orders of the queue. ``slack`` is Tidegate's own; the others are for comparison, and ``fifo``
+    also ignores classes."""
 
     SLACK = "slack"
     DEADLINE = "deadline"
@@ -82,7 +82,7 @@ class QueueOrder(StrEnum):
 
 
 class RowPolicy(StrEnum):
-    """Sets the number of rows that an instance runs at once."""
+    """Policies for the number of rows that an instance runs at once."""
 
     ADAPTIVE = "adaptive"
     """The number of rows that meets the most deadlines (``dispatch.rows``)."""
@@ -91,7 +91,7 @@ class RowPolicy(StrEnum):
 
 
 class QueuePolicy(StrEnum):
-    """Handles work that arrives at a full queue."""
+    """Policies for work that arrives at a full queue."""
 
     REJECT = "reject"
     DROP_LRU = "drop-lru"
