@@ -1,17 +1,17 @@
-"""``python -m orchestrator``: serve until told to stop, then leave nothing behind (OR-14)."""
+"""``python -m orchestrator``: serves until told to stop, then leaves no work behind (OR-14)."""
 
 import gc
 import os
 import signal
 
 if __name__ == "__main__":
-    # Until the freeze below, collecting garbage would only find live objects: a tenth of a start,
-    # and half of the time that a large journal takes to load.
+    # Until the freeze below, garbage collection finds only live objects. It would take a tenth of
+    # the start, and half of the time to load a large journal.
     gc.disable()
-    # A wish to reload is held until it can be met, and does not end the process (``Reloads``).
+    # SIGHUP is blocked until a reload is possible: it must not end the process (``Reloads``).
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    # Until it serves, Ctrl-C ends it at once: a module that is cut short fails in its own way. The
-    # launcher may have blocked the signal until here (tidegate/cli/runtime.py).
+    # Until the service is up, Ctrl-C exits at once: an interrupted import fails in confusing ways.
+    # The launcher may have blocked the signal until here (tidegate/cli/runtime.py).
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -54,13 +54,13 @@ from worker.environment import guide_to
 CLOSE_CONNECTIONS_S = 0.5
 _M_MMAP_THRESHOLD = -3  # malloc.h
 OPEN_WITHIN_S = 3.0
-"""Longest time that a process waits for its instances before it takes its part of a shared port's
-connections, in seconds: until it can serve them, the others do."""
+"""Maximum seconds that a process waits for its instances before it accepts connections of a shared
+port: until then the other processes serve them."""
 MAIN_PORT_ONLY = (
-    "health checks are answered on the main port only: set TIDEGATE_HEALTH__PORT to a port that is"
-    " free, or to -1 for none"
+    "health checks are answered only on the main port: set TIDEGATE_HEALTH__PORT to a free port,"
+    " or to -1 for none"
 )
-"""Log message where the default health port is taken."""
+"""Log message if the default health port is taken."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,22 +90,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def serve(settings: Settings, load: Callable[[], Settings] = load_settings) -> int:
-    """Serve until SIGTERM or SIGINT; a second signal ends the grace period at once. On SIGHUP the
-    settings are read again with ``load``. Returns the exit status."""
+    """Serve until SIGTERM or SIGINT; a second signal ends the grace period at once. SIGHUP reloads
+    the settings with ``load``. Returns the exit status."""
     loop = asyncio.get_running_loop()
     as_read, had_terminal = settings, os.isatty(0)
     most = most_connections()
     if most < settings.http.max_connections:
         service_log.warning(
-            "fewer connections than set: the limit of open files allows no more; raise it to %d "
+            "fewer connections than configured: the limit on open files is too low; raise it to %d "
             "(ulimit -n) or lower TIDEGATE_HTTP__MAX_CONNECTIONS",
             settings.http.max_connections + RESERVED_FILES,
             extra=fields(max_connections=most, wanted=settings.http.max_connections),
         )
         http = settings.http.model_copy(update={"max_connections": most})
         settings = settings.model_copy(update={"http": http})
-    # Task ids come from this generator. Knowing an id is enough to read its text, so ids must not
-    # be guessable.
+    # This generator makes task ids. An id is enough to read the task's text, so ids must not be
+    # guessable.
     rng, clock = random.SystemRandom(), LoopClock(loop)
     sharing = make_sharing(settings, rng, clock.unix)
     own = sharing.listens_at
@@ -117,9 +117,9 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
             health_port = _health_port(settings, is_shared=own is not None)
         except OSError as error:
             return _cannot_listen(*where, error)
-        if health_port is not None:  # closed last: until then it says "draining"
+        if health_port is not None:  # closed last: until then it answers "draining"
             opened.push_async_callback(health_port.close)
-            if own is None:  # else the other processes at its port answer until this one serves
+            if own is None:  # other processes at its port answer until this one serves
                 health_port.start()
         try:
             file = await open_the_journal(settings, sharing)
@@ -142,7 +142,7 @@ async def _serve_until_told(
     sharing: Sharing,
     requests: asyncio.Queue[float],
 ) -> int:
-    """Serve ``port`` until ``requests`` has one to stop, then drain. Returns the exit status."""
+    """Serve ``port`` until ``requests`` has a stop request, then drain. Returns the exit status."""
     orchestrator, lifecycle = parts.orchestrator, parts.lifecycle
     runner = build_runner(
         orchestrator,
@@ -161,7 +161,7 @@ async def _serve_until_told(
     await PortSite(runner, port).start()
     lifecycle.start()
     lifecycle.join(runner.addresses[0][1], keys_digest(settings))
-    # What is alive now stays alive, so the collector can skip it.
+    # Objects that are alive now stay alive, so the collector can skip them.
     gc.freeze()
     gc.enable()
     lifecycle.server_start_ms = 1000 * process_age_s()
@@ -195,7 +195,7 @@ async def _serve_until_told(
 
 
 def _health_port(settings: Settings, *, is_shared: bool) -> HealthPort | None:
-    """The health port, bound; None without one. Raises ``OSError`` if a requested one is not
+    """The bound health port; None if there is none. Raises ``OSError`` if a requested port is not
     available."""
     port = settings.health.port
     is_asked_for = "port" in settings.health.model_fields_set
@@ -221,8 +221,8 @@ async def _join_port(
     health: HealthBoard,
     requests: "asyncio.Queue[float]",
 ) -> int:
-    """Take a part of the connections to a port that other processes serve too, once work can be
-    taken. Returns the exit status; unless it is 0, a request to stop is put."""
+    """Accept connections at a port that other processes also serve, when the service is ready.
+    Returns the exit status; if it is not 0, puts a stop request."""
     with suppress(TimeoutError):
         async with asyncio.timeout(OPEN_WITHIN_S):
             while health.status not in SERVES and requests.empty():  # noqa: ASYNC110
@@ -241,8 +241,8 @@ async def _join_port(
 
 
 def return_large_blocks() -> None:
-    """Have blocks of 1 MiB and more, for large bodies and prompts, mapped one by one and unmapped
-    when they are freed. By default glibc learns from the first one to serve blocks up to 32 MiB
+    """Make malloc map blocks of 1 MiB and more (large bodies and prompts) individually, so that a
+    free unmaps them. By default glibc adapts after the first one and serves blocks up to 32 MiB
     from heaps, which keep them. No effect without glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -250,9 +250,8 @@ def return_large_blocks() -> None:
 
 
 async def open_the_journal(settings: Settings, sharing: Sharing) -> JournalFile | None:
-    """Open the file that durable tasks are written to; None without a journal. Raises
-    ``JournalError`` if a journal setting was stated explicitly, or the file has tasks that would be
-    left behind."""
+    """Open the file of durable tasks; None without a journal. Raises ``JournalError`` if a journal
+    setting is explicit, or if the file has tasks that would be left behind."""
     config = journal_config(settings)
     if config is None:
         return None
@@ -260,35 +259,34 @@ async def open_the_journal(settings: Settings, sharing: Sharing) -> JournalFile 
         file = await asyncio.to_thread(open_journal, config)
     except JournalError as error:
         if sharing.listens_at is not None and isinstance(error, JournalHeld):
-            return None  # another process at this port has it, and files and batches with it
+            return None  # another process at this port has the journal, files and batches
         if settings.journal.model_fields_set:
             raise
-        service_log.warning("continuing without a journal, durable tasks are refused: %s", error)
+        service_log.warning("continuing without a journal; durable tasks are refused: %s", error)
         return None
     if sharing.is_shared and file.unfinished:
         file.close()
         raise JournalError(
             f"{config.path} has {len(file.unfinished)} durable tasks that have not ended, and "
-            "durable tasks are kept in the shared store now: start once without "
-            "TIDEGATE_STATE__URL and --processes until they have, or set another "
+            "durable tasks are now in the shared store: first start without "
+            "TIDEGATE_STATE__URL and --processes until they end, or set another "
             "TIDEGATE_JOURNAL__PATH"
         )
     return file
 
 
 def _let_operate(app: web.Application, path: Path) -> None:
-    """Make operators' calls require the key kept at ``path``, unless the settings name an
-    admin's."""
+    """Require the key at ``path`` for operators' calls, unless the settings have an admin key."""
     if app[AUTH].has_admin:
-        with suppress(OSError):  # no longer of use, or left by a process that was killed
+        with suppress(OSError):  # unused, or left by a process that was killed
             path.unlink(missing_ok=True)
         return
     try:
         app[AUTH].let_operate(keep_key(path))
     except OSError as error:
         service_log.warning(
-            "no operators' key can be kept, so nobody may operate this service: make the folder "
-            "writable for this user alone (TIDEGATE_HOME), or set TIDEGATE_ADMIN_TOKEN",
+            "cannot write the operators' key, so nobody can operate this service: make the folder "
+            "writable for only this user (TIDEGATE_HOME), or set TIDEGATE_ADMIN_TOKEN",
             extra=fields(path=str(path), error=error.strerror or str(error)),
         )
 
@@ -299,7 +297,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> int:
 
 
 def _stop_requests(loop: asyncio.AbstractEventLoop, reloader: Reloader) -> asyncio.Queue[float]:
-    """A queue with one entry per signal: the grace that it leaves to running tasks, in seconds."""
+    """A queue with one entry per signal: the grace period for running tasks, in seconds."""
     requests: asyncio.Queue[float] = asyncio.Queue()
 
     def stop() -> None:
@@ -311,8 +309,8 @@ def _stop_requests(loop: asyncio.AbstractEventLoop, reloader: Reloader) -> async
 
 
 class Reloads:
-    """Handles SIGHUP: reads the settings again, or stops as on Ctrl-C where the terminal that the
-    process was started in has gone."""
+    """Handles SIGHUP: reloads the settings, or stops as on Ctrl-C if the terminal of the process
+    was closed."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The composition root: settings become parts, wired. Nothing else knows every part."""
+"""The composition root: builds all parts from the settings. Only it knows every part."""
 
 import hashlib
 import logging
@@ -70,11 +70,11 @@ from orchestrator.tasks.tracing import open_tracing
 from orchestrator.telemetry.metrics import KEPT, Kept, Metrics
 
 KEPT_TASKS = Retention(keep_count=1000, keep_s=600.0, keep_bytes=128 * 2**20)
-"""Bounds on ended tasks that are kept for replay. A token takes 104 bytes; with the 20 most likely
+"""Limits on ended tasks that are kept for replay. A token takes 104 bytes; with the 20 most likely
 alternatives, 2.6 KB."""
 ENCODING_THREADS = 2
 MAX_ENCODING_BYTES = 64 * 2**20
-"""Bytes of the prompts that may wait to become tokens, all together."""
+"""Maximum total bytes of the prompts that wait for encoding."""
 KEY_SETTINGS = ("token", "admin_token", "keys")
 
 
@@ -99,7 +99,7 @@ class Components:
 
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """What every part is built from."""
+    """The inputs of every part."""
 
     settings: Settings
     clock: Clock
@@ -111,7 +111,7 @@ class _Common:
 
 @dataclass(frozen=True, slots=True)
 class _Instances:
-    """The parts that know which instances there are, and what they serve."""
+    """The parts that track instances and their models."""
 
     registry: Registry
     models: ServedModels
@@ -121,7 +121,7 @@ class _Instances:
 
 @dataclass(frozen=True, slots=True)
 class _Foresight:
-    """The parts that foresee when work starts and ends."""
+    """The parts that predict when work starts and ends."""
 
     forecaster: Forecaster
     placer: Placer
@@ -131,7 +131,7 @@ class _Foresight:
 
 @dataclass(frozen=True, slots=True)
 class _Dispatch:
-    """The parts that send work to instances, and hear how it went."""
+    """The parts that send work to instances and handle its results."""
 
     dispatcher: Dispatcher
     retrier: Retrier
@@ -148,14 +148,14 @@ def build(
     file: JournalFile | None = None,
     sharing: Sharing | None = None,
 ) -> Components:
-    """One orchestrator, not started yet. ``file`` is where durable tasks are written down, unless
-    ``sharing`` has a store of its own."""
+    """One orchestrator, not started yet. ``file`` stores durable tasks, unless ``sharing`` has its
+    own store."""
     sharing = Sharing() if sharing is None else sharing
     keys = keys_of(settings)
     queue: TaskQueue[Task] = TaskQueue(
         settings.queue.max_waiting, ORDERS[settings.queue.order], settings.queue.when_full
     )
-    # One thread more than encodes prompts: a new model card's tokenizer is prepared there too.
+    # One more thread than prompts need: it prepares the tokenizer of a new model card.
     executor = ThreadPoolExecutor(ENCODING_THREADS + 1, thread_name_prefix="tidegate-tokens")
     metrics = Metrics()
     common = _Common(settings, clock, rng, metrics, executor, queue)
@@ -365,7 +365,7 @@ def _loading(
 def _follow(
     reloader: Reloader, orchestrator: Orchestrator, discovery: DiscoverySync, health: HealthBoard
 ) -> None:
-    """Register what a reload of the settings changes in a running service. The API follows keys
+    """Register the settings that a reload changes in a running service. The API follows keys
     itself."""
     stages = orchestrator.stages
     instances = reloader.settings.instances
@@ -376,7 +376,7 @@ def _follow(
 
     def list_instances(new: Settings) -> None:
         if [entry for entry in new.instances if is_source(entry)] != sources:
-            raise ValueError("sources of instances are followed from the start only")
+            raise ValueError("sources of instances cannot change while the service runs")
         discovery.list_anew(entry for entry in new.instances if not is_source(entry))
 
     def admit(new: Settings) -> None:
@@ -402,7 +402,7 @@ def _follow(
     reloader.follow(("deadlines",), set_deadlines)
     reloader.follow(("queue.max_waiting",), bound_queue)
     reloader.follow(("telemetry.log_level",), set_log_level)
-    # Read whenever they are needed, so there is nothing to apply.
+    # These are read at each use, so there is nothing to apply.
     reloader.follow(("shutdown",), lambda new: None)
 
 
@@ -427,7 +427,7 @@ def keys_of(settings: Settings) -> tuple[Key, ...]:
 
 
 def keys_digest(settings: Settings) -> str:
-    """Digest of all keys, to compare two orchestrators."""
+    """Digest of all keys, to compare the keys of two orchestrators."""
     digests = sorted(key.digest for key in keys_of(settings))
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
@@ -452,7 +452,7 @@ def _api(settings: Settings, keys: tuple[Key, ...]) -> ApiConfig:
 
 
 def _rate_limits(settings: Settings, keys: Iterable[Key]) -> RateLimitConfig:
-    """The rate limits of each key; limits that a key states itself override those for every key."""
+    """The rate limits of each key; a key's own limits override those for every key."""
     default = settings.limits.each_key
     by_key = {}
     for key in keys:

@@ -1,4 +1,4 @@
-"""Time as the orchestrator sees it, passed in so that it also runs under a simulated clock."""
+"""The orchestrator's clock, passed in so that the service also runs under a simulated clock."""
 
 import asyncio
 import os
@@ -18,20 +18,20 @@ class Clock(Protocol):
     """Monotonic time in seconds, timers on it, and wall time for people."""
 
     def now(self) -> float:
-        """Monotonic time in seconds; only differences between two readings mean anything."""
+        """Monotonic time in seconds; only differences are meaningful."""
 
     def unix(self) -> float:
         """Wall time: seconds since 1970, UTC."""
 
     def cpu_s(self) -> float:
-        """Seconds of CPU that the calling thread has used; only differences mean anything."""
+        """CPU seconds of the calling thread; only differences are meaningful."""
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
-        """Run ``callback`` on the event loop once ``now()`` reaches ``when``."""
+        """Run ``callback`` on the event loop when ``now()`` reaches ``when``."""
 
 
 def process_age_s() -> float:
-    """Seconds since this process was created, imports included; 0 without ``/proc``."""
+    """Seconds since the creation of this process, including imports; 0 without ``/proc``."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
             # Fields are counted after the command, which may contain spaces; this is the 22nd of
@@ -44,20 +44,20 @@ def process_age_s() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """One boot of the machine, and the seconds since it. Every process sees the same values until
-    the next boot, independent of the wall clock. Time asleep counts."""
+    """One boot of the machine and the seconds since then. All processes see the same values until
+    the next boot, independent of the wall clock. Suspended time counts."""
 
     id: str
     now: Callable[[], float]
 
     def has(self, boot_id: str | None, at: float | None) -> bool:
-        """Whether ``at`` is a point in time of this boot, by the same clock."""
+        """Whether ``at`` is a time in this boot, by the same clock."""
         return bool(self.id) and boot_id == self.id and at is not None and at <= self.now()
 
 
 def this_boot() -> Boot:
-    """The machine's current boot, from ``/proc``. Without ``/proc`` the id is empty, and no two
-    processes can tell that they share a boot."""
+    """The machine's current boot, from ``/proc``. Without ``/proc`` the id is empty, and processes
+    cannot know that they share a boot."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return Boot(file.read().strip(), lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
@@ -67,7 +67,7 @@ def this_boot() -> Boot:
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """One moment on both clocks: the only place where wall time is turned into budget (DL-2)."""
+    """One moment on both clocks: the only place that converts wall time to budget (DL-2)."""
 
     mono: float
     unix: float
@@ -79,7 +79,7 @@ def instant(clock: Clock) -> Instant:
 
 
 class LoopClock:
-    """The running event loop's own clock."""
+    """The clock of the running event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a request, as one tree.
+"""All errors of requests, as one class tree.
 
 ::
 
@@ -35,10 +35,10 @@
         ├── NotFinite                    502 not_finite
         └── PoisonRequest                502 poison_request
 
-A class knows its code, the HTTP status that every dialect answers it with, and whether a retry can
-help; ``details`` are figures that a client may use. Each dialect has its own spelling. Messages are
-safe to show: they name what was wrong, what was expected, what to do. Quotes of a client's text are
-shortened (``excerpt``), and a message has a bound, too.
+A class has its code, the HTTP status for every API dialect, and whether a retry can help;
+``details`` are figures for the client. Each dialect has its own format. Messages are safe to show:
+they say what was wrong, what was expected and what to do. Quotes of a client's text are shortened
+(``excerpt``), and messages have a maximum length too.
 """
 
 import math
@@ -51,17 +51,17 @@ Detail = str | int | float | bool | None
 
 
 class TidegateError(Exception):
-    """A failure that the client did not cause; base of all errors. ``field`` names a wrong
-    input."""
+    """A failure that the client did not cause; base of all errors. ``field`` names the wrong input
+    field."""
 
     status: ClassVar[int] = 500
     code: ClassVar[Code] = Code.INTERNAL
     retryable: bool = False
     item_id: str = ""
-    """Id of what this orchestrator does not know; another one may (``api.http.forwarding``).
+    """Id of an unknown item; another orchestrator may know it (``api.http.forwarding``).
     """
     due_at: float | None = None
-    """Deadline that the refused task had, in seconds of the clock; it may come from the task's run.
+    """Deadline of the refused task, in seconds of the clock; it may come from the task's run.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TidegateError(Exception):
         field: str | None = None,
         details: Mapping[str, Detail] | None = None,
     ) -> None:
-        # Headers may hold bytes that are not text; an error must be one.
+        # Headers may hold bytes that are not text; error messages must be text.
         message = brief(message.encode(errors="replace").decode())
         super().__init__(message)
         self.message = message
@@ -80,14 +80,14 @@ class TidegateError(Exception):
 
 
 class InvalidRequest(TidegateError, ValueError):
-    """The request cannot be understood or asks for what does not exist."""
+    """The request is malformed or asks for something that does not exist."""
 
     status = 400
     code = Code.INVALID_REQUEST
 
 
 class ContextOverflow(InvalidRequest):
-    """Prompt and answer do not fit the model's context together."""
+    """Prompt and answer together do not fit into the model's context."""
 
     code = Code.CONTEXT_OVERFLOW
 
@@ -109,7 +109,7 @@ class ContextOverflow(InvalidRequest):
 
     @classmethod
     def of_answer(cls, prompt: int, asked: int, context: int, note: str = "") -> Self:
-        """Error for a ``max_tokens`` (``asked``) that exceeds what the prompt leaves; all in
+        """Error for a ``max_tokens`` (``asked``) that exceeds the context after the prompt; all in
         tokens."""
         left = context - prompt
         return cls(
@@ -127,20 +127,20 @@ class UnsupportedMediaType(InvalidRequest):
 
 
 class KeyReused(InvalidRequest):
-    """An idempotency key already names another request. Not 409, which would invite another try."""
+    """An idempotency key already names another request. Not 409, which would suggest a retry."""
 
     status = 422
 
     @classmethod
     def by_header(cls) -> Self:
         return cls(
-            "this Idempotency-Key came with another body before; use a new key for another task",
+            "this Idempotency-Key was used with another body; use a new key for another task",
             field="Idempotency-Key",
         )
 
 
 class BodyTooLarge(InvalidRequest):
-    """The body is over the configured limit."""
+    """The body exceeds the configured limit."""
 
     status = 413
     code = Code.BODY_TOO_LARGE
@@ -160,14 +160,14 @@ class Unauthenticated(TidegateError):
 
 
 class Forbidden(TidegateError):
-    """The caller is known, or where they ask from, and may not do this."""
+    """The caller or its address is known but is not allowed to do this."""
 
     status = 403
     code = Code.FORBIDDEN
 
 
 class NotFound(TidegateError):
-    """The thing that was asked for does not exist."""
+    """The requested item does not exist."""
 
     status = 404
     code = Code.NOT_FOUND
@@ -191,9 +191,9 @@ class MethodNotAllowed(NotFound):
 
 
 class DeadlineExceeded(TidegateError, TimeoutError):
-    """The client's deadline is past, or too near for the rest of the work (DL-3, DL-5).
-    ``exceeded_by_ms`` is None if it is not past yet. ``part`` is the part of the answer with that
-    deadline, empty for the whole (DL-14).
+    """The client's deadline has passed, or is too near for the remaining work (DL-3, DL-5).
+    ``exceeded_by_ms`` is None if it has not passed yet. ``part`` is the part of the answer with
+    that deadline, empty for the whole (DL-14).
     """
 
     status = 504
@@ -210,15 +210,15 @@ class DeadlineExceeded(TidegateError, TimeoutError):
 
     @classmethod
     def before(cls, what: str, late_s: float, part: str = "") -> "DeadlineExceeded":
-        """The deadline passed ``late_s`` ago, while the request waited for its turn."""
+        """Error for a deadline that passed ``late_s`` ago, while the request waited."""
         message = f"the deadline passed before {what}"
         return DeadlineExceeded(message, exceeded_by_ms=1000 * late_s, part=part)
 
 
 class DeadlineInfeasible(DeadlineExceeded):
-    """The deadline is still to come, but is certain to be missed (DL-7).
+    """The deadline has not passed yet but is certain to be missed (DL-7).
 
-    ``earliest_feasible_unix_ms`` is the deadline that this would take now, as epoch milliseconds.
+    ``earliest_feasible_unix_ms``: the earliest deadline that can be kept, in epoch milliseconds.
     """
 
     code = Code.DEADLINE_INFEASIBLE
@@ -241,15 +241,15 @@ class DeadlineInfeasible(DeadlineExceeded):
 
 
 class SessionBusy(TidegateError):
-    """The session is busy: it has one turn at a time. Not to be retried automatically, because the
-    conversation will be a different one by then."""
+    """The session is busy: it has one turn at a time. Clients must not retry automatically, because
+    the conversation will have changed by then."""
 
     status = 409
     code = Code.SESSION_BUSY
 
 
 class Aborted(TidegateError):
-    """Somebody entitled to abort the work no longer wants the answer."""
+    """A party that may abort the work no longer wants the answer."""
 
     status = 499
     code = Code.CANCELLED
@@ -260,13 +260,13 @@ class Cancelled(Aborted):
 
 
 class ClientDisconnected(Aborted):
-    """The client is gone, or reads too slowly to be served."""
+    """The client disconnected, or reads too slowly to be served."""
 
     code = Code.CLIENT_DISCONNECTED
 
 
 class Unavailable(TidegateError):
-    """The service cannot do this now; ``retry_after_ms`` says when to try again (OR-4)."""
+    """The service cannot do this now; ``retry_after_ms`` says when to retry (OR-4)."""
 
     status = 503
     code = Code.NO_CAPACITY
@@ -283,7 +283,7 @@ class Unavailable(TidegateError):
 
 
 class RateLimited(Unavailable):
-    """The key, or all keys together, are at a limit (OR-12)."""
+    """The key, or all keys together, have reached a limit (OR-12)."""
 
     status = 429
     code = Code.RATE_LIMITED
@@ -308,7 +308,7 @@ class QueueFull(Unavailable):
 
     @classmethod
     def for_ever(cls, message: str, *, field: str) -> Self:
-        """Error for a request that would not fit into an empty queue either; not retryable."""
+        """Error for a request that does not even fit into an empty queue; not retryable."""
         error = cls(message, retryable=False)
         error.field = field
         return error
@@ -338,20 +338,20 @@ class Draining(Unavailable):
 
 
 class JournalUnavailable(Unavailable):
-    """A durable task cannot be written down: the disk does not take it."""
+    """A durable task cannot be journaled: the disk write fails."""
 
     code = Code.JOURNAL_UNAVAILABLE
 
 
 class InstanceLost(Unavailable):
-    """The instance that was working on the request went away."""
+    """The instance that worked on the request was lost."""
 
     code = Code.INSTANCE_LOST
 
 
 class Gone(InstanceLost):
-    """The orchestrator that had the work is gone, and the work with it. It may be submitted again;
-    to ask for it again is no use."""
+    """The orchestrator that had the work is gone, and its work is lost. The client may submit it
+    again; polling is useless."""
 
     status = 410
 
@@ -360,7 +360,7 @@ class Gone(InstanceLost):
 
 
 class EngineError(TidegateError):
-    """The engine failed on this request; another try is likely to fail too."""
+    """The engine failed on this request; a retry is likely to fail too."""
 
     status = 502
     code = Code.ENGINE_ERROR
@@ -373,21 +373,21 @@ class NotFinite(EngineError):
 
 
 class PoisonRequest(EngineError):
-    """The request was being served by two workers when they died."""
+    """Two workers died while they served the request."""
 
     code = Code.POISON_REQUEST
 
 
 class SwapFailed(TidegateError):
-    """An instance could not be given another model; it still serves its old one."""
+    """An instance could not load another model; it still serves its old one."""
 
     status = 409
     code = Code.SWAP_FAILED
 
 
 def with_code(code: str, message: str) -> TidegateError:
-    """Rebuild an error from its code and message, as read from the journal: the first class above
-    that has the code, ``TidegateError`` itself if none has it."""
+    """Rebuild an error from its code and message in the journal: an instance of the first class
+    above with that code, or of ``TidegateError`` if none has it."""
     found, classes = TidegateError, [TidegateError]
     while classes:
         one = classes.pop(0)

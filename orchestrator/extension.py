@@ -1,9 +1,9 @@
-"""Optional rooms: packages that the service finds and never names (OR-28).
+"""Optional rooms: packages that the service finds but never names (OR-28).
 
 A room is a package with a module ``extension`` that defines one subclass of ``Extension``. The
-service looks for these modules when it is built, so a room is removed by deleting its folder, and
-added by putting one there. Settings of a room are a ``Section`` in its module ``section``, which is
-read without the rest of the room.
+service finds these modules when it is built: to remove a room, delete its folder; to add one,
+create its folder. A room's settings are a ``Section`` in its module ``section``, which is read
+without the rest of the room.
 
 ::
 
@@ -11,8 +11,8 @@ read without the rest of the room.
     orchestrator/sessions/     extension.py  section.py
     orchestrator/api/page/     extension.py
 
-Rooms import the core; the core imports no room. ``tests/orchestrator/test_rooms.py`` looks at the
-imports, and starts the service without each room.
+Rooms import the core; the core imports no room. ``tests/orchestrator/test_rooms.py`` checks the
+imports and starts the service without each room.
 """
 
 import asyncio
@@ -56,59 +56,59 @@ class Core:
     journal: JournalFile | None
     """The file of durable tasks; a room may keep its own files next to it."""
     is_simulated: bool
-    """Whether instances are simulated: there is no Triton to ask."""
+    """Whether instances are simulated, so that there is no Triton."""
 
 
 class Host(Protocol):
-    """The service, as far as its rooms need it."""
+    """The part of the service that rooms use."""
 
     rooms: "Sequence[Extension]"
     on_offered: list[Callable[[Task], None]]
-    """Called with each task that is taken on."""
+    """Called with each accepted task."""
     task_over: asyncio.Event
 
     async def submit(self, job: Job, prompt: Prompt) -> Task:
-        """Offer a request. Raises ``TidegateError``."""
+        """Submit a request. Raises ``TidegateError``."""
 
     def cancel(self, task: Task) -> None:
         """Cancel a task. Idempotent."""
 
 
 class Extension:
-    """One optional room of one orchestrator. A room overrides what concerns it."""
+    """One optional room of one orchestrator. A room overrides the methods that it needs."""
 
     led: ClassVar[tuple[str, ...]] = ()
-    """Paths below which one process answers for all that share a port."""
+    """Path prefixes for which one process answers for all processes that share a port."""
 
     keeps: ClassVar[tuple[str, ...]] = ()
-    """Those of ``ROOM_FIELDS`` that this room sees to."""
+    """The ``ROOM_FIELDS`` that this room implements."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
 
     @classmethod
     def is_wanted(cls, settings: Settings) -> bool:
-        """Whether the settings ask for this room; one that is not wanted is not built."""
+        """Whether the settings enable this room; otherwise it is not built."""
         return True
 
     # ── the service's life ───────────────────────────────────────────────────────────────────
 
     def bind(self, host: Host) -> None:
-        """Called once, with the service that this is a room of, before it starts."""
+        """Called once with the room's service, before the service starts."""
 
     def start(self) -> None:
-        """Begin work: called on the event loop, once the service begins to serve."""
+        """Begin work; called on the event loop when the service starts to serve."""
 
     def upkeep(self) -> None:
-        """Called every 250 ms or so."""
+        """Called about every 250 ms."""
 
     def end_hopeless(self, by: float) -> int:
-        """End waiting work that will not be done at time ``by``, when the service will be gone.
-        Returns how many."""
+        """End waiting work that will not be done at time ``by``, when the service stops. Returns
+        the number of ended items."""
         return 0
 
     def end_all(self) -> None:
-        """End all live work, because the service shuts down."""
+        """End all live work, because the service is shutting down."""
 
     async def close(self) -> None:
         """Close every connection and thread."""
@@ -121,7 +121,7 @@ class Extension:
         return 0.0
 
     def is_ready(self) -> bool:
-        """Whether this room takes work although no instance takes text."""
+        """Whether this room takes work even if no instance takes text."""
         return False
 
     def live(self) -> Iterable[AnyWork]:
@@ -129,18 +129,18 @@ class Extension:
         return ()
 
     def cancel(self, work: AnyWork) -> None:
-        """Cancel live work of this room, as asked for through the API. Idempotent (WP-2)."""
+        """Cancel live work of this room on an API request. Idempotent (WP-2)."""
 
     def submit_of(self, job: Job) -> Submit | None:
-        """How this room submits a job that is its own; None for any other job."""
+        """The room's own way to submit a job; None for jobs of others."""
         return None
 
     def charge(self, task: Task) -> None:
-        """Called once all of a request is read, and before it is offered. Raises ``TidegateError``
-        to refuse it."""
+        """Called after a request is read and before it is queued. Raises ``TidegateError`` to
+        refuse it."""
 
     def standings(self, key: str) -> Iterable[Standing]:
-        """Limits of this room that a key is told of with every answer."""
+        """Limits of this room that every answer reports to a key."""
         return ()
 
     # ── what people are shown ────────────────────────────────────────────────────────────────
@@ -150,8 +150,8 @@ class Extension:
         return {}
 
     def describe(self, address: str, *, briefly: bool = False) -> Mapping[str, object]:
-        """Fields to add to the description of the instance at ``address``; ``briefly``: as the
-        overview shows them."""
+        """Fields to add to the description of the instance at ``address``; ``briefly``: for the
+        overview."""
         return {}
 
     # ── HTTP ─────────────────────────────────────────────────────────────────────────────────
@@ -161,7 +161,7 @@ class Extension:
         return ()
 
     def attach(self, app: "web.Application") -> None:
-        """Put into ``app`` what the handlers of ``edges`` read."""
+        """Put the objects that the handlers of ``edges`` read into ``app``."""
 
 
 def build_rooms(core: Core) -> list[Extension]:

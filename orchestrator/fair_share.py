@@ -1,5 +1,5 @@
-"""Tenants in turn: virtual time for each, as in start-time fair queueing (Goyal, Vin and Cheng,
-1996), and a gate that admits one at a time by it."""
+"""Fair turns for tenants: virtual time per tenant, as in start-time fair queueing (Goyal, Vin and
+Cheng, 1996), and a gate that uses it to admit one entry at a time."""
 
 import asyncio
 import heapq
@@ -8,25 +8,25 @@ from itertools import count
 FAIR_LAG_JOBS = 4.0
 _SMOOTHING = 0.05
 _TENANTS = 1024
-"""Most tenants remembered; the oldest is dropped first. More than ever wait at a time, so that only
-idle tenants are dropped."""
+"""Maximum number of remembered tenants; the oldest is dropped first. Fewer tenants than this ever
+wait at a time, so only idle ones are dropped."""
 SHARE_OF_THE_REST = 3
-"""A tenant may hold up to this many times what is left of a bounded resource: one tenant alone
-three quarters of it, two tenants 3/7 each, so that a newcomer finds room (dynamic thresholds;
+"""A tenant may hold up to this many times the free part of a bounded resource: a single tenant
+three quarters of it, two tenants 3/7 each, so that a new tenant finds room (dynamic thresholds;
 Choudhury and Hahne, 1998)."""
 
 
 def is_over_share(held: float, more: float, left: float) -> bool:
-    """Whether a tenant that holds ``held`` of a resource, ``left`` of which is free, may not have
-    ``more``. One that holds nothing has the first of it for as long as there is any."""
+    """Whether a tenant that holds ``held`` of a resource may not have ``more``, if ``left`` is
+    free. A tenant that holds nothing may have its first part while any is free."""
     return held > 0 and held + more > SHARE_OF_THE_REST * (left - more)
 
 
 class FairShares:
-    """Virtual time, in ms, that each tenant has been served; an idle tenant saves nothing up.
+    """Virtual service time of each tenant in ms; an idle tenant saves up nothing.
 
-    A tenant that has had up to ``lag_jobs`` mean jobs more than the least served counts as equal to
-    it.
+    A tenant that got up to ``lag_jobs`` mean jobs more than the least served tenant counts as equal
+    to it.
     """
 
     def __init__(self, lag_jobs: float = FAIR_LAG_JOBS) -> None:
@@ -54,8 +54,7 @@ class FairShares:
         return max(self._served_ms.get(tenant, 0.0), self._floor_ms)
 
     def next_of(self, tenants: list[str]) -> str:
-        """The tenant whose turn it is among ``tenants``, which are in the order of their first
-        tasks."""
+        """The next tenant among ``tenants``, which are in the order of their first tasks."""
         if len(tenants) == 1:
             return tenants[0]
         served = [self.of(tenant) for tenant in tenants]
@@ -64,8 +63,8 @@ class FairShares:
 
 
 class FairGate:
-    """Admits one at a time: from the tenant that has had the least time, the entry of the smallest
-    rank, and among equals the first that came."""
+    """Admits one entry at a time: of the tenant with the least time so far, the entry with the
+    smallest rank, then the earliest arrival."""
 
     def __init__(self) -> None:
         self.is_busy = False
@@ -88,7 +87,7 @@ class FairGate:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # the turn came at the same moment
+            if not turn.cancelled():  # its turn came at the same moment
                 self._next()
             raise
 

@@ -1,4 +1,4 @@
-"""State of the service, computed in the background so that probes only read bytes (LB-4, OR-13)."""
+"""The service's health, computed in the background so that probes only read bytes (LB-4, OR-13)."""
 
 import logging
 from collections.abc import Callable
@@ -21,14 +21,14 @@ from orchestrator.telemetry.narration import READINESS, narrate
 from protocol import WorkerStats
 
 NEAR_EXHAUSTION = 0.9
-"""Share (0 to 1) of the queue's bound above which its places are about to run out."""
+"""Share (0 to 1) of the queue's bound above which the service reports ``near_exhaustion``."""
 
 SERVES = ("ready", "near_exhaustion", "degraded")
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedResponse:
-    """A prepared HTTP answer: its status and body."""
+    """A prepared HTTP answer: status and body."""
 
     status: int
     body: bytes
@@ -59,13 +59,13 @@ class HealthBoard:
         self.overall = PreparedResponse(200, b"{}")
         self.status = "not_ready"
         """State of the service: ``ready``, ``not_ready``, ``draining``, ``near_exhaustion`` (the
-        queue's places run out), ``exhausted`` (there is none left), or ``degraded`` (all but
-        durable tasks are served)."""
+        queue is nearly full), ``exhausted`` (it is full), or ``degraded`` (all tasks but durable
+        ones are served)."""
         self.has_tenants = False
         """Whether to expect requests of several tenants."""
         self.sharing = sharing
         self.also_ready: list[Callable[[], bool]] = []
-        """Checks that make the service ready for work other than text, should one of them hold."""
+        """Checks, one of which is enough to make the service ready for work other than text."""
         self._snapshot_version = -1
         registry.listen(self)
         self.refresh()
@@ -76,7 +76,7 @@ class HealthBoard:
             self.refresh()
 
     def by_path(self) -> dict[str, PreparedResponse]:
-        """The answers, by the path at which each is asked for."""
+        """The answers by path."""
         return {
             "/health": self.overall,
             "/health/live": self.live,
@@ -152,8 +152,8 @@ def _describe_journal(durable: DurableTasks) -> dict[str, object]:
 
 
 def _describe(instance: Instance) -> dict[str, object]:
-    """One instance as ``/health`` shows it. Cached KV blocks count as free: they are evicted on
-    demand, so they never make an instance look full."""
+    """One instance for ``/health``. Cached KV blocks count as free: they are evicted on demand and
+    never make an instance look full."""
     described: dict[str, object] = {
         "address": instance.address,
         **instance.describe_state(),
@@ -176,6 +176,6 @@ def _describe(instance: Instance) -> dict[str, object]:
 
 
 def _hit_rate(stats: WorkerStats) -> float | None:
-    """Share (0 to 1) of prompt tokens spared by the prefix cache (WK-5); None before any prompt."""
+    """Share (0 to 1) of prompt tokens saved by the prefix cache (WK-5); None before any prompt."""
     prompts = stats.cached_tokens_total + stats.prefill_tokens_total
     return round(stats.cached_tokens_total / prompts, 4) if prompts else None

@@ -1,4 +1,4 @@
-"""Starts processes of the service's own modules, which do for it what would hold its loop up."""
+"""Starts helper processes of the service, for work that would block its event loop."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def bare_environment() -> dict[str, str]:
-    """The environment without Tidegate's settings: a helper needs none of our secrets."""
+    """The environment without Tidegate's settings: helpers need none of its secrets."""
     return {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
 
 
@@ -23,5 +23,5 @@ async def start_helper(module: str) -> asyncio.subprocess.Process:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=environment | {"PYTHONPATH": path},
-        start_new_session=True,  # Ctrl-C is for this process to act on
+        start_new_session=True,  # only this process handles Ctrl-C
     )

@@ -1,7 +1,7 @@
-"""Ids of tasks, sessions and everything else that clients ask for again. An id is 32 hexadecimal
-digits after a prefix such as ``sess_``. If several orchestrators share a state
-(``orchestrator.state``), the first eight are the tag of the one that made it, so that the others
-know whom to ask. Knowing an id is enough to read what it names, so the rest is not guessable.
+"""Ids of tasks, sessions and other items that clients ask for later. An id is 32 hexadecimal digits
+after a prefix such as ``sess_``. If several orchestrators share a state (``orchestrator.state``),
+the first eight digits are the tag of the orchestrator that made it, so that the others know which
+one to ask. An id is enough to read its item, so the other digits are not guessable.
 """
 
 import random
@@ -13,8 +13,8 @@ _ID = re.compile(r"(?:^|[_-])([0-9a-f]{32})$")
 
 
 class Ids:
-    """Makes ids. ``rng`` must not be predictable in a service; ``tag`` is empty for one that is
-    alone."""
+    """Makes ids. ``rng`` must not be predictable in a service; ``tag`` is empty without shared
+    state."""
 
     def __init__(self, rng: random.Random, tag: str = "") -> None:
         self.tag = tag

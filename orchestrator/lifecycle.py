@@ -1,4 +1,4 @@
-"""One service's life: start, periodic upkeep, drain, close."""
+"""The lifecycle of a service: start, periodic upkeep, drain, close."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -18,10 +18,10 @@ from orchestrator.telemetry.metrics import MetricRow
 
 UPKEEP_EVERY_S = 0.25
 CONFIRM_ABORTS_S = 0.5
-"""How long a shutdown waits for workers to confirm that aborted jobs are gone."""
+"""Seconds that a shutdown waits for workers to confirm the end of aborted jobs."""
 COME_BACK_S = 2.0
-"""Shortest time that ended work can still be asked for, if the grace allows: the client of a task
-that continues without it may have lost its connection a moment ago, and clips are fetched by a
+"""Minimum seconds for which clients can fetch ended work, if the grace period allows: the client of
+a task that continues without it may have just lost its connection, and clips are fetched with a
 separate request."""
 
 
@@ -37,7 +37,7 @@ class Lifecycle:
         executor: Executor,
         recovery: Recovery | None = None,
     ) -> None:
-        """``executor`` is shut down at the end. ``recovery`` has what an earlier process left."""
+        """``executor`` is shut down at the end. ``recovery`` has an earlier process's tasks."""
         self._orchestrator = orchestrator
         self._stages = orchestrator.stages
         self._health = health
@@ -47,7 +47,7 @@ class Lifecycle:
         self._recovery = recovery
         self._is_recovered = False
         self.server_start_ms = 0.0
-        """Time from the process's start until it listened; set by its server."""
+        """Ms from the start of the process until it listened; set by its server."""
         self._drain_began: float | None = None
         self._drain_s: float | None = None
         orchestrator.metrics.watch(self, _METRICS)
@@ -55,9 +55,9 @@ class Lifecycle:
         self._background: asyncio.Task[None] | None = None
 
     async def recover(self) -> None:
-        """Take over the tasks that an earlier process had accepted, before new ones. Call it before
-        any request is served, or ``start`` does it. Yields to the event loop between steps, so that
-        questions about the start's progress are answered."""
+        """Take over the tasks that an earlier process accepted, before new ones. Call it before any
+        request is served, otherwise ``start`` does it. Yields to the event loop between steps, so
+        that probes of the start's progress are answered."""
         for _ in self._recovering():
             await asyncio.sleep(0)
 
@@ -69,7 +69,7 @@ class Lifecycle:
                 yield from self._recovery.steps()
 
     def start(self) -> None:
-        """Connect to every instance and begin the upkeep."""
+        """Connect to every instance and start the upkeep."""
         for _ in self._recovering():
             pass
         self._stages.registry.start(self._monitor)
@@ -79,7 +79,7 @@ class Lifecycle:
         self._upkeep = asyncio.create_task(self._keep_up())
 
     def join(self, port: int, keys: str) -> None:
-        """Join the orchestrators that share a state, if this one does, listening on ``port``.
+        """Join the orchestrators that share a state, if there is one. This one listens on ``port``;
         ``keys`` is a digest of its keys."""
         sharing, durable = self._orchestrator.sharing, self._stages.durable
         if durable is not None and self._recovery is not None:
@@ -93,18 +93,18 @@ class Lifecycle:
         return not is_draining and any(one.ready for one in self._stages.registry)
 
     def _let_go(self, task: Task) -> None:
-        """End a task here that another orchestrator has taken on: it has no outcome here."""
-        error = Draining("the task continues at another orchestrator; ask again in a moment")
+        """End a task here that another orchestrator took over: it has no outcome here."""
+        error = Draining("the task continues on another orchestrator; ask again in a moment")
         self._orchestrator.end(task, failed(error), is_left=True)
         self._orchestrator.store.forget(task)  # requests for it are forwarded there
 
     def refuse_new_work(self) -> None:
-        """Answer every offer with 503 ``draining`` from now on (OR-14)."""
+        """From now on answer every submission with 503 ``draining`` (OR-14)."""
         self._stages.admission.draining = True
         self._health.refresh()
 
     def begin_drain(self, grace_s: float) -> None:
-        """Drain while the process keeps running, until it is stopped or ``undrain`` is called."""
+        """Drain without ending the process, until it is stopped or ``undrain`` is called."""
         self._stop_background()
         if self._drain_began is None:
             self._drain_began = self._orchestrator.clock.now()
@@ -113,7 +113,7 @@ class Lifecycle:
         self._background = asyncio.create_task(self._drain(grace_s), name="drain")
 
     def undrain(self) -> None:
-        """Take new work again. Idempotent. Work that a drain has ended stays ended; durable tasks
+        """Accept new work again. Idempotent. Work that a drain ended stays ended; durable tasks
         that were left to the next process continue in this one."""
         self._stop_background()
         self._drain_began = self._drain_s = None
@@ -124,16 +124,16 @@ class Lifecycle:
 
     @property
     def is_drained(self) -> bool:
-        """Whether a drain is over, and was not taken back."""
+        """Whether a drain has completed and was not reversed."""
         return self._drain_s is not None
 
     async def drain(self, grace_s: float) -> None:
         """Let live tasks end within ``grace_s``, end the rest, and leave no work on any worker.
 
-        Tasks that will not end in time and have nothing to show yet are ended at once, so that
-        their clients can go elsewhere; durable tasks are left to the next process. Tasks without a
-        client, and clips, can be asked for until ``COME_BACK_S`` after their end. A drain that is
-        cancelled and called again, for instance with less grace, is still the same drain.
+        Tasks without tokens that will not end in time are ended at once, so that their clients can
+        go elsewhere; durable tasks are left to the next process. Clients can fetch tasks without a
+        client, and clips, until ``COME_BACK_S`` after their end. A drain that is cancelled and
+        called again, for example with less grace, is still the same drain.
         """
         self._stop_background()
         await self._drain(grace_s)
@@ -185,7 +185,7 @@ class Lifecycle:
         return 1000 * (self._orchestrator.clock.now() - self._drain_began)
 
     async def close(self) -> None:
-        """Close every lane and thread. ``drain`` must have been called before."""
+        """Close every lane and thread. Call ``drain`` first."""
         self._stop_background()
         if self._upkeep is not None:
             self._upkeep.cancel()
@@ -238,7 +238,7 @@ _METRICS: tuple[MetricRow[Lifecycle], ...] = (
         "gauge",
         "graceful_shutdown_duration_ms",
         "ms",
-        "How long the drain has taken so far; 0 before it begins",
+        "Duration of the drain so far; 0 before it begins",
         lambda lifecycle: lifecycle.drain_ms,
     ),
     MetricRow(

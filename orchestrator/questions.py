@@ -1,5 +1,5 @@
-"""Answers what clients ask the service without offering it a request: tokens, quotes, limits, and
-how a request stands that waits."""
+"""Answers clients' questions without a submitted request: tokens, quotes, limits, and the state of
+a waiting request."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -19,14 +19,14 @@ from protocol import AbortCause
 
 
 class QuotedTask(NamedTuple):
-    """A task that was read, never offered, and is over; and what may be expected of it."""
+    """A task that was read but never queued, and has ended; and its quote."""
 
     task: Task
     quote: Quote
 
 
 class QueueRoom(NamedTuple):
-    """How many requests may wait in the queue (``bound``), and how many more fit now (``left``)."""
+    """Maximum number of waiting requests (``bound``), and how many more fit now (``left``)."""
 
     bound: int
     left: int
@@ -43,7 +43,7 @@ class Questions:
         rooms: Sequence[Extension],
         salt_of: Callable[[Job], str],
     ) -> None:
-        """``salt_of`` gives the salt of a job's cached prefixes."""
+        """``salt_of`` returns the salt of a job's cached prefixes."""
         self._stages = stages
         self._clock = clock
         self._ids = ids
@@ -57,8 +57,8 @@ class Questions:
 
     async def quote(self, job: Job, prompt: Prompt | None, prompt_tokens: int) -> QuotedTask:
         """The chance that a request is in time, by deadline, if it is sent now. Without a
-        ``prompt`` it has ``prompt_tokens``, none of them cached. Nothing is offered. Raises
-        ``TidegateError``."""
+        ``prompt`` it has ``prompt_tokens`` tokens, none of them cached. No request is queued.
+        Raises ``TidegateError``."""
         stages = self._stages
         stages.admission.require_open()
         with stages.limits.counted(job.key):
@@ -74,13 +74,13 @@ class Questions:
                     task.prompt_tokens = prompt_tokens
                 stages.admission.fit(task, encoder.card)
                 return QuotedTask(task, stages.prediction.quotes.quote(task))
-            finally:  # whatever its prompt holds is given back
+            finally:  # releases the prompt's resources
                 task.end(aborted(AbortCause.CANCEL), self._clock.now())
 
     async def tokenize(
         self, model: str, prompt: Prompt, deadline: Deadline, key: str, tenant: str
     ) -> Sequence[int]:
-        """A prompt's token ids, exactly as a request would have them. Raises ``TidegateError``."""
+        """A prompt's token ids, exactly as a request gets them. Raises ``TidegateError``."""
         with self._stages.limits.counted(key):
             encoder = self._stages.models.resolve(model)
             return await self._stages.reader.token_ids(encoder, prompt, deadline, tenant)
@@ -88,28 +88,28 @@ class Questions:
     async def detokenize(
         self, model: str, ids: Sequence[int], deadline: Deadline, key: str, tenant: str
     ) -> str:
-        """The text that token ids stand for. Raises ``TidegateError``."""
+        """The text of token ids. Raises ``TidegateError``."""
         with self._stages.limits.counted(key):
             encoder = self._stages.models.resolve(model)
             return await self._stages.reader.text_of(encoder, ids, deadline, tenant)
 
     def standings(self, key: str) -> list[Standing]:
-        """What is left of the limits of a key."""
+        """The remaining units of a key's limits."""
         of_rooms = chain.from_iterable(room.standings(key) for room in self._rooms)
         return [*self._stages.limits.standings(key), *of_rooms]
 
     @property
     def queue_room(self) -> QueueRoom | None:
-        """Room in the queue; None where it is unbounded, or where nothing may wait in it."""
+        """Room in the queue; None if it is unbounded, or if no request may wait."""
         queue = self._stages.queue
         bound = queue.bound
         return QueueRoom(bound, max(0, bound - queue.new)) if bound > 0 else None
 
     def queue_position(self, task: Task) -> int:
-        """How many tasks will start before this one; 0 once it has started."""
+        """Number of tasks that start before this one; 0 after it has started."""
         return self._stages.queue.place_of(task) if task in self._stages.queue else 0
 
     def predicted_start_ms(self, task: Task) -> float:
-        """Predicted time until a queued task starts, in ms; 0 once it has left the queue."""
+        """Predicted ms until a queued task starts; 0 after it has left the queue."""
         is_waiting = task in self._stages.queue
         return self._stages.prediction.schedule.start_ms(task) if is_waiting else 0.0

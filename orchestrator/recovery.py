@@ -2,19 +2,19 @@
 
 ::
 
-    past its deadline       ─▶ closed as such
+    past its deadline       ─▶ ended as missed
     nothing generated yet   ─▶ queued again, with its own deadlines
-    tokens in the journal   ─▶ continued after them, where that is exact (``resume``)
-                            ─▶ else made again from the prompt, with the same seed, and compared
-                               with what was there: a text never becomes another halfway
+    tokens in the journal   ─▶ continued after them, if that is exact (``resume``)
+                            ─▶ else regenerated from the prompt with the same seed, and compared
+                               with the old text: a text never changes halfway
                             ─▶ else generated again, if the client said ``idempotent``
                             ─▶ else failed; its client may send it again
 
-This happens before any request is served, and no limit refuses it. A task whose model is not there
-yet waits for it here, until its deadline at most.
+This happens before any request is served, and no limit refuses it. A task whose model is not
+available yet waits here, at most until its deadline.
 
-Clients may follow a task at once. How its earlier text continues is only known with its model;
-until then it is the task's ``earlier``, and ``Task.restore`` sends it.
+Clients may follow a task at once. How its earlier text continues is known only when its model is
+available. Until then the text is the task's ``earlier``, and ``Task.restore`` sends it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,15 +40,15 @@ from protocol import FinishReason, Outcome
 FIRST_TOKEN_ID = 2
 """Number of the first token's event."""
 _BEYOND_ALL = 10**9
-"""Event number beyond any that a task can have, for tasks whose planned length is not known."""
+"""An event number above all real ones, for tasks whose planned length is unknown."""
 _TASKS_AT_A_TIME = 32
-"""Tasks recovered before the event loop gets a turn: some milliseconds of work."""
+"""Number of tasks to recover before the event loop gets a turn: some milliseconds of work."""
 _MAX_HELD_BACK = 16
-"""Tokens at the end of what was journalled whose text may still be half a character."""
+"""Maximum number of last journaled tokens whose text may be half a character."""
 
 
 class Recovery:
-    """Takes tasks on again, once; then follows those that wait for their model."""
+    """Takes over tasks once; then follows those that wait for their model."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class Recovery:
         self._is_listening = False
 
     def steps(self) -> Iterator[None]:
-        """Take on all unfinished tasks, some a step. Call it once the journal is written."""
+        """Take over all unfinished tasks, some per step. Call it after the journal is written."""
         unfinished, self._unfinished = self._unfinished, ()
         return self._take_all_on(unfinished)
 
     def take_over(self, unfinished: Sequence[UnfinishedTask]) -> None:
-        """Take tasks on that another orchestrator had, and left or died with."""
+        """Take over tasks that another orchestrator left, or had when it died."""
         for _ in self._take_all_on(unfinished):
             pass
 
@@ -85,13 +85,13 @@ class Recovery:
         for number, one in enumerate(unfinished, 1):
             try:
                 self._take_on(one, is_new=are_new)
-            except Exception:  # one unreadable task must not keep the others from their end
+            except Exception:  # one unreadable task must not block the others
                 service_log.exception("a task was not recovered", extra=fields(task_id=one.row.id))
             if number % _TASKS_AT_A_TIME == 0:
                 yield
         if unfinished:
             service_log.info(
-                "durable tasks of another process were taken on again"
+                "took over durable tasks of another process"
                 if are_new
                 else "durable tasks that were left to the next process continue in this one",
                 extra=fields(tasks=len(unfinished), **self._durable.recovered),
@@ -141,13 +141,13 @@ class Recovery:
         if task.deadline.left_ms(now) <= 0:
             self._end(task, "expired", overdue(task, now))
         elif stored is None:
-            self._lose(task, "its request cannot be read any more")
+            self._lose(task, "its stored request is unreadable")
         else:
             task.timer = clock.call_at(task.deadline.at, lambda: self._expire(task))
             self._waiting[task] = one
 
     def _expire(self, task: Task) -> None:
-        """End a task whose deadline came before its model."""
+        """End a task whose deadline passed before its model was available."""
         del self._waiting[task]
         self._end(task, "expired", overdue(task, self._orchestrator.clock.now()))
 
@@ -162,7 +162,7 @@ class Recovery:
         task.block_tokens = card.block_tokens
         most = task.prompt_tokens + task.sampling.max_tokens
         if encoder.vocabulary != task.vocabulary or most > card.context_tokens:
-            self._lose(task, "the model has another vocabulary or context now")
+            self._lose(task, "the model now has another vocabulary or context")
             return
         if task.earlier is None:
             self._durable.recovered["queued"] += 1
@@ -174,18 +174,18 @@ class Recovery:
             self._durable.recovered["repeated"] += 1
             self._make_anew(task)
         else:
-            self._lose(task, "the model has other weights now")
+            self._lose(task, "the model now has other weights")
             return
         self._orchestrator.requeue(task)
 
     def _continue(self, task: Task, earlier: EarlierText, encoder: PromptEncoder) -> None:
-        """Continue after the journalled tokens, or make the same text again."""
+        """Continue after the journaled tokens, or regenerate the same text."""
         known = _whole_characters(earlier, encoder)
         needs_continue = looks_back(task.sampling)
         if (
             not known
             or not is_resumable(task.sampling)
-            # Log-probabilities are not journalled.
+            # Log-probabilities are not journaled.
             or task.sampling.logprobs is not None
             or task.sampling.prompt_logprobs is not None
             or (needs_continue and not encoder.card.can_continue)
@@ -203,7 +203,7 @@ class Recovery:
         if reason is None:
             self._durable.recovered["continued"] += 1
             return
-        # The text was complete; only its worker's word of the end was missing.
+        # The text was complete; only its worker's ``End`` was missing.
         self._end(task, "continued", Ending(Outcome.MET, reason))
 
     def _make_anew(self, task: Task) -> None:
@@ -219,7 +219,7 @@ class Recovery:
 
 
 def _whole_characters(text: EarlierText, encoder: PromptEncoder) -> int:
-    """Greatest number of leading tokens whose text ends in a whole character; 0 if none is found
+    """Largest number of leading tokens whose text ends in a whole character; 0 if none is found
     among the last few."""
     ids, texts = text.ids, text.texts
     for known in range(len(ids), max(0, len(ids) - _MAX_HELD_BACK), -1):
@@ -229,7 +229,7 @@ def _whole_characters(text: EarlierText, encoder: PromptEncoder) -> int:
 
 
 def _finish_reason(task: Task, ids: list[int], encoder: PromptEncoder) -> FinishReason | None:
-    """How a text ended of which only the end is missing; None for any other text."""
+    """The finish reason of a text that lacks only its ``End``; None for any other text."""
     if ids[-1] in encoder.card.eos_token_ids and not task.sampling.ignore_eos:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(ids) >= task.sampling.max_tokens else None

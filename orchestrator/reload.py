@@ -1,6 +1,6 @@
-"""Settings that are read again while the process serves: on SIGHUP, or ``POST /admin/reload``.
+"""Reloads settings while the process serves: on SIGHUP or ``POST /admin/reload``.
 
-Parts that can change register for it (``follow``); other settings are reported as needing a
+Parts that can change register themselves (``follow``); other settings are reported as needing a
 restart. Invalid settings change nothing. Streams and waiting requests are not affected.
 """
 
@@ -22,7 +22,7 @@ S = TypeVar("S", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """Names of the settings that have changed; never their values, some of which are secret."""
+    """Names of the changed settings; never their values, some of which are secret."""
 
     changed: tuple[str, ...]
     needs_restart: tuple[str, ...]
@@ -33,33 +33,33 @@ class Reloaded:
 
 
 class Reloader:
-    """Reads the settings again, one reading at a time."""
+    """Reloads the settings, one reload at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        """The settings in force; those that need a restart keep their old values."""
+        """The active settings; those that need a restart keep their old values."""
         self.load: Callable[[], Settings] = load_settings
-        """Reads all sources; replaced by a caller that has more of them, such as a command line."""
+        """Reads all sources; a caller with more sources, such as a command line, replaces it."""
         self._followers: list[tuple[frozenset[str], Follow]] = []
         self._reading = asyncio.Lock()
 
     def follow(self, names: Iterable[str], apply: Follow) -> None:
-        """Call ``apply`` with the new settings whenever one of ``names`` (settings, or whole
-        sections) has changed. If it raises, those settings stay as they were."""
+        """Call ``apply`` with the new settings whenever one of ``names`` (settings or whole
+        sections) has changed. If it raises, those settings keep their old values."""
         found = frozenset(names)
         unknown = found.difference(names_of(Settings))
         assert not unknown, f"no such settings: {unknown}"
         self._followers.append((found, apply))
 
     async def reload(self) -> Reloaded:
-        """Read and apply the settings. Raises ``InvalidRequest``, and logs why, if they are
-        invalid."""
+        """Read and apply the settings. If they are invalid, logs why and raises
+        ``InvalidRequest``."""
         async with self._reading:
             try:
                 new = await asyncio.to_thread(self.load)
             except InvalidSettings as error:
-                service_log.error("settings not reloaded, the old ones stay: %s", error)
-                raise InvalidRequest(f"invalid settings, the old ones stay: {error}") from None
+                service_log.error("settings not reloaded; the old ones stay: %s", error)
+                raise InvalidRequest(f"invalid settings; the old ones stay: {error}") from None
             return self._apply(new)
 
     def _apply(self, new: Settings) -> Reloaded:
@@ -100,7 +100,7 @@ def _sections_of(name: str) -> Iterator[str]:
 
 
 def _with(old: S, new: S, names: Collection[str]) -> S:
-    """The old settings, with those of ``names`` as they are in the new ones."""
+    """The old settings, with the new values for ``names``."""
     update: dict[str, object] = {}
     for field in type(old).model_fields:
         inside = {name.removeprefix(f"{field}.") for name in names if name.startswith(f"{field}.")}

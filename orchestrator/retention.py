@@ -1,4 +1,4 @@
-"""Keeps what clients may ask for again, within bounds: work and responses."""
+"""Keeps items that clients may ask for later, within limits: work and responses."""
 
 import math
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from worker.environment import Section
 
 
 class Retention(Section):
-    """Bounds on kept items: number, seconds, and bytes together."""
+    """Limits on kept items: number, seconds, and total bytes."""
 
     keep_count: int
     keep_s: float
@@ -45,7 +45,7 @@ class Keepable(Protocol):
 
     @property
     def kept_bytes(self) -> int:
-        """Approximate memory that keeping it takes once it has ended."""
+        """Approximate memory in bytes of the kept item after its end."""
 
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ W = TypeVar("W", bound=Keepable)
 
 
 ItemCall = Callable[[str, str], None]
-"""Called with the key and name of an item that a client keeps here."""
+"""Called with the key and name of a client's item."""
 
 
 def ignore(key: str, name: str) -> None:
@@ -61,8 +61,8 @@ def ignore(key: str, name: str) -> None:
 
 
 def no_such(what: str, item_id: str) -> NotFound:
-    """The answer for an unknown id, and for work that is not the caller's; ``what`` it is."""
-    error = NotFound(f"there is no {what} {item_id[:64]!r}; ended ones are kept for a while only")
+    """The error for an unknown id, or for another caller's item; ``what`` is the kind of item."""
+    error = NotFound(f"there is no {what} {item_id[:64]!r}; ended ones are kept only for a while")
     error.item_id = item_id
     return error
 
@@ -70,20 +70,20 @@ def no_such(what: str, item_id: str) -> NotFound:
 class _Kept(NamedTuple, Generic[T]):
     item: T
     since: float
-    """When it was put here, in seconds of the clock."""
+    """When it was stored, in seconds of the clock."""
     bytes: int
 
 
 class OwnedStore(Generic[T]):
-    """Items by key and name, within the bounds of a ``Retention``: to another key they do not
-    exist. Beyond a bound the oldest of the key that keeps most is dropped, so no key displaces
-    others' items by keeping more."""
+    """Items by key and name, within the limits of a ``Retention``; other keys cannot see them.
+    Beyond a limit, the oldest item of the key that keeps the most is dropped, so that no key
+    displaces others' items."""
 
     def __init__(self, clock: Clock, retention: Retention) -> None:
         self.on_change: ItemCall = ignore
-        """Called with the key and name of an item that was put here, or dropped."""
+        """Called with the key and name of an item that was stored or dropped."""
         self.on_drop: Callable[[T], None] = lambda item: None
-        """Called with an item that is dropped, or was too large to be kept."""
+        """Called with an item that is dropped or too large to keep."""
         self._clock = clock
         self._retention = retention
         self._by_key: dict[str, OrderedDict[str, _Kept[T]]] = {}
@@ -101,13 +101,13 @@ class OwnedStore(Generic[T]):
         return Kept(self._count, self.kept_bytes)
 
     def put(self, key: str, name: str, item: T, size: int) -> None:
-        """Keep an item of ``size`` bytes as the latest, in place of one of the same name. One that
-        is larger than all of the room is not kept."""
+        """Keep an item of ``size`` bytes as the latest; it replaces one with the same name. An item
+        larger than the byte limit is not kept."""
         self.adopt(key, name, item, size)
         self.on_change(key, name)
 
     def adopt(self, key: str, name: str, item: T, size: int) -> None:
-        """Keep an item as ``put`` does, without a call for it."""
+        """Keep an item as ``put`` does, without ``on_change``."""
         self.let_go(key, name)
         bounds = self._retention
         if size > bounds.keep_bytes:
@@ -131,7 +131,7 @@ class OwnedStore(Generic[T]):
         return None if own is None or name not in own else own[name].item
 
     def drop(self, key: str, name: str) -> None:
-        """Forget an item. Idempotent."""
+        """Remove an item. Idempotent."""
         own = self._by_key.get(key)
         if own is not None and name in own:
             item = own[name].item
@@ -140,7 +140,7 @@ class OwnedStore(Generic[T]):
             self.on_change(key, name)
 
     def let_go(self, key: str, name: str) -> None:
-        """Forget an item as ``drop`` does, without a call for it."""
+        """Remove an item as ``drop`` does, without callbacks."""
         own = self._by_key.get(key)
         if own is None or name not in own:
             return
@@ -164,14 +164,14 @@ class OwnedStore(Generic[T]):
 
 
 class KeptStore(Generic[W]):
-    """Work by id: all that runs, and as much that has ended as the bounds allow."""
+    """Work by id: all running work, and as much ended work as the limits allow."""
 
     def __init__(self, clock: Clock, retention: Retention, what: str) -> None:
-        """``what``: what an item is called in the answer for an unknown id."""
+        """``what``: the name of an item in the error for an unknown id."""
         self.on_forget: list[Callable[[W], None]] = []
         """Called with each item that is dropped."""
         self.latest_end = -math.inf
-        """When the last item ended that its client may still come for."""
+        """When the last item ended that its client may still fetch."""
         self._what = what
         self._all: dict[str, W] = {}
         self._running: dict[str, W] = {}
@@ -185,11 +185,11 @@ class KeptStore(Generic[W]):
         return item.id in self._all
 
     def kept(self) -> Kept:
-        """Items that are kept after their end."""
+        """The number and bytes of ended items."""
         return self._ended.kept()
 
     def add(self, item: W) -> None:
-        """Keep an item that runs, and within the bounds after its end."""
+        """Keep a running item, and after its end within the limits."""
         item.on_end.append(self._item_ended)
         self._all[item.id] = self._running[item.id] = item
 
@@ -210,7 +210,7 @@ class KeptStore(Generic[W]):
         return iter(sorted(found, key=lambda item: item.marks.ended, reverse=True))
 
     def newest_first(self) -> Iterator[W]:
-        """Running items, then ended ones, each the newest first."""
+        """Running items, then ended ones, both newest first."""
         yield from self.running()
         yield from self.ended()
 
@@ -222,7 +222,7 @@ class KeptStore(Generic[W]):
         self._ended.drop(item.job.key, item.id)
 
     def is_awaited(self, item: W) -> bool:
-        """Whether a client may come for an item that has ended, and finds it here only."""
+        """Whether a client may fetch an ended item that is only here."""
         return True
 
     def _item_ended(self, item: W) -> None:

@@ -1,4 +1,4 @@
-"""Takes a request through its stages, from its arrival to its end."""
+"""Moves a request through its stages, from its arrival to its end."""
 
 import asyncio
 import random
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Orchestrator:
-    """Takes requests through the stages. One per process."""
+    """Moves requests through the stages. One per process."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class Orchestrator:
         rooms: Sequence[Extension] = (),
         tracing: "Tracing | None" = None,
     ) -> None:
-        """``rng`` makes ids; knowing one is enough to read its text. ``rooms`` are the optional
-        ones. Without ``tracing`` no traces are sent."""
+        """``rng`` makes ids; an id is enough to read its text. ``rooms``: the optional rooms.
+        Without ``tracing`` no traces are sent."""
         self.stages = stages
         self.metrics = metrics
         self.clock = clock
@@ -60,11 +60,11 @@ class Orchestrator:
         self.deadlines = config.deadlines
         self.rooms = rooms
         self.task_over = asyncio.Event()
-        """Set whenever work has ended; the waiter clears it."""
+        """Set whenever work ends; the waiter clears it."""
         self.on_offered: list[Callable[[Task], None]] = []
-        """Called with each task that was let in, once it is queued or on its way."""
+        """Called with each admitted task after it is queued or sent."""
         self.on_ended: list[Callable[[Task], None]] = []
-        """Called with each task that has ended, one that was refused too."""
+        """Called with each ended task, including refused ones."""
         self.runs = Runs(clock)
         self.run_watch = RunWatch(clock) if config.learns_runs else None
         self.isolate_tenants = config.isolate_tenants
@@ -72,16 +72,16 @@ class Orchestrator:
         self.ids = Ids(rng, stages.sharing.tag)
         self._rng = rng
         self._live: dict[Task, None] = {}
-        """Every task that has not ended, the oldest first; an ordered set."""
+        """All tasks that have not ended, oldest first; an ordered set."""
         self.questions = Questions(stages, clock, self.ids, rooms, self._salt_of)
         for room in rooms:
             room.bind(self)
 
     async def submit(self, job: Job, prompt: Prompt, listeners: Sequence[Listener] = ()) -> Task:
-        """Offer a request. Returns once it is queued or sent; raises why it was refused.
+        """Submit a request. Returns after it is queued or sent; raises the error if it is refused.
 
-        Whatever happens, the request is counted as offered and ends in exactly one outcome.
-        ``listeners`` hear everything but a refusal, which is raised.
+        In any case the request is counted as submitted and has exactly one outcome. ``listeners``
+        get all events except a refusal, which is raised.
         """
         task = await self.prepare(job, prompt)
         self.offer(task, listeners)
@@ -90,12 +90,12 @@ class Orchestrator:
         return task
 
     def room_of(self, job: Job) -> Submit | None:
-        """Submits a job of a room; None for a job of the service itself."""
+        """The function that submits a room's job; None for a job of the service itself."""
         found = (room.submit_of(job) for room in self.rooms)
         return next((submit for submit in found if submit is not None), None)
 
     async def prepare(self, job: Job, prompt: Prompt, reading: Reading | None = None) -> Task:
-        """The first half of ``submit``: everything that needs the prompt. The caller must then
+        """The first half of ``submit``: the steps that need the prompt. The caller must then
         ``offer`` or ``cancel`` the task. ``reading`` comes from another task with the same prompt.
         """
         task = self._take(job)
@@ -108,14 +108,14 @@ class Orchestrator:
         return task
 
     def _take(self, job: Job) -> Task:
-        """Make a new task, counted as offered; ``_admitting`` or ``end`` must end it."""
+        """Create a task and count it as submitted; ``_admitting`` or ``end`` must end it."""
         task = Task(self.ids.new(), self.runs.join(job))
         self._enter(task)
         self._count(task)
         return task
 
     def _enter(self, task: Task) -> None:
-        """Register a task as live, so that it can be found until its end."""
+        """Register a task as live until its end."""
         task.cache_salt = self._salt_of(task.job)
         self._live[task] = None
         task.on_end.append(self._ended)
@@ -124,14 +124,14 @@ class Orchestrator:
         return job.tenant if self.isolate_tenants else ""
 
     def _count(self, task: Task) -> None:
-        """Count a task as offered, and follow it so that its end is counted too."""
+        """Count a task as submitted, and follow it so that its end is counted too."""
         self.runs.follow(task)
         self.stages.settler.metrics.offered.labels(task.job.api).inc()
         if self.tracing is not None and task.ending is None:
             task.spans = self.tracing.of_task(task)
 
     def offer(self, task: Task, listeners: Sequence[Listener] = ()) -> None:
-        """The second half of ``submit``: queue or send the task. Raises why it was refused."""
+        """The second half of ``submit``: queue or send the task. Raises an error if refused."""
         if task.ending is not None:  # cancelled, or the service is shutting down
             assert task.ending.error is not None
             raise task.ending.error
@@ -151,9 +151,9 @@ class Orchestrator:
             call(task)
 
     def readmit(self, task: Task, *, is_new: bool = True) -> None:
-        """Take on a task that an earlier process had let in and promised. Nothing refuses it. If it
-        ``is_new`` to this process it is counted as recovered, because the earlier one has counted
-        it as offered. The caller must ``requeue`` it, once its model is there."""
+        """Take over a task that an earlier process admitted and promised. No check refuses it. If
+        it ``is_new`` to this process it is counted as recovered: the earlier process counted it as
+        submitted. The caller must ``requeue`` it when its model is available."""
         task.job = self.runs.join(task.job)
         self.runs.follow(task)
         if is_new:
@@ -173,14 +173,14 @@ class Orchestrator:
         durable = self.stages.durable
         if durable is None:
             raise InvalidRequest(
-                "durable needs a journal, and this service has none: its operator sets "
+                "durable needs a journal, and this service has none: its operator must set "
                 "TIDEGATE_JOURNAL__PATH",
                 field="durable",
             )
         durable.require()
 
     def _write_down(self, task: Task) -> None:
-        """Hand a task to the journal, with all that another process needs to continue it."""
+        """Write a task to the journal, with all data that another process needs to continue it."""
         durable = self.stages.durable
         assert durable is not None
         sampling = task.sampling
@@ -190,7 +190,7 @@ class Orchestrator:
         durable.accept(task, self.models.resolve(task.served_name).weights_digest)
 
     async def _committed(self, task: Task) -> None:
-        """Wait until the task is on disk; otherwise it is not promised."""
+        """Wait until the task is on disk; before that it is not promised."""
         assert self.stages.durable is not None
         try:
             await self.stages.durable.committed(task)
@@ -205,20 +205,20 @@ class Orchestrator:
             raise
 
     def require_room_for(self, job: Job, count: int, field: str) -> None:
-        """Check that ``count`` tasks, all of which are needed, may be offered; ``field`` names
-        where they were asked for. Takes nothing. Raises ``RateLimited`` or ``QueueFull``."""
+        """Check that ``count`` tasks, which are only useful together, may be submitted; ``field``
+        is their request field. Takes no units. Raises ``RateLimited`` or ``QueueFull``."""
         self.limits.require(job.key, count, job.max_tokens or 0, field)
         bound, places = self.queue.bound, self.registry.most_places(job.model)
         if bound >= 0 and places and count > bound + places:
             raise QueueFull.for_ever(
-                f"{count} choices are more than can wait and run at once, {bound} and {places}: "
+                f"{count} choices are more than can wait ({bound}) and run ({places}) at once: "
                 "ask for fewer",
                 field=field,
             )
 
     @contextmanager
     def _admitting(self, task: Task) -> Iterator[None]:
-        """End the task with the error that the body raises."""
+        """End the task with the error that the block raises."""
         try:
             yield
         except TidegateError as error:
@@ -237,7 +237,7 @@ class Orchestrator:
             raise internal from None
 
     async def _read(self, task: Task, prompt: Prompt, reading: Reading | None) -> None:
-        """Take the steps that need the prompt, cheapest first. Raises what refuses the task."""
+        """Run the steps that need the prompt, cheapest first. Raises the task's refusal."""
         stages = self.stages
         stages.admission.begin(task)
         stages.limits.begin(task)
@@ -255,31 +255,31 @@ class Orchestrator:
             await stages.reader.check_grammar(task, task.job.grammar, encoder.card)
         for name in ROOM_FIELDS:
             if getattr(task.job, name) and not any(name in room.keeps for room in self.rooms):
-                raise InvalidRequest(f"this service does not keep {name}", field=name)
+                raise InvalidRequest(f"this service does not support {name}", field=name)
         for room in self.rooms:
             room.charge(task)
         stages.limits.charge(task)
         await self.sharing.take(task)
 
     def cancel(self, task: Task) -> None:
-        """Cancel a task, as asked for through the API. Idempotent (WP-2)."""
+        """Cancel a task on an API request. Idempotent (WP-2)."""
         self.end(task, aborted(AbortCause.CANCEL))
 
     def disconnected(self, task: Task, *, too_slow: bool = False) -> None:
-        """Note that the task's client is gone; its job says whether it continues (WP-1)."""
+        """Record that the task's client disconnected; its job says whether it continues (WP-1)."""
         if task.client_gone(too_slow=too_slow):
             self.end(task, aborted(AbortCause.DISCONNECT))
 
     def mark_reading(self, task: Task, keeps_up: bool) -> None:
-        """Note whether the task's client keeps up with what is sent. One that does not keeps its
-        slot only while no one else wants it (OR-11), unless the work continues without it
+        """Record whether the task's client keeps up with the stream. If not, the task keeps its
+        slot only while no other task wants it (OR-11), unless it continues without its client
         anyway."""
         if task.job.on_disconnect is OnDisconnect.CANCEL:
             self.stages.dispatcher.mark_reading(task, keeps_up)
 
     async def loaded_model(self, job: Job) -> PromptEncoder:
-        """The encoder of the job's model, which is loaded first if need be, before the request is
-        offered. Raises ``TidegateError``; the request then counts as one that ``submit`` refused.
+        """The encoder of the job's model, which is first loaded if necessary, before the request is
+        submitted. Raises ``TidegateError``; the request then counts as refused by ``submit``.
         """
         if self.stages.demand.must_load(job.model):
             await self._load(job)
@@ -288,7 +288,7 @@ class Orchestrator:
 
     @contextmanager
     def counting_refusal(self, job: Job) -> Iterator[None]:
-        """Count a request that ends before ``submit`` as one that it refused."""
+        """Count a request that ends before ``submit`` as refused."""
         try:
             yield
         except (TidegateError, asyncio.CancelledError):
@@ -296,7 +296,7 @@ class Orchestrator:
                 raise
 
     async def _load(self, job: Job) -> None:
-        """Load a model for a request without a task. A placeholder task makes it visible and
+        """Load a model for a request without a task. A placeholder task makes the load visible and
         cancellable."""
         task = Task(self.ids.new(), job)
         self._enter(task)
@@ -316,12 +316,12 @@ class Orchestrator:
         return len(self._live) + sum(1 for room in self.rooms for _ in room.live())
 
     def live(self) -> Iterator[Task]:
-        """All live tasks of every route, newest first."""
+        """All live tasks of all routes, newest first."""
         return reversed(self._live)
 
     def end_hopeless(self, by: float) -> int:
-        """End waiting work that has nothing to show and will probably not finish by ``by``, when
-        the service shuts down; returns how many."""
+        """End waiting work without tokens that will probably not finish by ``by``, when the service
+        shuts down. Returns the number of ended items."""
         schedule = self.stages.prediction.schedule
         now, ended = self.clock.now(), sum(room.end_hopeless(by) for room in self.rooms)
         for task in list(self.queue):
@@ -340,8 +340,8 @@ class Orchestrator:
 
     def _end_for_drain(self, task: Task) -> None:
         is_left = self.stages.durable is not None and self.stages.durable.leave(task)
-        error = Draining("the service is going down; try again elsewhere")
-        # A task that is left to the next process has no outcome yet: this end must not be counted.
+        error = Draining("the service is shutting down; try again elsewhere")
+        # A task left to the next process has no outcome yet: do not count this end.
         self.end(task, failed(error) if is_left else lost(task, error), is_left=is_left)
 
     def end(self, task: Task, ending: Ending, *, is_left: bool = False) -> None:
@@ -358,7 +358,7 @@ class Orchestrator:
 
 @contextmanager
 def _leaving_when_ended(task: Task) -> Iterator[None]:
-    """Cancel the body's wait when the task ends, and raise the task's error."""
+    """Cancel the block's wait when the task ends, and raise the task's error."""
     waiting = asyncio.current_task()
     assert waiting is not None
     before, stopped = waiting.cancelling(), False

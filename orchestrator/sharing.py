@@ -1,7 +1,7 @@
-"""What one orchestrator shares with others: nothing, unless the room ``state`` is there and set up.
+"""The state that orchestrators share: none, unless the room ``state`` exists and is configured.
 
-``Sharing`` is the seam: it answers as an orchestrator that is alone, and everything that could be
-shared asks it. A room overrides it (``sharing_of``), so that nothing else knows whether there is a
+``Sharing`` is the interface: it answers for a single orchestrator, and all parts that could share
+state ask it. A room overrides it (``sharing_of``), so that no other part knows whether there is a
 store (OR-18, OR-28).
 """
 
@@ -26,87 +26,87 @@ if TYPE_CHECKING:
     from orchestrator.telemetry.metrics import Metrics
 
 Copier = Callable[[], bytes]
-"""Makes the copy of an item, on any thread, as the item was when this was made."""
+"""Serializes an item as it was when this function was created; runs on any thread."""
 
 Lines = dict[tuple[str, str], bytes]
 """Lists of numbers (JSON), by page and name."""
 
 
 class Shelf(Protocol):
-    """Items of one kind that clients keep here."""
+    """Clients' items of one kind."""
 
     on_change: ItemCall
-    """Called with the key and name of an item that is new, has changed, or is gone."""
+    """Called with the key and name of a new, changed or removed item."""
     on_use: ItemCall
-    """Called with the key and name of an item that is kept for longer because it was used."""
+    """Called with the key and name of an item whose use extends its lifetime."""
 
     @property
     def keep_s(self) -> float:
-        """How long an item is kept without being used, in seconds."""
+        """Seconds for which an unused item is kept."""
 
     def copier(self, key: str, name: str) -> Copier | None:
-        """Makes a copy of an item; None where it is not kept here any more."""
+        """The copier of an item; None if the item is no longer here."""
 
     def adopt(self, key: str, name: str, copy: bytes) -> None:
-        """Keep another orchestrator's item. Raises ``DecodeError`` or ``TidegateError``."""
+        """Store another orchestrator's item. Raises ``DecodeError`` or ``TidegateError``."""
 
     def let_go(self, key: str, name: str) -> None:
-        """Forget an item that another orchestrator has now."""
+        """Remove an item that another orchestrator has now."""
 
     def names(self) -> Iterable[tuple[str, str]]:
-        """Keys and names of all items that are kept here."""
+        """Keys and names of all items here."""
 
 
 class Sums(Protocol):
     """Sums of tokens and cost, by name, that several orchestrators keep together."""
 
     def own(self) -> Mapping[str, tuple[int, float]]:
-        """This process's part of each sum that matters here at the moment."""
+        """This process's part of each sum that it currently needs."""
 
     def hear(self, name: str, others: tuple[int, float]) -> None:
-        """Take in all other processes' part of a sum."""
+        """Set the part of a sum that comes from all other processes."""
 
 
 class Sharing:
-    """What an orchestrator that is alone shares: nothing. Every call has no effect."""
+    """A single orchestrator, which shares no state: calls have no effect."""
 
     tag: str = ""
-    """What the ids begin with that are made here."""
+    """Prefix of the ids that are made here."""
     is_shared: bool = False
-    """Whether durable tasks are in a store of several orchestrators, and not in a file."""
+    """Whether durable tasks are in a store of several orchestrators instead of a file."""
     listens_at: tuple[str, int] | None = None
-    """Host and port of this process alone, where several share the service's port."""
+    """Host and port of only this process, if several share the service's port."""
     process: str = ""
-    """Name of this process among those at the service's port; empty without others."""
+    """Name of this process among those at the service's port; empty if it is the only one."""
 
     @property
     def processes(self) -> int:
-        """How many processes share the service's port, with this one."""
+        """Number of processes at the service's port, including this one."""
         return 1
 
     @property
     def fault(self) -> str:
-        """Why the others cannot be reached; empty if they can be, or there are none."""
+        """Why the others are unreachable; empty if they are reachable or there are none."""
         return ""
 
     def store(self, file: JournalFile | None) -> JournalStore | None:
-        """The store of durable tasks; None without one."""
+        """The store of durable tasks; None if there is none."""
         return None if file is None else FileStore(file)
 
     def share(self, registry: "Registry", queue: "TaskQueue[Task]", limiter: "Limiter") -> None:
-        """Share the instances' slots and keys' limits, from the start."""
+        """Start to share the instances' slots and the keys' limits."""
 
     def follow(self, runs: "Runs", metrics: "Metrics") -> None:
-        """Continue runs of calls at the others, and publish metrics of the shared state."""
+        """Share runs of calls with the others, and publish metrics of the shared state."""
 
     def keep(self, kind: str, shelf: Shelf) -> None:
-        """Copy what clients keep on ``shelf``, so that it outlives this process."""
+        """Copy clients' items on ``shelf``, so that they survive this process."""
 
     def add_up(self, sums: Sums) -> None:
-        """Keep ``sums`` together with the others."""
+        """Share ``sums`` with the others."""
 
     async def write_lines(self, lines: Lines) -> None:
-        """Write lines into pages that all have together: of two of one name, that with the greater
+        """Write lines into shared pages: of two lines with the same name, the one with the larger
         first number stays. Raises ``NotReady``."""
 
     async def read_lines(self, page: str) -> Mapping[str, bytes]:
@@ -114,7 +114,7 @@ class Sharing:
         return {}
 
     async def take(self, task: Task) -> None:
-        """Take a request from the limits that hold for all together. Raises ``RateLimited``."""
+        """Charge a request to the shared limits. Raises ``RateLimited``."""
 
     async def cordoned(self, address: str, grace_s: float) -> None:
         """Tell the others that an instance gets no new work."""
@@ -123,10 +123,10 @@ class Sharing:
         """Tell the others that an instance is in use again."""
 
     def take_lead(self) -> None:
-        """Tell the other processes at this port that this one keeps what one process keeps."""
+        """Tell the other processes at this port that this process is now the leader."""
 
     def is_of_member(self, item_id: str) -> bool:
-        """Whether an id was made by an orchestrator that is known here."""
+        """Whether a known orchestrator made this id."""
         return True
 
     def join(
@@ -136,22 +136,22 @@ class Sharing:
         take_on: Callable[[Sequence[UnfinishedTask]], None],
         may_take: Callable[[], bool],
     ) -> None:
-        """Join the others, listening on ``port``. ``take_on`` gets tasks of others that this
-        process must finish, whenever it ``may_take`` any. ``keys`` is a digest of its keys."""
+        """Join the others; this process listens on ``port``. ``take_on`` gets tasks of others that
+        this process must finish, whenever ``may_take`` allows. ``keys`` is a digest of its keys."""
 
     def on_lapsed(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called when this process was taken for dead and is back."""
+        """Register a function to call when this process was considered dead and is back."""
 
     def describe(self) -> dict[str, object] | None:
-        """The shared state as ``/health`` shows it; None without one."""
+        """The shared state for ``/health``; None if there is none."""
         return None
 
     async def close(self) -> None:
-        """Leave. Call it once everything is written: others take over the rest."""
+        """Leave the others. Call it after all writes: others take over the rest."""
 
 
 def make_sharing(settings: Settings, rng: random.Random, unix: Callable[[], float]) -> Sharing:
-    """What the settings have this orchestrator share. Blocks, and asks no store anything yet."""
+    """The ``Sharing`` for the settings. Blocks, but does not contact the store yet."""
     for module in modules_of_rooms("sharing"):
         made: Sharing | None = module.sharing_of(settings, rng, unix)
         if made is not None:

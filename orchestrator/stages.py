@@ -1,4 +1,4 @@
-"""The stages that a request goes through, and settings that hold for every request."""
+"""The stages of a request, and the settings for all requests."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ from orchestrator.tasks.task import Task, TaskStore
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The stages that a request goes through, in that order."""
+    """The stages of a request, in order."""
 
     limits: Limiter
     registry: Registry
@@ -36,17 +36,17 @@ class Stages:
     swaps: Swaps
     demand: ModelDemand
     sharing: Sharing
-    """What this orchestrator shares with others."""
+    """The state shared with other orchestrators."""
     durable: DurableTasks | None = None
-    """The journal; None where no task can be durable."""
+    """The journal; None if tasks cannot be durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """Settings that hold for every request."""
+    """Settings for all requests."""
 
     deadlines: DeadlineConfig
     isolate_tenants: bool = False
-    """Whether tenants share no cached prefixes."""
+    """Whether cached prefixes are separate per tenant."""
     learns_runs: bool = False
     """Whether to learn the number of calls of runs that do not state it."""

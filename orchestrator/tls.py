@@ -1,6 +1,6 @@
-"""Secures connections to Triton with TLS, mutual if we have a certificate (OR-25).
+"""Secures connections to Triton with TLS, mutual if Tidegate has a certificate (OR-25).
 
-All that speaks gRPC to Triton has these settings: lanes, clips, swaps, and the launcher's checks.
+All gRPC clients of Triton use these settings: lanes, clips, swaps, and the launcher's checks.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ _OTHER_NAME = f"its certificate is for another name: see server_name of {SETTING
 _UNTRUSTED = f"its certificate is not trusted: ca of {SETTING} names its signer"
 _NO_TLS = f"it speaks no TLS: unset {SETTING}, or start Triton with --grpc-use-ssl"
 _ENDED = (
-    f"it ended the TLS handshake: perhaps it asks for a certificate, or refuses ours; see {SETTING}"
+    f"it ended the TLS handshake: perhaps it needs a certificate, or refuses ours; see {SETTING}"
 )
 _NAMES = ("Hostname mismatch", "IP address mismatch")
 _TOO_OLD = ssl.TLSVersion.TLSv1_2
 _BY_HASH = re.compile(r"[0-9a-f]{8}\.\d+", re.ASCII)
-"""Names of certificates that OpenSSL looks at in a folder."""
+"""Names of certificate files that OpenSSL reads in a folder."""
 
 
 class Tls(BaseModel):
-    """Files are PEM. They are read for each connection, so that renewed certificates count."""
+    """Files are PEM. They are read for each connection, so renewed certificates take effect."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,7 +51,7 @@ class Tls(BaseModel):
         return self
 
     def context(self) -> ssl.SSLContext:
-        """An SSL context for one of our connections. Raises ``ValueError`` for unusable files."""
+        """An SSL context for a connection to Triton. Raises ``ValueError`` for unusable files."""
         try:
             made = ssl.create_default_context(cafile=self.ca)
         except OSError as error:  # ssl.SSLError is one
@@ -62,7 +62,7 @@ class Tls(BaseModel):
             for name, path in (("certificate", self.certificate), ("key", self.key)):
                 _read(name, path)
             try:
-                # Without a password of ours OpenSSL would ask at the terminal.
+                # Without a password callback OpenSSL would ask at the terminal.
                 made.load_cert_chain(self.certificate, self.key, password=lambda: b"")
             except OSError as error:
                 raise ValueError(
@@ -76,7 +76,7 @@ class Tls(BaseModel):
         ``host``. Raises ``ValueError``.
         """
         if self.certificate is None or self.key is None:
-            raise ValueError("a Triton that is started here needs certificate and key")
+            raise ValueError("a Triton that is started here needs a certificate and a key")
         client = self.context()  # reads all files
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server.load_cert_chain(self.certificate, self.key)
@@ -142,8 +142,8 @@ def why_no_tls(error: Exception) -> str:
 
 
 def _trusted_by_system() -> bytes | None:
-    """The certificates that ``context`` trusts without ``ca``; gRPC would use its own list. None if
-    the system has none.
+    """The certificates that ``context`` trusts without ``ca``; gRPC alone would use its own list.
+    None if the system has none.
     """
     paths = ssl.get_default_verify_paths()
     files = [Path(paths.cafile)] if paths.cafile else []
@@ -153,7 +153,7 @@ def _trusted_by_system() -> bytes | None:
 
 
 def _shake_hands(*ends: ssl.SSLObject) -> None:
-    """Do a TLS handshake of both ends, in turns. Raises ``ssl.SSLError``."""
+    """Run the TLS handshake of both ends alternately. Raises ``ssl.SSLError``."""
     waiting = list(ends)
     while waiting:
         for end in ends:

@@ -1,8 +1,7 @@
-"""Checks that refuse a task before it costs anything (LB-1: under 10 ms, in fact a few
-microseconds).
+"""Checks that refuse a task before it costs anything (LB-1: under 10 ms; they take microseconds).
 
-``begin`` checks what needs no prompt, ``fit`` the prompt against the context, ``finish`` whether
-the task can be placed, and whether its deadline can be kept (DL-7).
+``begin`` runs the checks that need no prompt. ``fit`` checks the prompt against the context.
+``finish`` checks that an instance can take the task and that its deadline can be kept (DL-7).
 """
 
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ def settle_sampling(task: Task, card: ModelCard, default_max_tokens: int) -> Non
     if wanted is None:
         most = usual_tokens(task.job, card, default_max_tokens)
         wanted = min(left, max(most, sampling.min_tokens))
-    # A ``top_k`` beyond the vocabulary is the same as all of it, and need not fit in 64 bits.
+    # A ``top_k`` above the vocabulary size selects all of it, and may exceed 64 bits.
     top_k = sampling.top_k if sampling.top_k < card.vocab_size else 0
     sampling = msgspec.structs.replace(sampling, max_tokens=wanted, top_k=top_k)
     try:
@@ -53,7 +52,7 @@ def settle_sampling(task: Task, card: ModelCard, default_max_tokens: int) -> Non
 
 
 def usual_tokens(job: Job, card: ModelCard, default_max_tokens: int) -> int:
-    """How much a job that states no ``max_tokens`` generates where the context holds it."""
+    """The most tokens of a job that states no ``max_tokens``, if they fit into the context."""
     most = job.default_max_tokens or default_max_tokens
     limit = card.sampling_defaults.max_tokens
     return most if limit is None else min(most, limit)
@@ -64,12 +63,12 @@ class AdmissionConfig:
     """Settings of admission."""
 
     floor_ms: float
-    """Shortest time until its deadline, in ms, with which a task is let in."""
+    """Shortest time until the deadline, in ms, with which a task is admitted."""
     default_max_tokens: int
 
 
 class Admission:
-    """Lets tasks in, or raises the error that says why not."""
+    """Admits tasks, or raises the error that says why not."""
 
     def __init__(
         self,
@@ -89,14 +88,14 @@ class Admission:
         self.config = config
 
     def begin(self, work: AnyWork) -> None:
-        """Check for time and an open service. Raises ``Draining``, ``DeadlineExceeded``."""
+        """Check the service and the deadline. Raises ``Draining``, ``DeadlineExceeded``."""
         self.require_open()
         self._require_time(work)
 
     def require_open(self) -> None:
         """Check that the service takes work. Raises ``Draining``."""
         if self.draining:
-            raise Draining("the service is going down and takes no new work")
+            raise Draining("the service is shutting down and takes no new work")
 
     def fit(self, task: Task, card: ModelCard) -> None:
         """Settle length and sampling. Raises ``ContextOverflow`` or ``InvalidRequest``."""
@@ -121,9 +120,9 @@ class Admission:
         work.parts.require(self.config.floor_ms, now)
 
     def _require_place(self, task: Task) -> None:
-        """Raise unless there is an instance that may and can take ``task``, now or later."""
+        """Raise unless an instance may and can take ``task``, now or later."""
         placement, known = task.job.placement, self._registry.instances
-        # A task that is pinned to unknown instances would wait in vain.
+        # A task that is pinned to unknown instances would never start.
         if placement.mode is PlacementMode.PIN and not any(
             name in known for name in placement.instances
         ):
@@ -134,7 +133,7 @@ class Admission:
             )
         is_possible = self._placer.is_possible(task)
         if not self._registry.any_ready(task.model):
-            # During a swap that keeps the model's name, or when a machine stood still for a second,
+            # During a swap that keeps the model's name, or after a machine stalled for a second,
             # the task waits as it would for a slot.
             if self._registry.any_returning_to(task.model) and self._placer.may_return(task):
                 return
@@ -142,27 +141,27 @@ class Admission:
         dark_s = self._registry.dark_s(task.model)
         if dark_s > 0:
             raise NotReady(
-                f"all instances that serve {task.model!r} fail whatever they are given; they are"
+                f"all instances that serve {task.model!r} fail on every request; they are"
                 f" tried again in {dark_s:.1f} s",
                 retry_after_ms=1000 * dark_s,
             )
         lacking = self._placer.lacking(task)
         if lacking:
             raise _unable(task, lacking)
-        # Instances with what the task needs may come back; any other client could be asked for
-        # less.
+        # If the task needs features, instances that have them may come back; other clients can ask
+        # for less.
         if not is_possible and not (task.features and self._placer.may_return(task)):
             raise NotReady(
-                "no instance that is ready can take this task, by its placement and its length; "
+                "no ready instance can take this task, given its placement and its length; "
                 "try again shortly, or ask for less"
             )
         if self._placer.is_excluded(task):
             raise NoCapacity(
-                "the operator's placement policy lets no instance take this", retryable=False
+                "the operator's placement policy lets no instance take this task", retryable=False
             )
 
     def _predict_fit(self, task: Task) -> None:
-        """Forecast the answer's length for the client; settled at the start (DL-6)."""
+        """Forecast the answer's length for the client; it is final when the task starts (DL-6)."""
         forecaster, now = self._prediction.forecaster, self._clock.now()
         forecaster.plan(task, now)
         wait_ms = 0.0
@@ -174,12 +173,12 @@ class Admission:
 
 
 def _unable(task: Task, lacking: frozenset[Feature]) -> InvalidRequest:
-    """Error for a task that no instance of the model can do entirely, however idle."""
+    """Error for a task that needs features that no instance of the model has."""
     names = sorted(lacking)
     stated = task.job.placement.capabilities
     field = next((FIELDS[name] for name in names if name in FIELDS and name not in stated), None)
     return InvalidRequest(
-        f"no instance of {task.model!r} can do what this needs: {' and '.join(names)} (see "
-        "lacks in /v2/instances); leave it out, or ask for another model",
+        f"no instance of {task.model!r} supports what this request needs: {' and '.join(names)} "
+        "(see lacks in /v2/instances); leave it out, or ask for another model",
         field="placement.capabilities" if stated & lacking else field,
     )

@@ -1,7 +1,6 @@
-"""Refuses grammars that cannot be used, by trying them with the library that would have to use
-them.
+"""Refuses unusable grammars: it tests each with the library that workers use.
 
-The latest findings are kept: clients send the same schema again and again.
+The latest results are cached: clients send the same schema again and again.
 """
 
 import asyncio
@@ -20,51 +19,50 @@ from orchestrator.telemetry.log import fields, service_log
 from protocol import Grammar, ModelCard
 
 _HAS_LIBRARY = find_spec("llguidance") is not None
-"""Whether grammars can be checked here. The process that checks loads the library. Without it a
-worker finds what is wrong."""
+"""Whether grammars can be checked here. The checking process loads the library. Without the
+library, workers check grammars."""
 _COMPILER = "orchestrator.admission.grammar_compiler"
-_TOO_LONG = "the grammar cannot be used: it takes too long to compile; combine fewer patterns in it"
+_TOO_LONG = "the grammar cannot be used: it takes too long to compile; combine fewer patterns"
 _GAVE_UP = (-signal.SIGPROF, -signal.SIGABRT)
-"""Exit statuses of a process that ended over a grammar that takes too much time, or memory."""
+"""Exit statuses of a process that ended because a grammar took too much time or memory."""
 MS_PER_MIN = 30_000
-"""Time of the process, in ms, that one tenant may take per minute: half of it, so that nobody keeps
-a core busy."""
+"""Ms of the process per minute that one tenant may use: half of a minute, so that no tenant keeps a
+core busy."""
 _NOTHING = GrammarFinding()
 _finding_decoder = msgspec.msgpack.Decoder(GrammarFinding)
 _KEPT = 256
-"""Number of grammars whose findings are kept: many short ones would take far more memory than their
-texts."""
+"""Maximum number of cached results: many short grammars take far more memory than their texts."""
 _KEPT_CHARS = 4 * 2**20
-"""Characters of those grammars together: sixteen of the largest usable ones (250 KB)."""
+"""Maximum total characters of the cached grammars: sixteen of the largest usable ones (250 KB)."""
 
 
 class GrammarCheck:
-    """Checks the grammars of one event loop. New ones are tried out one at a time, in a process
-    that can be ended, and whose time tenants share equally."""
+    """Checks the grammars of one event loop. New ones are tested one at a time in a process that
+    can be killed; tenants share its time equally."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[Grammar, GrammarFinding] = OrderedDict()
         self._chars = 0
         self._gate = FairGate()
         self._spent: dict[str, Rate] = {}
-        """Time of the process that tenants have taken lately, in ms."""
+        """Recent time of the process by tenant, in ms."""
         self._process: asyncio.subprocess.Process | None = None
 
     def is_known(self, grammar: Grammar) -> bool:
-        """Whether ``require`` can tell if the grammar is usable."""
+        """Whether ``require`` knows if the grammar is usable."""
         return not _HAS_LIBRARY or grammar in self._found
 
     def require(self, grammar: Grammar, card: ModelCard, ignores_eos: bool) -> None:
-        """Raise ``InvalidRequest`` for a grammar that is known to be unusable with that model."""
+        """Raise ``InvalidRequest`` if the grammar is known to be unusable with that model."""
         if not card.grammars:
             raise InvalidRequest(
-                f"text of {card.model!r} cannot be made to match a grammar: its workers say that "
-                "they have no way to (their logs say why); leave it out",
+                f"{card.model!r} does not support grammars: its workers have no library for them "
+                "(see their logs); leave the grammar out",
                 field="grammar",
             )
         if ignores_eos:
             raise InvalidRequest(
-                "a grammar says where the text ends: it does not go with ignore_eos",
+                "a grammar decides where the text ends: do not combine it with ignore_eos",
                 field="ignore_eos",
             )
         found = self._found.get(grammar, _NOTHING)
@@ -73,11 +71,11 @@ class GrammarCheck:
             raise InvalidRequest(found.problem, field="grammar")
 
     def passed_over(self, grammar: Grammar) -> tuple[str, ...]:
-        """The keywords of a grammar's schema that cannot be enforced, as far as is known."""
+        """The known keywords of a grammar's schema that cannot be enforced."""
         return self._found.get(grammar, _NOTHING).passed_over
 
     async def find(self, grammar: Grammar, tenant: str) -> None:
-        """Try an unknown grammar out. Raises ``RateLimited`` once a tenant's time is used."""
+        """Test an unknown grammar. Raises ``RateLimited`` if the tenant's time is used up."""
         now = asyncio.get_running_loop().time
         self._require_time(tenant, now())
         await self._gate.enter(tenant)
@@ -97,7 +95,7 @@ class GrammarCheck:
         if wait_s:
             raise RateLimited(
                 f"new grammars of this tenant have taken {MS_PER_MIN / 1000:g} s to check within "
-                "a minute, which is its share; send ones that were sent before, or try again later",
+                "a minute, which is its share; reuse earlier grammars, or try again later",
                 retry_after_ms=1000 * wait_s,
                 field="grammar",
             )
@@ -119,7 +117,7 @@ class GrammarCheck:
                 self._process = await start_helper(_COMPILER)
         except OSError as error:
             service_log.warning(
-                "no process to check grammars in; workers check them",
+                "cannot start the grammar check process; workers check grammars",
                 extra=fields(reason=error.strerror),
             )
             return _NOTHING
@@ -136,7 +134,7 @@ class GrammarCheck:
                 return GrammarFinding(_TOO_LONG)
             raise TidegateError("the grammar could not be checked; try again") from None
         finally:
-            if not is_over:  # an answer that nobody waits for would be taken for the next one's
+            if not is_over:  # its late answer would be read as the next one's
                 self._process = None
                 if process.returncode is None:
                     process.kill()
@@ -144,10 +142,10 @@ class GrammarCheck:
 
     def _keep(self, grammar: Grammar, found: GrammarFinding) -> None:
         if found.passed_over:
-            # Formats are the client's own words, which are not logged.
+            # Names of formats are client text, which is not logged.
             names = sorted({name.partition("=")[0] for name in found.passed_over})
             service_log.info(
-                "keywords of a schema cannot be enforced, and are passed over",
+                "some keywords of a schema cannot be enforced and are ignored",
                 extra=fields(keywords=" ".join(names)),
             )
         self._found[grammar] = found

@@ -1,7 +1,7 @@
-"""How many images a request may have, and how many are kept at a time.
+"""Limits on the images of a request, and of all requests together.
 
-Their bytes are bounded with the body that they come in (``http.max_body_bytes``). Pixels are
-checked by what their headers say, before anything is decoded: only workers do that.
+The limit on the request body (``http.max_body_bytes``) also limits an image's bytes. Pixels are
+checked from the image headers: only workers decode images.
 """
 
 from collections import Counter
@@ -14,15 +14,15 @@ from orchestrator.tasks.image import Image
 from orchestrator.tasks.task import Task
 
 MAX_COUNT: Final = 16
-"""Most images that a chat may have."""
+"""Maximum number of images of a chat."""
 MAX_PIXELS: Final = 2**24
-"""Most pixels of an image: width times height."""
+"""Maximum pixels of an image: width times height."""
 ALL_BYTES: Final = 512 * 2**20
-"""Bytes that the images of all requests that wait or run may have; more are answered 429."""
+"""Maximum image bytes of all waiting and running requests; further ones get status 429."""
 
 
 class ImageGate:
-    """Keeps images within their limits."""
+    """Enforces the limits on images."""
 
     def __init__(self) -> None:
         self.held_bytes = 0
@@ -35,7 +35,7 @@ class ImageGate:
         if len(images) > MAX_COUNT:
             raise InvalidRequest(
                 f"{len(images)} images are more than the {MAX_COUNT} that a request may "
-                "have here: send fewer",
+                "have: send fewer",
                 field="messages",
             )
         for number, image in enumerate(images, 1):
@@ -43,18 +43,18 @@ class ImageGate:
             if pixels > MAX_PIXELS:
                 raise InvalidRequest(
                     f"image {number} has {image.width}x{image.height} pixels, and at most "
-                    f"{MAX_PIXELS} in all are taken: scale it down",
+                    f"{MAX_PIXELS} in total are allowed: scale it down",
                     field="messages",
                 )
 
     def take(self, task: Task, images: Sequence[Image]) -> None:
-        """Count a task's images until its end. Raises ``QueueFull`` where too many are kept."""
+        """Count a task's images until its end. Raises ``QueueFull`` if too many bytes are held."""
         size, tenant = sum(len(image.data) for image in images), task.job.tenant
         own, left = self._held[tenant], ALL_BYTES - self.held_bytes
         if size and ((self.held_bytes and size > left) or is_over_share(own, size, left)):
             raise QueueFull(
-                f"images of {self.held_bytes} bytes are in requests that wait or run, {own} of "
-                "them of this tenant; try again shortly"
+                f"waiting and running requests hold {self.held_bytes} bytes of images, {own} of "
+                "them this tenant's; try again shortly"
             )
         self._count(tenant, size)
         task.images = images

@@ -1,11 +1,11 @@
 """Rate limits, per key and for the whole service (OR-12).
 
-Rates are kept by the generic cell rate algorithm (ITU-T I.371): one number per limit, the time at
-which everything taken so far would have been earned at the steady rate. A full minute's worth may
-be taken at once; no stretch of ``w`` seconds ever sees more than ``limit · (1 + w / 60)``.
+Rates use the generic cell rate algorithm (ITU-T I.371). It keeps one number per limit: the time at
+which the steady rate has refilled all units taken so far. A burst may take a full minute's units at
+once. No interval of ``w`` seconds admits more than ``limit · (1 + w / 60)``.
 
-A request takes one from the requests when it comes, and from the tokens its prompt and all that it
-may generate once these are known; what it did not use is given back when it ends.
+A request takes one unit of the request rate on arrival. When its prompt and maximum length are
+known it takes that many units of the token rate. At its end it returns unused tokens.
 """
 
 import math
@@ -23,21 +23,21 @@ from orchestrator.tasks.work import AnyWork
 from worker.environment import Section
 
 WINDOW_S = 60.0
-"""A minute, by which rates are stated."""
+"""The interval of all rates: a minute."""
 _ROUNDING = 1e-9
-"""Share of one unit by which a rate may be exceeded, so that rounding refuses nobody."""
+"""Share of one unit by which a rate may be exceeded, so that rounding refuses no request."""
 
 
 class Limits(Section):
-    """Limits of a key, or of all; 0 is no limit. Tokens are those of prompts and answers
-    together."""
+    """Limits of a key, or of all keys together; 0 means no limit. Tokens are those of prompts and
+    answers together."""
 
     requests_per_min: int = Field(default=0, ge=0)
-    """Requests that may come in a minute."""
+    """Maximum requests per minute."""
     tokens_per_min: int = Field(default=0, ge=0)
-    """Tokens of prompts and answers in a minute."""
+    """Maximum tokens of prompts and answers per minute."""
     concurrent: int = Field(default=0, ge=0)
-    """Requests in progress at a time."""
+    """Maximum requests in progress at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class RateLimitConfig:
     default: Limits = field(default_factory=Limits)
     """Limits of each key without its own, and of requests without a key."""
     by_key: Mapping[str, Limits] = field(default_factory=dict)
-    """Limits of single keys, by the key's fingerprint."""
+    """Limits of individual keys, by the key's fingerprint."""
 
 
 class Rate:
-    """A rate of at most ``per_min`` a minute, sustained, and as much again in a burst."""
+    """A sustained rate of at most ``per_min`` units per minute, plus a burst of as many."""
 
     __slots__ = ("_paid_until", "_unit_s", "per_min")
 
@@ -63,22 +63,22 @@ class Rate:
         self._paid_until = -math.inf
 
     def wait_s(self, count: int, now: float) -> float:
-        """Seconds until ``count`` can be taken; 0 if they can be now, inf if never."""
+        """Seconds until ``count`` units can be taken; 0 if now, inf if never."""
         if count > self.per_min:
             return math.inf
         wait_s = self.reset_s(now) + count * self._unit_s - WINDOW_S
         return wait_s if wait_s > _ROUNDING * self._unit_s else 0.0
 
     def take(self, count: int, now: float) -> None:
-        """Take as many as ``wait_s`` allowed."""
+        """Take ``count`` units that ``wait_s`` allowed."""
         self._paid_until = max(self._paid_until, now) + count * self._unit_s
 
     def give_back(self, count: int) -> None:
-        """Give back a part of what was taken; never leaves more than a full burst."""
+        """Return ``count`` of the units taken; the rate never holds more than a full burst."""
         self._paid_until -= count * self._unit_s
 
     def level(self, whole_s: float, now: float) -> None:
-        """Set the time until the whole burst is available again, as others know it."""
+        """Set the seconds until the burst is full again, as other orchestrators report it."""
         self._paid_until = now + whole_s
 
     def remaining(self, now: float) -> int:
@@ -89,16 +89,16 @@ class Rate:
 
 
 class Account:
-    """Usage of one key, or of all together."""
+    """Usage of one key, or of all keys together."""
 
     def __init__(self, limits: Limits) -> None:
         self.rates: dict[str, Rate] = {}
-        """Those of ``requests`` and of ``tokens``, as far as they have limits."""
+        """The rates of ``requests`` and ``tokens`` that have limits."""
         self.running = 0
         self.limit(limits)
 
     def limit(self, limits: Limits) -> None:
-        """Apply new limits; what is running is still counted, and a rate that stays is kept."""
+        """Apply new limits. Running requests stay counted; an unchanged rate keeps its state."""
         self.concurrent = limits.concurrent
         per_min = {"requests": limits.requests_per_min, "tokens": limits.tokens_per_min}
         same = {unit: rate for unit, rate in self.rates.items() if rate.per_min == per_min[unit]}
@@ -106,8 +106,8 @@ class Account:
 
 
 class Standing(NamedTuple):
-    """One limit of a key: how much there is of it, how much of that is left now, and seconds until
-    it is whole again."""
+    """One limit of a key: its size, the units that remain now, and the seconds until it is full
+    again."""
 
     unit: str
     limit: float
@@ -120,18 +120,18 @@ EVERYONE = "*"
 
 
 class SharedAccount(NamedTuple):
-    """An account with limits, for a store that keeps them for several orchestrators."""
+    """An account with limits, for a store that several orchestrators share."""
 
     name: str
     whose: str
     limits: tuple[int, int, int]
-    """Requests a minute, tokens a minute, requests in progress; 0 is no limit."""
+    """Requests per minute, tokens per minute, requests in progress; 0 means no limit."""
     running: int
     """Requests in progress at this orchestrator."""
 
 
 class Limiter:
-    """Holds requests to the limits of their key and to those of all keys together."""
+    """Enforces the limits of each key and those of all keys together."""
 
     def __init__(self, config: RateLimitConfig, clock: Clock) -> None:
         self._clock = clock
@@ -140,7 +140,7 @@ class Limiter:
         self._accounts = {key: Account(limits) for key, limits in config.by_key.items()}
 
     def replace(self, config: RateLimitConfig) -> None:
-        """Replace all limits, also for what is running; a rate that has changed starts again."""
+        """Replace all limits, also for running requests; a changed rate starts again."""
         self._config = config
         self._everyone.limit(config.everyone)
         for key, account in self._accounts.items():
@@ -150,10 +150,10 @@ class Limiter:
         return self._config.by_key.get(key, self._config.default)
 
     def require(self, key: str, count: int, max_tokens: int, field: str) -> None:
-        """Check that ``count`` requests of ``max_tokens`` each, none of which is of use without the
-        others, can begin now. Raises ``RateLimited``, not retryable where they never can.
+        """Check that ``count`` requests of ``max_tokens`` each, which are only useful together, can
+        start now. Raises ``RateLimited``, not retryable if they never can.
 
-        Takes nothing: a client that took some of them at each try would never get all.
+        Takes no units: a client that took some at each try would never get all.
         """
         accounts, now = self._accounts_of(key), self._clock.now()
         for account, whose in accounts:
@@ -174,7 +174,7 @@ class Limiter:
         _require(accounts, count, now)
 
     def concurrent_of(self, key: str) -> int:
-        """How many requests of a key may be in progress; 0 where nothing limits them."""
+        """Maximum number of a key's requests in progress; 0 means no limit."""
         limits = [account.concurrent for account, _ in self._accounts_of(key)]
         return min((limit for limit in limits if limit), default=0)
 
@@ -185,8 +185,8 @@ class Limiter:
 
     @contextmanager
     def counted(self, key: str, requests: int = 1) -> Iterator[None]:
-        """Count what is not a task as in progress while the block runs, and as so many requests:
-        0 where a request follows that ``begin`` counts. Raises ``RateLimited``."""
+        """Count other work than tasks as in progress while the block runs, and as ``requests``: 0
+        if a request follows that ``begin`` counts. Raises ``RateLimited``."""
         self._enter(key, requests)
         try:
             yield
@@ -206,7 +206,7 @@ class Limiter:
             account.running -= 1
 
     def charge(self, task: Task) -> None:
-        """Take the most tokens that a task can come to. Raises ``RateLimited``."""
+        """Take the most tokens that a task can use. Raises ``RateLimited``."""
         rates, now = self._rates_of(task.job.key, "tokens"), self._clock.now()
         most = task.prompt_tokens + task.sampling.max_tokens
         for rate, whose in rates:
@@ -215,7 +215,7 @@ class Limiter:
             limit = f"the limit of {rate.per_min} tokens a minute for {whose}"
             if math.isinf(wait_s):
                 raise RateLimited(
-                    f"prompt and max_tokens come to {most} tokens, which is above {limit}: "
+                    f"prompt and max_tokens add up to {most} tokens, which is above {limit}: "
                     "ask for less",
                     retryable=False,
                     field="max_tokens",
@@ -226,7 +226,7 @@ class Limiter:
         task.on_end.append(lambda ended: self._settle_tokens(ended, most))
 
     def standings(self, key: str) -> list[Standing]:
-        """The standing of a key with its requests and tokens, each by the tighter limit."""
+        """A key's standing in requests and in tokens, each for the tighter limit."""
         now, found = self._clock.now(), []
         for unit in ("requests", "tokens"):
             if rates := [rate for rate, _ in self._rates_of(key, unit)]:
@@ -235,7 +235,7 @@ class Limiter:
         return found
 
     def shared_accounts(self, key: str) -> list[SharedAccount]:
-        """The accounts that a key's requests are taken from, as far as they have limits."""
+        """The accounts of a key's requests that have limits."""
         found = []
         for (account, whose), name in zip(self._accounts_of(key), (key, EVERYONE), strict=True):
             per_min = {unit: rate.per_min for unit, rate in account.rates.items()}
@@ -245,8 +245,8 @@ class Limiter:
         return found
 
     def level(self, key: str, name: str, kind: str, whole_s: float) -> None:
-        """Set a rate (``requests`` or ``tokens``) of an account to what all orchestrators together
-        have taken: it is whole again in ``whole_s`` seconds."""
+        """Set a rate (``requests`` or ``tokens``) of an account to the usage of all orchestrators
+        together: it is full again in ``whole_s`` seconds."""
         (own, _), (everyone, _) = self._accounts_of(key)
         account = everyone if name == EVERYONE else own
         if (rate := account.rates.get(kind)) is not None:
@@ -254,12 +254,12 @@ class Limiter:
 
     def _accounts_of(self, key: str) -> tuple[tuple[Account, str], tuple[Account, str]]:
         account = self._accounts.get(key)
-        if account is None:  # keys were checked before they came here, so they are few
+        if account is None:  # only valid keys get here, so they are few
             account = self._accounts[key] = Account(self._limits_of(key))
         return (account, "this key"), (self._everyone, "the whole service")
 
     def _rates_of(self, key: str, unit: str) -> list[tuple[Rate, str]]:
-        """The rates of ``unit`` that a key's requests are taken from, and whose they are."""
+        """The rates of ``unit`` for a key's requests, each with its owner's name."""
         accounts = self._accounts_of(key)
         return [
             (account.rates[unit], whose) for account, whose in accounts if unit in account.rates
@@ -272,12 +272,12 @@ class Limiter:
 
 
 def _require(accounts: Iterable[tuple[Account, str]], count: int, now: float) -> None:
-    """Raise ``RateLimited`` unless so many requests can begin now, each on all of ``accounts``."""
+    """Raise ``RateLimited`` unless ``count`` requests can start now on all of ``accounts``."""
     for account, whose in accounts:
         if account.concurrent and account.running + count > account.concurrent:
             raise RateLimited(
-                f"{account.running} requests of {whose} are in progress, and the limit is"
-                f" {account.concurrent}"  # nobody knows when one ends: the usual wait
+                f"{account.running} requests of {whose} are in progress and the limit is"
+                f" {account.concurrent}"  # unknown end: the default wait
             )
         rate = account.rates.get("requests")
         if rate is not None and (wait_s := rate.wait_s(count, now)) > 0:

@@ -1,4 +1,4 @@
-"""Reads a task's prompt as its model does: token ids, hashes of its prefix, images, its grammar."""
+"""Reads a task's prompt for its model: token ids, prefix hashes, images and grammar."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from protocol import Grammar, ModelCard
 
 
 class Reading(NamedTuple):
-    """A prompt as a model reads it, for other tasks with the same one."""
+    """A prompt as a model reads it, to reuse for other tasks with the same prompt."""
 
     encoder: PromptEncoder
     token_ids: Sequence[int]
@@ -32,12 +32,12 @@ class Reading(NamedTuple):
 
 
 def reading_of(task: Task, encoder: PromptEncoder) -> Reading:
-    """How the model reads the prompt of a task that is prepared and not offered yet."""
+    """The reading of the prompt of ``task``, which is prepared but not submitted yet."""
     return Reading(encoder, task.token_ids, task.prefix_hashes, task.images)
 
 
 class PromptReader:
-    """Reads prompts, on a thread where that takes long, for as long as the result is of use."""
+    """Reads prompts until their deadlines; long ones on a thread."""
 
     def __init__(self, registry: Registry, encoding: EncodingStage, clock: Clock) -> None:
         self.grammars = GrammarCheck()
@@ -49,8 +49,8 @@ class PromptReader:
     async def read(
         self, task: Task, encoder: PromptEncoder, prompt: Prompt, reading: Reading | None = None
     ) -> None:
-        """Note the facts about a task's prompt. ``reading`` is that of another task with the same
-        one. Raises ``TidegateError``."""
+        """Fill in the prompt's facts on ``task``. ``reading``: that of another task with the same
+        prompt. Raises ``TidegateError``."""
         if reading is not None and reading.encoder is encoder:
             task.token_ids, task.prefix_hashes = reading.token_ids, reading.prefix_hashes
             task.images = reading.images  # the same bytes, counted once
@@ -71,7 +71,7 @@ class PromptReader:
             not task.prefix_hashes
             and prefixes
             and task.block_tokens
-            # Else every token of the prompt must be read.
+            # Prompt logprobs need every token computed, so no prefix is reused.
             and task.job.sampling.prompt_logprobs is None
         ):
             task.prefix_hashes = await self._prefix_hashes(task, encoder)
@@ -79,7 +79,7 @@ class PromptReader:
         task.likely_cached = task.prompt_tokens_in(max(cached_blocks, default=0))
 
     async def check_grammar(self, task: Task, grammar: Grammar, card: ModelCard) -> None:
-        """Raises ``TidegateError`` for a grammar that cannot be used, or not be checked in time."""
+        """Raise ``TidegateError`` for a grammar that is unusable or cannot be checked in time."""
         check = self.grammars
         check.require(grammar, card, task.sampling.ignore_eos)
         if check.is_known(grammar):
@@ -96,24 +96,24 @@ class PromptReader:
     async def token_ids(
         self, encoder: PromptEncoder, prompt: Prompt, deadline: Deadline, tenant: str
     ) -> Sequence[int]:
-        """A prompt's token ids, exactly as a request would have them. Raises ``TidegateError``."""
+        """A prompt's token ids, exactly as a request gets them. Raises ``TidegateError``."""
         self.images.check(images_of(prompt))
         return await self._ids(encoder, prompt, deadline.at, "", tenant)
 
     async def text_of(
         self, encoder: PromptEncoder, ids: Sequence[int], deadline: Deadline, tenant: str
     ) -> str:
-        """The text that token ids stand for. Raises ``TidegateError``."""
+        """The text of token ids. Raises ``TidegateError``."""
         steps, size = encoder.decode_in_steps(ids), 8 * len(ids)
         return await self.encoding.run(steps, size, deadline.at, tenant=tenant)
 
     def _take_images(self, task: Task, images: Sequence[Image]) -> None:
-        """Let a task have these images. Raises ``InvalidRequest`` or ``QueueFull``."""
+        """Attach these images to a task. Raises ``InvalidRequest`` or ``QueueFull``."""
         self.images.check(images)
         if task.job.durable:
             raise InvalidRequest(
-                "a durable task has no images: the journal keeps a prompt's tokens only, without"
-                " the images, and no process could continue it; send durable: false",
+                "a durable task cannot have images: the journal keeps a prompt's tokens but not its"
+                " images, so no process could continue it; send durable: false",
                 field="durable",
             )
         self.images.take(task, images)
@@ -138,6 +138,6 @@ class PromptReader:
 
 
 def _due(task: Task) -> tuple[float, Part | str]:
-    """When what is read of a task is of no more use, and the part of its deadline that says so."""
+    """When a reading of ``task`` becomes useless, and the part of its deadline that decides it."""
     due_at = min(task.deadline.at, task.parts.cut_at)
     return due_at, Part.FIRST_TOKEN if due_at < task.deadline.at else ""

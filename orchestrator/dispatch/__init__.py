@@ -1,13 +1,13 @@
-"""Takes tasks from the queue to a lane, and handles what comes of them.
+"""Sends tasks from the queue to lanes, and handles the results.
 
-- ``dispatcher``    starts what can start; the queue's bound; deadlines of what waits
-- ``time_limits``   when a task ends here, its worker too, and how late this process gets to run
+- ``dispatcher``    starts tasks; the queue's bound; deadlines of waiting tasks
+- ``time_limits``   when a task ends here and at its worker; the event loop's delay
 - ``launch``        sends a task to an instance
 - ``attempt``       one dispatch of a task to one instance
-- ``completion``    an attempt ended or was lost: settle, retry or resume
-- ``retry``         which tasks get another attempt, and when, and how many of all
-- ``resume``        whether and how a begun text continues elsewhere
+- ``completion``    ends of attempts: settle, retry or resume
+- ``retry``         which tasks get another attempt, when, and how many of all
+- ``resume``        whether and how a partial text continues on another instance
 - ``hedge``         a second attempt for a late first token
-- ``pausing``       which running jobs make room for more urgent work
-- ``replan``        new plans for what waits, a few at a time
+- ``pausing``       pauses running jobs for more urgent work
+- ``replan``        new plans for waiting tasks, a few at a time
 """

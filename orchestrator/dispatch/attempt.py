@@ -19,13 +19,13 @@ class AttemptOwner(Protocol):
     """The listener to which attempts report: the dispatcher."""
 
     def first_token(self, attempt: "Attempt") -> None:
-        """One of two attempts at a task has its first token."""
+        """One of a task's two attempts has its first token."""
 
     def attempt_ended(self, attempt: "Attempt", end: End) -> None:
-        """The worker is done with the attempt's job."""
+        """The worker has ended the attempt's job."""
 
     def attempt_lost(self, attempt: "Attempt", error: TidegateError) -> None:
-        """The lane is gone, and the attempt's job with it."""
+        """The lane and the attempt's job are lost."""
 
     def listener_failed(self, attempt: "Attempt") -> None:
         """Handling a message of the attempt raised; called while the exception is being handled."""
@@ -53,18 +53,18 @@ class Attempt:
         self.job = job
         self.dispatched_at = clock.now()
         self.begun_tokens = task.completion_tokens
-        """How many tokens of the text came from other instances before; 0 if none did."""
+        """Number of the text's tokens from earlier instances; 0 if none."""
         self.handle = -1
         self.basis: tuple[StepModel, Load] | None = None
-        """The instance's step model and load when the job was sent there; None while unknown."""
+        """The instance's step model and load when the job was sent; None if unknown."""
         self.has_slot = False
-        """Whether the job has a slot, as its worker last said: a job that was just paused may still
-        have one, and one that was just resumed may still wait for one."""
+        """Whether the job has a slot by its worker's last report: a job that was just paused may
+        still have one, and a job that was just resumed may still wait for one."""
         self.is_paused = False
         """Whether the last request to the worker was to pause the job."""
         self.late_tokens = 0
         self.lost_hedge = False
-        """Whether the task's other attempt had the first token."""
+        """Whether the task's other attempt had the first token first."""
         self.abandoned_at = 0.0
         self.cause: AbortCause | None = None
 
@@ -135,33 +135,33 @@ class Attempt:
     # from the dispatcher
 
     def pause(self, *, for_another: bool = True) -> None:
-        """Leave the slot at the end of the step, to another job or to nobody; the KV stays."""
+        """Free the slot after the step, for another job or to leave it empty; the KV stays."""
         self.is_paused = True
-        self.basis = None  # how long it stood still says nothing about the instance
+        self.basis = None  # its idle time says nothing about the instance
         self._lane.pause(self.handle)
         self.concurrency.pause(self.job, for_another=for_another)
 
     def resume(self, load: int) -> None:
         self.is_paused = False
-        if self.has_slot:  # not left yet: no worker will say that it has the slot back
+        if self.has_slot:  # not freed yet: the worker will not report a resume
             self.concurrency.got_slot()
         self._lane.resume(self.handle)
         self.concurrency.resume(self.job, load)
 
     def withdraw(self) -> None:
-        """Stop the job because its task continues elsewhere; tokens that still come are counted."""
+        """Stop the job because its task continues elsewhere; late tokens are counted."""
         if self.task.attempt is self:
             self.task.attempt = None
         self._lane.cancel(self.handle, AbortCause.CANCEL)
 
 
 class AttemptsInFlight:
-    """Attempts that were sent and have not ended, in order, so that a simulated run repeats."""
+    """Attempts that were sent and have not ended; in order, so that simulations are repeatable."""
 
     def __init__(self) -> None:
         self._attempts: dict[Attempt, None] = {}
         self.removed = asyncio.Event()
-        """Set whenever a worker is done with an attempt; the waiter clears it."""
+        """Set whenever an attempt ends on its worker; the waiter clears it."""
 
     def __iter__(self) -> Iterator[Attempt]:
         return iter(self._attempts)

@@ -1,7 +1,7 @@
 """Handles the end of an attempt, and the ends of tasks.
 
-An attempt ends when its worker says so, or when its lane is lost. Its instance is judged by it, and
-the forecaster learns from it; then its task continues with a hedge, is tried again, or ends.
+An attempt ends when its worker reports the end or its lane is lost. The instance's breaker counts
+it, the forecaster learns from it, and the task continues with a hedge, is retried, or ends.
 """
 
 import math
@@ -25,11 +25,11 @@ from orchestrator.tasks.verdicts import judge, lost, overdue, poisonous
 from protocol import AbortCause, Code, End, FinishReason
 
 FAULTS = frozenset({Code.ENGINE_ERROR, Code.NOT_FINITE, Code.INTERNAL})
-"""Faults of an instance's own: a hedge that is already under way is not touched by them."""
+"""An instance's own faults: they do not affect a hedge that already runs."""
 
 
 class Completion:
-    """Decides what follows from an attempt's end. The dispatcher has detached it from its task."""
+    """Handles an attempt's end, after the dispatcher has detached it from its task."""
 
     def __init__(
         self,
@@ -48,10 +48,9 @@ class Completion:
         self._clock = clock
 
     def ended(self, attempt: Attempt, end: End, *, is_current: bool) -> RetryAfter | None:
-        """Handle an end that the worker reported. ``is_current``: the task still counted on this
-        job.
+        """Handle an end that the worker reported. ``is_current``: the task still used this job.
 
-        Returns when the task is to be tried again; None if it is not.
+        Returns when to retry the task; None if it is not retried.
         """
         now = self._clock.now()
         _trace(attempt, end, now)
@@ -82,7 +81,7 @@ class Completion:
     def lost(
         self, attempt: Attempt, error: TidegateError, *, is_current: bool
     ) -> RetryAfter | None:
-        """Handle a job that was lost with its lane. Returns what ``ended`` does."""
+        """Handle a job that was lost with its lane. Returns the same as ``ended``."""
         now = self._clock.now()
         _trace(attempt, None, now)
         self._settler.metrics.count_late(attempt.late_tokens)
@@ -105,9 +104,9 @@ class Completion:
         return None
 
     def leave(self, in_flight: Iterable[Attempt]) -> Iterator[tuple[Attempt, RetryAfter]]:
-        """Withdraw attempts that another instance can go on with: those that wait for their first
-        token on a suspect one, and those that will probably outlast their instance's drain
-        (OR-14). Tasks with a hedge go on with that."""
+        """Withdraw attempts that another instance can continue: those that wait for their first
+        token on a suspect instance, and those that will probably outlast their instance's drain
+        (OR-14). Tasks with a hedge continue with that."""
         now = self._clock.now()
         leaving = {
             each.address: each
@@ -124,7 +123,7 @@ class Completion:
                     attempt.withdraw()
                     self._hedger.promote(task)
                 continue
-            # One that cannot lose another worker would wait elsewhere, until this one's end is
+            # A task that cannot risk another worker would only wait until this worker's fate is
             # known.
             is_silent = is_silent and self._retrier.can_lose_another(task, now)
             left_ms = 1000 * (instance.drain_ends_at - now)
@@ -142,8 +141,8 @@ class Completion:
                 yield attempt, retry
 
     def awaits_fate(self, task: Task) -> bool:
-        """Whether a task that is to be sent again must wait until it is known whether its workers
-        died. If enough of them died, ends the task and returns False."""
+        """Whether a task must wait for its retry until it is known whether its workers died. If
+        enough of them died, ends the task and returns False."""
         now = self._clock.now()
         return not self._end_poisonous(task, now) and (
             self._retrier.fate_of(task, now) is Fate.OPEN
@@ -157,15 +156,15 @@ class Completion:
         return True
 
     def _note_loss(self, attempt: Attempt, now: float, *, is_death: bool = False) -> None:
-        """Note that a worker went away or hangs, perhaps because of this attempt's task."""
+        """Record that a worker disappeared or hangs, perhaps because of this attempt's task."""
         instance = self._registry.instances.get(attempt.address)
-        # Reloading a model ends a worker that was well.
+        # A model reload ends a healthy worker.
         if instance is not None and not instance.is_reopening:
             loss = Loss(attempt.address, instance.process_id, now, is_death)
             attempt.task.losses.append(loss)
 
     def settle(self, task: Task, ending: Ending) -> None:
-        """End a task that no worker has, or that is not to wait for its worker."""
+        """End a task that no worker has, or that does not wait for its worker."""
         self._settler.settle(task, ending)
 
     def _measure(self, attempt: Attempt, end: End, now: float) -> None:
@@ -192,7 +191,7 @@ class Completion:
             instance.round_trip_ms.append(max(0.0, way_ms))
 
     def _complete_text(self, attempt: Attempt, now: float) -> Ending | None:
-        """The ending of a text that is complete without its worker's word; None otherwise."""
+        """The ending of a text that is complete without its worker's ``End``; None otherwise."""
         task, instance = attempt.task, self._registry.instances.get(attempt.address)
         ending = ending_of_complete_text(task, instance)
         if ending is None or task.deadline.left_ms(now) >= 0:
@@ -208,12 +207,12 @@ def _trace(attempt: Attempt, end: End | None, now: float) -> None:
 
 
 def _abort_cause(attempt: Attempt, end: End) -> str:
-    """Why a job was stopped early, by any party; empty for any other end (WP-5)."""
+    """Why a job was stopped early, by either side; empty for any other end (WP-5)."""
     if attempt.cause is not None:
         return attempt.cause.value
     if end.reason is FinishReason.DEADLINE:
         return "deadline"
-    ending = attempt.task.ending  # set already where the task's own timer stopped the job
-    if ending is None or not attempt.abandoned_at:  # a hedge that lost, say
+    ending = attempt.task.ending  # already set if the task's own timer stopped the job
+    if ending is None or not attempt.abandoned_at:  # e.g. a losing hedge
         return ""
     return "deadline" if ending.finish_reason is FinishReason.DEADLINE else ""

@@ -1,4 +1,4 @@
-"""Moves tasks from the queue onto lanes: starts what can start whenever something changes."""
+"""Moves tasks from the queue to lanes: starts all tasks that can start after each change."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from protocol import End, OnDeadline
 
 
 class Dispatcher:
-    """Owns the queue's traffic: in within its bound, out to workers, and back for another try."""
+    """Moves tasks into the queue within its bound, out to workers, and back for a retry."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class Dispatcher:
         self._in_flight = launcher.in_flight
         self._replanner = Replanner(queue, prediction.forecaster, clock, self._planned)
         self.attempts_done = launcher.in_flight.removed
-        """Set whenever a job is over on its worker; the waiter clears it."""
+        """Set whenever a job ends on its worker; the waiter clears it."""
         self.on_queued: Callable[[], None] = lambda: None
         """Called for each task that may have to wait; must not raise."""
 
     # ── in and out of the queue ──────────────────────────────────────────────────────────────
 
     def require_room(self, task: Task) -> None:
-        """Make room for ``task`` to wait in, unless it starts at once (OR-4).
+        """Make room in the queue for ``task``, unless it can start at once (OR-4).
 
-        To be called before ``enqueue``, with nothing in between. Raises ``QueueFull``.
+        Call it right before ``enqueue``. Raises ``QueueFull``.
         """
         queue, feasibility = self._queue, self._prediction.feasibility
         is_at_share = queue.is_at_share(task)
@@ -63,8 +63,8 @@ class Dispatcher:
             return
         if is_at_share:
             raise QueueFull(
-                "tasks of this tenant hold as many places of the queue as one tenant may: durable "
-                "ones give theirs up to nobody; try again when some of them have begun",
+                "tasks of this tenant hold as many places in the queue as one tenant may: durable "
+                "tasks keep their places; try again when some of them have started",
                 retry_after_ms=self._prediction.schedule.room_ms(task.model),
             )
         expiry = queue.next_expiry
@@ -78,12 +78,12 @@ class Dispatcher:
             self._displace(leaves)
         elif not feasibility.samples(task, RefusalKind.QUEUE_FULL):
             raise QueueFull(
-                f"{len(queue)} tasks wait already, the queue's bound",
+                f"{len(queue)} tasks already wait, the queue's bound",
                 retry_after_ms=self._prediction.schedule.room_ms(task.model),
             )
 
     def _displace(self, task: Task) -> None:
-        """End a waiting task whose place other work takes, unless it is in the refusal sample."""
+        """End a waiting task whose place other work takes, except in the refusal sample."""
         if self._prediction.feasibility.samples(task, RefusalKind.DROPPED):
             self._queue.reorder([task])
             return
@@ -93,7 +93,7 @@ class Dispatcher:
         self.withdraw(task)
 
     def enqueue(self, task: Task) -> None:
-        """Take an admitted task: it starts now or later, or ends at its deadline."""
+        """Accept an admitted task: it starts now or later, or ends at its deadline."""
         self._launcher.tries.offered()
         task.stage = Stage.QUEUED
         now = task.marks.queued = self._clock.now()
@@ -107,7 +107,7 @@ class Dispatcher:
         self.pump()
 
     def instances_changed(self) -> None:
-        """Start what can start: an instance may have come, or may take work again."""
+        """Start tasks: an instance may be new, or may accept work again."""
         self.pump()
 
     def withdraw(self, task: Task) -> None:
@@ -115,7 +115,7 @@ class Dispatcher:
             self.pump()
 
     def mark_reading(self, task: Task, does: bool) -> None:
-        """Note whether a task's client reads (``does``) or has fallen behind."""
+        """Record whether a task's client reads (``does``) or has fallen behind."""
         if task.is_unread is not does or task.ending is not None:
             return
         task.is_unread = not does
@@ -123,7 +123,7 @@ class Dispatcher:
         self.pump()
 
     def _deadline_passed(self, task: Task) -> None:
-        """Handle a task's timer. A worker that has the task gets a grace to report its end."""
+        """Handle a task's timer. A worker with the task gets a grace period to report its end."""
         now = self._clock.now()
         ends_at = self._limits.ends_at(task, now)
         if ends_at == math.inf:
@@ -135,12 +135,12 @@ class Dispatcher:
         self._queue.remove(task)
         self._completion.settle(task, (no_first_token if lacks_token else overdue)(task, now))
 
-    # ── a pass: start what can start ─────────────────────────────────────────────────────────
+    # ── a pass: start all tasks that can ─────────────────────────────────────────────────────
 
     def pump(self) -> None:
-        """Start every waiting task that has somewhere to go.
+        """Start every waiting task that an instance can take.
 
-        Lanes call this among others: whatever goes wrong here must not break them.
+        Lanes call this among others: an error here must not break them.
         """
         if not (self._queue or self._pausing.is_wanted_inside or self._pausing.has_surplus):
             return
@@ -153,7 +153,7 @@ class Dispatcher:
                 self._start()
             room = self._pausing.make_room(self._queue, self._in_flight, now)
             if room.paused:
-                try:  # tasks that can start now come before those that made room
+                try:  # waiting tasks start before those that made room
                     for task in room.recalled:
                         self._recall(task)
                     self._placer.refresh()
@@ -168,7 +168,7 @@ class Dispatcher:
             service_log.exception("dispatch pass failed; will retry")
 
     def _planned(self) -> None:
-        """Give up what has lost its chance, then start what can start."""
+        """Refuse waiting tasks without a chance, then start tasks that can start."""
         feasibility = self._prediction.feasibility
         try:
             for model in {task.model for task in self._queue.tasks()}:
@@ -176,24 +176,23 @@ class Dispatcher:
                     if feasibility.gives_up(task):
                         self._queue.remove(task)
                         self._completion.settle(task, refused(feasibility.infeasible(task)))
-        except Exception:  # what waits is to start all the same
-            service_log.exception("looking for what has lost its chance failed; will retry")
+        except Exception:  # waiting tasks must start anyway
+            service_log.exception("looking for tasks without a chance failed; will retry")
         self.pump()
 
     def _start(self) -> None:
-        """Send every task that has somewhere to go, as of the placer's last ``refresh``."""
+        """Send every task that an instance can take, as of the placer's last ``refresh``."""
         placer = self._placer
-        # Iterating in order is expensive with many tenants, and one pass over all is not: no task
-        # is looked for once all are known to have no room.
+        # Iteration in order is expensive with many tenants, one pass over all tasks is cheap: it
+        # shows which requirements wait, so that iteration stops when none of them has room.
         left = {placer.requirements(task) for task in self._queue.tasks()}
-        passes = AT_ONCE  # that an operator's policy may send nowhere
+        passes = AT_ONCE  # tasks that a policy may exclude
         has_room = placer.has_room
-        # Without a free slot only interactive work may start, where the rows of other jobs are to
-        # be paused.
+        # Without a free slot only interactive work may start, on instances that pause other jobs.
         for task in self._queue.leaving(only_interactive=not placer.has_free_slot):
             if not has_room or not passes:
                 return
-            if task.is_unread and task.paused_on:  # nobody would read what it generates
+            if task.is_unread and task.paused_on:  # its client would not read the tokens
                 continue
             requirements = placer.requirements(task)
             if requirements not in left:
@@ -202,8 +201,8 @@ class Dispatcher:
                 choice = placer.choose(task)
                 if choice is None:
                     if task.is_background and not placer.has_free_slot:
-                        return  # all tasks that are left are background
-                    if placer.has_room_for(requirements):  # this task only, mostly for a policy
+                        return  # all remaining tasks are background
+                    if placer.has_room_for(requirements):  # this task only: a policy
                         passes -= 1
                     else:
                         left.discard(requirements)
@@ -214,11 +213,11 @@ class Dispatcher:
                 self._launcher.start(self, task, choice)
                 placer.placed(task, choice)
             except Exception:
-                self._fail(task, "dispatch of a task failed")  # those behind it go on
+                self._fail(task, "dispatch of a task failed")  # the next ones go on
             has_room = placer.has_room
 
     def _recall(self, task: Task) -> None:
-        """Take back a task that waits inside a worker: there is a slot for it elsewhere."""
+        """Take back a task that waits inside a worker: another instance has a slot for it."""
         assert isinstance(task.attempt, Attempt)
         task.attempt.withdraw()
         task.stage = Stage.QUEUED
@@ -249,11 +248,11 @@ class Dispatcher:
         self.pump()
 
     def listener_failed(self, attempt: Attempt) -> None:
-        """Fail the attempt's task: a fault of ours must not cost the lane's other tasks."""
+        """Fail the attempt's task: an internal error must not affect the lane's other tasks."""
         self._fail(attempt.task, "handling a worker's message failed")
 
     def _detach(self, attempt: Attempt) -> bool:
-        """Forget a job that is over; returns whether its task still counted on it."""
+        """Remove an ended job; returns whether its task still used it."""
         self._in_flight.remove(attempt)
         attempt.concurrency.remove(attempt.job)
         task = attempt.task
@@ -266,13 +265,13 @@ class Dispatcher:
         return is_current
 
     def _forget_pause(self, task: Task) -> None:
-        """Take a paused task out of the queue: the job that it would have resumed is gone."""
+        """Remove a paused task from the queue: the job that it would have resumed is gone."""
         if task.paused_on:
             task.paused_on = ""
             self._queue.remove(task)
 
     def _fail(self, task: Task, what: str) -> None:
-        """End a task for a fault of ours, which is being handled."""
+        """End a task after an internal error; call it while handling the exception."""
         ids = fields(task_id=task.id, correlation_id=task.correlation_id)
         service_log.exception(what, extra=ids)
         self._queue.remove(task)
@@ -281,19 +280,18 @@ class Dispatcher:
     # ── second tries (OR-10) ─────────────────────────────────────────────────────────────────
 
     def upkeep(self) -> None:
-        """Hedge, retry or move jobs whose first token is late, or whose instance is silent or
-        drains.
+        """Hedge, retry or move jobs with a late first token or a silent or draining instance.
 
-        To be called every 250 ms or so.
+        Call it about every 250 ms.
         """
         try:
-            # One by one: a task that was withdrawn is in the queue again before the next is judged.
+            # One by one: a withdrawn task is back in the queue before the next one is judged.
             for attempt, retry in self._completion.leave(self._in_flight):
                 self._forget_pause(attempt.task)
                 self._retry(attempt, retry)
         finally:
             self.pump()
-        if not self._queue:  # otherwise others wait for the slots
+        if not self._queue:  # otherwise waiting tasks need the slots
             self._launcher.hedge_late(self)
 
     def _retry(self, attempt: Attempt, retry: RetryAfter | None) -> None:
@@ -318,7 +316,7 @@ class Dispatcher:
         self._try_again(task, retry.delay_s)
 
     def _try_again(self, task: Task, delay_s: float) -> None:
-        """Queue a task again after so many seconds, and once the fate of its workers is known."""
+        """Queue a task again after ``delay_s``, and when the fate of its workers is known."""
         if task.ending is not None:
             return
         if not delay_s and self._completion.awaits_fate(task):
@@ -336,7 +334,7 @@ class Dispatcher:
     def _queue_again(self, task: Task) -> None:
         if task.ending is not None:
             return
-        # A forecast for all of the task must not cost what it has generated already.
+        # A forecast of the whole task must not lose the tokens that it has already generated.
         task.refusal_sample |= task.completion_tokens > 0
         self._prediction.forecaster.plan(task, self._clock.now())
         self._queue.push(task)

@@ -1,9 +1,9 @@
-"""Hedged requests (OR-10): a job that is late with its first token is sent to a second instance.
+"""Hedged requests (OR-10): a job with a late first token is also sent to a second instance.
 
-The first token wins; the other attempt is cancelled, and its end is waited for. Hedges are sent
-only while nothing waits in the queue, if another instance has a free slot and slack is short, and
-for at most one request in fifty: a second copy of a job takes work from others. (Dean and Barroso,
-The tail at scale, 2013.)
+The first token wins; the other attempt is cancelled and its end is awaited. Hedges are sent only
+while the queue is empty, another instance has a free slot and slack is short, and for at most one
+request in fifty: a second copy of a job takes capacity from others. (Dean and Barroso, The tail at
+scale, 2013.)
 """
 
 from collections import Counter
@@ -21,19 +21,19 @@ from orchestrator.tasks.task import Task
 
 
 class Hedger:
-    """Decides which jobs are hedged, and where; keeps the attempt that wins."""
+    """Decides which jobs to hedge and where; keeps the winning attempt."""
 
     def __init__(self, registry: Registry, forecaster: Forecaster, *, share: float) -> None:
-        """``share`` (0 to 1) of the requests offered are hedged at most; 0 hedges none."""
+        """``share`` (0 to 1): maximum share of submitted requests to hedge; 0 hedges none."""
         self._registry = registry
         self._forecaster = forecaster
         self.budget = RetryBudget(share, 1.0, is_full=False)
         self.counts = Counter[str]()
-        """Hedges that were begun: each is won or lost, or neither attempt had a token. Losers that
-        are gone by their worker's word are ``verified``."""
+        """Hedges: ``begun``, ``won``, ``lost``; some end without a token. ``verified`` counts
+        losing attempts whose end the worker has confirmed."""
 
     def due(self, in_flight: Iterable[Attempt], now: float) -> Iterator[tuple[Attempt, str]]:
-        """Late attempts, each with the instance for its hedge. Each one is counted as sent."""
+        """Late attempts, each with the instance for its hedge. Each is counted as sent."""
         if self.budget.is_empty:
             return
         for attempt in list(in_flight):
@@ -58,7 +58,7 @@ class Hedger:
         model, load = basis
         least_ms = model.least_ms(least_tokens(task))
         left_ms = task.deadline.left_ms(now)
-        # Slack is short when a long answer might not end in time where things go badly.
+        # Slack is short if a long answer might miss its deadline in a bad case.
         long = Work(task.prompt_tokens, 0, self._forecaster.most_tokens_left(task))
         if left_ms > model.slow * model.service_ms(long) or left_ms <= least_ms:
             return False
@@ -66,7 +66,7 @@ class Hedger:
         return 1000 * (now - sent_at) > first_ms
 
     def target(self, task: Task, now: float) -> str | None:
-        """The least loaded other instance with a slot free for ``task``; None if there is none."""
+        """The least loaded other instance with a free slot for ``task``; None if there is none."""
         tokens = task.prompt_tokens + task.sampling.max_tokens
         requirements = requirements_of(task, tokens)
         left_ms = task.deadline.left_ms(now)
@@ -81,7 +81,7 @@ class Hedger:
         return min(free, key=lambda c: (c.load / c.limit, c.name)).name if free else None
 
     def promote(self, task: Task) -> bool:
-        """Let the hedge replace a first attempt that ended tokenless. False without a hedge."""
+        """Replace a first attempt that ended without a token by the hedge. False if none."""
         hedge, task.hedge = task.hedge, None
         if hedge is None:
             return False
@@ -102,12 +102,12 @@ class Hedger:
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """How a task gets another attempt: after one that failed, or while the first one is late."""
+    """Another attempt for a task: after a failed one, or while the first one is late."""
 
     retrier: Retrier
     hedger: Hedger
 
     def offered(self) -> None:
-        """One more request was offered: both may spend a share of them."""
+        """Count a submitted request: both budgets are a share of these."""
         self.retrier.budget.offered()
         self.hedger.budget.offered()

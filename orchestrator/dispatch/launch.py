@@ -1,4 +1,4 @@
-"""Sends tasks to instances: the first attempt, a retry, a hedge; resumes those that are paused."""
+"""Sends tasks to instances (first attempts, retries, hedges), and resumes paused ones."""
 
 import math
 
@@ -19,7 +19,7 @@ from protocol import OnDeadline
 
 
 class Launcher:
-    """Makes attempts, and adds them to those in flight."""
+    """Creates attempts and adds them to those in flight."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Launcher:
         task.attempt = self._send(owner, task, choice, now)
 
     def hedge_late(self, owner: AttemptOwner) -> None:
-        """Send a second attempt elsewhere for each job that is late with its first token."""
+        """Send a second attempt to another instance for each job with a late first token."""
         now = self._clock.now()
         for attempt, target in self.tries.hedger.due(self.in_flight, now):
             attempt.task.hedge = self._send(owner, attempt.task, Choice(target, 0), now)
@@ -83,38 +83,38 @@ class Launcher:
             sampling=sampling,
             budget_ms=self.limits.budget_ms(task, instance, now),
             deadline_unix_ms=task.deadline.unix_ms,
-            # Text that a ``fit`` answer still has at the deadline ends cleanly.
+            # A ``fit`` answer that reaches its deadline ends cleanly with its text so far.
             on_deadline=OnDeadline.PARTIAL
             if task.job.on_deadline is OnDeadline.FIT
             else task.job.on_deadline,
             correlation_id=task.correlation_id,
             cache_salt=task.cache_salt,
-            # With its tenant's name: tenants may use the same ones.
+            # With the tenant's name: tenants may use equal session ids.
             session=f"{task.tenant}/{task.job.session_id}" if task.job.session_id else "",
             session_keep_ms=1000 * task.job.idle_keep_s,
-            # More calls of its run are to come, within the same time.
+            # Later calls of its run share the same time.
             share_ms=task.share_ms(now) if task.calls_left else None,
-            # A first token that is late already is no longer urgent.
+            # A first token that is already late is no longer urgent.
             first_token_budget_ms=1000 * first_due_s if 0 < first_due_s < math.inf else None,
             token_gap_ms=1000 * parts.token_gap_s if parts.token_gap_s < math.inf else None,
             keeps_on=self._prediction.feasibility.stats.runs_on(task),
             grammar=task.job.grammar,
             begun_tokens=len(token_ids) - task.prompt_tokens,
             stop_after_tokens=task.sampling.min_tokens if task.completion_tokens else 0,
-            # Token ids of another model's tokenizer would mean something else there.
+            # Token ids are only valid for this model's tokenizer.
             serving=0 if instance.card is None else instance.card.serving,
             expected_tokens=self._prediction.forecaster.most_tokens_left(task),
             images=[image.data for image in task.images],
             adapter="" if task.adapter is None else task.adapter.name,
         )
-        # A job counts as in flight only once it was really sent.
+        # A job counts as in flight only after it was sent.
         attempt.breaker_token = self._registry.breakers.begin(choice.name)
         instance.concurrency.add(job, load)
         self.in_flight.add(attempt)
         return attempt
 
     def _in_flight_job(self, task: Task, choice: Choice) -> InFlightJob:
-        """A task as the concurrency limit of the instance that takes it counts it."""
+        """A task in the form that the instance's concurrency limit counts."""
         made = task.completion_tokens
         new = task.prompt_tokens - choice.cached_tokens + made
         most = new + task.sampling.max_tokens - made

@@ -1,4 +1,4 @@
-"""Metrics of retries and hedges, and of how fast abandoned work is gone."""
+"""Metrics of retries and hedges, and of the time until abandoned work is freed."""
 
 from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.retry import Retrier, RetryDenied
@@ -6,16 +6,16 @@ from orchestrator.telemetry.metrics import MetricRow, Metrics
 
 
 class DispatchMetrics:
-    """Times that the dispatcher observes when an abandoned job is over."""
+    """Times that the dispatcher observes when an abandoned job ends."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.cancellation_ms = metrics.histogram(
             "cancellation_detection_latency_ms",
-            "From a cancel to the worker's word that slot and blocks are free",
+            "From a cancel to the worker's report that slot and blocks are free",
         )
         self.disconnect_ms = metrics.histogram(
             "client_disconnect_detection_ms",
-            "From a client's disconnect, seen, to the worker's word that its slot is free",
+            "From a detected client disconnect to the worker's report that its slot is free",
         )
         self.abort_freed_ms = metrics.histogram(
             "abort_to_freed_ms",
@@ -29,7 +29,7 @@ RETRIES: tuple[MetricRow[Retrier], ...] = (
         "counter",
         "retries",
         "jobs",
-        "Jobs sent again, by what for (OR-10)",
+        "Jobs sent again, by kind (OR-10)",
         lambda retrier: [
             ((kind,), retrier.granted[kind]) for kind in ("retry", "continue", "move")
         ],
@@ -39,7 +39,7 @@ RETRIES: tuple[MetricRow[Retrier], ...] = (
         "counter",
         "retries_denied",
         "jobs",
-        "Jobs not sent again, by why (OR-10, DL-12)",
+        "Jobs not sent again, by reason (OR-10, DL-12)",
         lambda retrier: [((why.value,), retrier.denied[why]) for why in RetryDenied],
         ("why",),
     ),
@@ -58,7 +58,7 @@ HEDGES: tuple[MetricRow[Hedger], ...] = (
         "counter",
         "hedge_aborts_verified",
         "jobs",
-        "Losing attempts of hedged jobs that their worker has confirmed to be gone",
+        "Losing attempts of hedged jobs whose end the worker has confirmed",
         lambda of: of.counts["verified"],
     ),
 )

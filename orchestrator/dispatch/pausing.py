@@ -1,11 +1,11 @@
-"""Chooses the running jobs that make room for more urgent work (DL-15).
+"""Chooses the running jobs to pause for more urgent work (DL-15).
 
-A paused job keeps its KV where it is and its place among the waiting by its urgency, so nothing is
-computed again. It is paused only for work that is clearly more urgent. What a
-client is not reading is less urgent than anything, and continues once it reads.
+A paused job keeps its KV on the instance, so nothing is recomputed, and waits in the queue by its
+urgency. It is paused only for clearly more urgent work. A job whose client does not read is the
+least urgent of all, and continues when the client reads.
 
-The task that gets the slot waits in the queue, or inside the worker already: of the tasks there the
-worker begins with the one that has the least slack.
+The task that gets the slot waits in the queue or already inside the worker. A worker starts the
+task with the least slack first.
 """
 
 import math
@@ -25,11 +25,11 @@ from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
 
 MAX_MEMORY = 0.5
-"""Largest share (0 to 1) of an instance's KV memory held by paused jobs when more are paused."""
+"""Share (0 to 1) of an instance's KV memory above which paused jobs prevent more pauses."""
 _MARGIN = math.log(1.6)
-"""How much more urgent a waiting task must be, as a logarithm: less would trade places for nothing.
-In the simulator, at twice the capacity with 64 slots, a factor of 3 met 0.594 and 0.587 of two
-loads, 1.6 met 0.605 and 0.620, and 1.2 no more than that."""
+"""How much more urgent a waiting task must be, as a logarithm: with less, jobs swap for nothing. In
+the simulator, at twice the capacity with 64 slots, a factor of 3 met 0.594 and 0.587 of two loads,
+1.6 met 0.605 and 0.620, and 1.2 no more than that."""
 
 
 class PausableJob(NamedTuple):
@@ -47,9 +47,9 @@ class Trade(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Tasks that were paused, and tasks that wait inside other workers and are to have the slots.
+    """Tasks that were paused, and tasks inside other workers that get the slots.
 
-    The second kind has to be taken back from those workers.
+    The second kind must be taken back from those workers.
     """
 
     paused: list[Task]
@@ -70,7 +70,7 @@ class Pausing:
 
     @property
     def is_wanted_inside(self) -> bool:
-        """Whether any task waits for a slot inside a worker that can pause others for it."""
+        """Whether a task waits for a slot inside a worker that can pause others for it."""
         return self._enabled and any(
             instance.can_pause and instance.has_waiting
             for instance in self._registry.instances.values()
@@ -78,22 +78,21 @@ class Pausing:
 
     @property
     def has_surplus(self) -> bool:
-        """Whether some instance runs more rows than it should, and can pause them."""
+        """Whether an instance that can pause runs more rows than its limit."""
         return self._enabled and any(
             instance.can_pause and instance.load > instance.concurrency.most_rows
             for instance in self._registry.instances.values()
         )
 
     def may_free_row(self, task: Task) -> bool:
-        """Whether a job could be paused for ``task`` somewhere: its KV memory and the task's have
-        to fit together."""
+        """Whether some instance could pause a job for ``task``: the KV memory of both must fit."""
         return self._enabled and any(
             self._registry.instances[name].can_pause and self._has_memory(name, task)
             for name in self._placer.able(task)
         )
 
     def make_room(self, queue: TaskQueue[Task], attempts: Iterable[Attempt], now: float) -> Room:
-        """Pause running jobs for more urgent ones that wait."""
+        """Pause running jobs for more urgent waiting tasks."""
         room = Room([], [])
         if now < self._next_at:
             return room
@@ -117,7 +116,7 @@ class Pausing:
         task.time_spent.waits(now)
 
     def surplus(self, attempts: Iterable[Attempt], now: float) -> list[Attempt]:
-        """The least urgent jobs of each instance that runs more rows than is best for it."""
+        """The least urgent jobs of each instance that runs more rows than its limit."""
         found: list[Attempt] = []
         for name, jobs in self._by_instance(attempts, now).items():
             instance = self._registry.instances[name]
@@ -128,7 +127,7 @@ class Pausing:
 
     @staticmethod
     def _may_hold_more(instance: Instance) -> bool:
-        """Whether the paused jobs of ``instance`` hold no more of its KV memory than they may."""
+        """Whether the paused jobs of ``instance`` hold at most ``MAX_MEMORY`` of its KV memory."""
         stats = instance.stats
         if stats is None or not stats.kv_blocks_total:
             return True
@@ -149,14 +148,14 @@ class Pausing:
         if not self._enabled or not (queue or self.is_wanted_inside):
             return []
         attempts = list(attempts)
-        # With many jobs a scan is expensive, some 20 µs each, and urgent work can wait that long.
+        # A scan takes about 20 µs per job, and urgent work can wait for the next one.
         self._next_at = now + PAUSE_S * len(attempts) / AT_ONCE
         running = self._by_instance(attempts, now)
         rows = {
             name: Counter(job.attempt.task.tenant for job in jobs) for name, jobs in running.items()
         }
         chosen: list[Trade] = []
-        # In order of urgency alone: a tenant whose turn it is may have nothing worth a pause.
+        # By urgency alone: the next tenant in turn may have no task worth a pause.
         for task in (*self._inside(attempts, now), *queue.first(AT_ONCE)):
             if not running:
                 break
@@ -182,8 +181,8 @@ class Pausing:
         running: Mapping[str, Sequence[PausableJob]],
         rows: Mapping[str, Counter[str]],
     ) -> PausableJob | None:
-        """The least urgent job that may make room for ``task``: on the task's own instance if it
-        was sent to one and there is any."""
+        """The least urgent job that may make room for ``task``, preferably on the instance that
+        already has the task."""
         found = [
             job
             for name in self._placer.able(task)
@@ -195,8 +194,8 @@ class Pausing:
         return min(here or found, key=lambda job: job.urgency, default=None)
 
     def _inside(self, attempts: Iterable[Attempt], now: float) -> list[Task]:
-        """Tasks that have waited long for a slot inside a worker, without those that a slot is
-        already being cleared for."""
+        """Tasks that have waited long for a slot inside a worker, except those for which a slot is
+        already being freed."""
         waiting = {
             name: list[Task]()
             for name, instance in self._registry.instances.items()
@@ -206,8 +205,8 @@ class Pausing:
             task = attempt.task
             if attempt.has_slot or task.attempt is not attempt or task.hedge is not None:
                 continue
-            # A paused job that is to go on does so before all others. Most of these
-            # have a slot within a round of planning.
+            # A resumed job gets a slot before all others. Most sent jobs get one within a round of
+            # planning.
             if task.stage is not Stage.DISPATCHED or now < attempt.dispatched_at + PLAN_EVERY_S:
                 continue
             if attempt.address in waiting:
@@ -219,7 +218,7 @@ class Pausing:
         return found
 
     def _by_instance(self, attempts: Iterable[Attempt], now: float) -> dict[str, list[PausableJob]]:
-        """Jobs that may be paused, by instance, the least urgent last."""
+        """Jobs that may be paused, by instance, least urgent last."""
         full = {
             name: list[PausableJob]()
             for name, instance in self._registry.instances.items()
@@ -232,7 +231,7 @@ class Pausing:
             if task.attempt is not attempt or attempt.is_paused or task.hedge is not None:
                 continue
             if (task.is_promised or _keeps_pace(task)) and not task.is_unread:
-                continue  # we named its deadline ourselves, or its next token is due soon
+                continue  # promised, or its next token is due soon
             if not attempt.has_slot:
                 continue
             urgency = (
@@ -246,7 +245,7 @@ class Pausing:
         return {name: jobs for name, jobs in full.items() if jobs}
 
     def _has_memory(self, name: str, task: Task) -> bool:
-        """Whether the instance's KV memory has room for ``task`` and all its other jobs."""
+        """Whether the instance's KV memory has room for ``task`` and all of its jobs."""
         instance = self._registry.instances[name]
         stats = instance.stats
         if stats is None or not stats.kv_blocks_total or not task.block_tokens:
@@ -259,15 +258,15 @@ class Pausing:
 
 def _keeps_pace(task: Task) -> bool:
     """Whether a pause would break a stated gap between tokens (DL-14). In the simulator, on code
-    and conversations with deadlines for parts at 2 and 3 times the capacity, three seeds each,
-    keeping such rows met 1.01 to 1.08 times as many."""
+    and conversations with deadlines for parts at 2 and 3 times the capacity, three seeds each, not
+    pausing such rows met 1.01 to 1.08 times as many."""
     is_paced = task.completion_tokens > 0 and task.parts.token_gap_s < math.inf
     return is_paced and task.priority is Priority.INTERACTIVE
 
 
 def _beyond_shares(jobs: Sequence[PausableJob], over: int) -> list[Attempt]:
-    """The ``over`` least urgent of ``jobs``, taken from tenants that have more than an equal share
-    of the rows as far as there are any."""
+    """The ``over`` least urgent of ``jobs``, first from tenants that have more than an equal share
+    of the rows."""
     rows = Counter(job.attempt.task.tenant for job in jobs)
     left = list(jobs)
     found: list[Attempt] = []
@@ -286,8 +285,8 @@ def _least_urgent(
     """The least urgent of ``jobs``, sorted most urgent first, that may make room for ``task``; None
     if none may.
 
-    Batch work pauses only batch work, and jobs that nobody reads; a tenant takes rows of its own,
-    or of one that has more of them.
+    Batch work pauses only batch work and jobs whose clients do not read. A tenant takes its own
+    rows, or rows of a tenant that has more.
     """
     for job in reversed(jobs):
         other = job.attempt.task

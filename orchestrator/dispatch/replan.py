@@ -1,4 +1,4 @@
-"""Plans waiting tasks again, a few at a time, so that no stream is delayed."""
+"""Replans waiting tasks, a few at a time, so that no stream is delayed."""
 
 from collections.abc import Callable
 
@@ -10,11 +10,11 @@ from orchestrator.telemetry.log import service_log
 
 PLAN_EVERY_S = MIN_WAIT_MS / 1000
 PAUSE_S = 0.005
-"""Seconds until the next of what is looked at in pieces (``AT_ONCE``)."""
+"""Seconds between two batches of ``AT_ONCE`` tasks."""
 
 
 class Replanner:
-    """Goes through the queue again and again while something waits."""
+    """Replans the whole queue in rounds while tasks wait."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Replanner:
         clock: Clock,
         on_planned: Callable[[], None],
     ) -> None:
-        """``on_planned`` is called when every waiting task has a new plan, even if none waits."""
+        """``on_planned`` is called when all waiting tasks have new plans, even if none waits."""
         self._queue = queue
         self._forecaster = forecaster
         self._clock = clock
@@ -32,7 +32,7 @@ class Replanner:
         self._is_scheduled = False
 
     def wake(self) -> None:
-        """Begin rounds of planning: something waits, here or inside a worker. Idempotent."""
+        """Start rounds of planning: a task waits, here or inside a worker. Idempotent."""
         if not self._is_scheduled:
             self._later(PLAN_EVERY_S, self._begin)
 
@@ -56,7 +56,7 @@ class Replanner:
 
     def _some(self) -> None:
         some, self._left = self._left[:AT_ONCE], self._left[AT_ONCE:]
-        # Scheduled first: a fault with these tasks must not end the round for the others.
+        # Schedule first: an error with these tasks must not end the round for the others.
         if self._left:
             self._later(PAUSE_S, self._some)
         else:

@@ -1,13 +1,13 @@
-"""Decides whether and how a text that has begun continues at another instance (OR-10).
+"""Decides whether and how a partial text continues on another instance (OR-10).
 
-The prompt and what was generated so far are sent as the prompt. A worker's random numbers come from
-seed and position in the text, and its text stage decodes what it generates as the continuation of a
-prompt, so nothing is lost, repeated or drawn differently. If the client states no seed and the text
-could go on, the orchestrator draws one, so that every attempt has the same.
+The new prompt is the old one plus the tokens generated so far. A worker's random numbers depend on
+the seed and the position in the text, and its text stage decodes new tokens as a continuation of a
+prompt. So no token is lost, repeated or sampled differently. If the client states no seed and the
+text could continue, the orchestrator draws one for all attempts.
 
-Stop strings, penalties and half characters look back at what was generated: they need a worker that
-is told where that begins (``ModelCard.can_continue``). Engines that cannot be told draw differently
-when a text continues, with a seed or without, and get none of ours.
+Stop strings, penalties and half characters depend on the generated tokens: they need a worker that
+is told where the answer begins (``ModelCard.can_continue``). Other engines sample differently when
+a text continues, with or without a seed, and get no seed from the orchestrator.
 """
 
 import random
@@ -22,19 +22,19 @@ from protocol import Feature, FinishReason, ModelCard, Outcome, Sampling
 
 
 def with_seed(sampling: Sampling, rng: random.Random) -> Sampling:
-    """``sampling`` with a seed, if its draws depend on one and the client gave none."""
+    """``sampling`` with a new seed if it samples and the client gave none."""
     if sampling.temperature == 0 or sampling.seed is not None:
         return sampling
     return msgspec.structs.replace(sampling, seed=rng.getrandbits(63))
 
 
 def is_resumable(sampling: Sampling) -> bool:
-    """Whether what is drawn next depends on nothing but the text, its length and the seed."""
+    """Whether the next token depends only on the text, its length and the seed."""
     return sampling.max_tokens > 0 and (sampling.temperature == 0 or sampling.seed is not None)
 
 
 def looks_back(sampling: Sampling) -> bool:
-    """Whether what comes next depends on where in the text the answer begins."""
+    """Whether the next token depends on where in the text the answer begins."""
     return bool(
         sampling.stop
         or sampling.stop_token_ids
@@ -46,7 +46,7 @@ def looks_back(sampling: Sampling) -> bool:
 
 
 def remaining_request(task: Task) -> tuple[list[int], Sampling]:
-    """The request to send for a task: prompt and parameters, less the tokens generated already."""
+    """The token ids and parameters to send for a task, without the work already generated."""
     if not task.completion_tokens:
         return list(task.token_ids), task.sampling
     assert task.is_resumable and task.transcript is not None
@@ -55,15 +55,15 @@ def remaining_request(task: Task) -> tuple[list[int], Sampling]:
         task.sampling,
         max_tokens=task.sampling.max_tokens - made,
         min_tokens=max(0, task.sampling.min_tokens - made),
-        prompt_logprobs=None,  # they have come before the first token
+        prompt_logprobs=None,  # they came before the first token
     )
     return [*task.token_ids, *task.transcript.ids], rest
 
 
 def ending_of_complete_text(task: Task, lost: Instance | None) -> Ending | None:
-    """The ending of a text that is complete but for its end from its worker, ``lost``.
+    """The ending of a complete text that lacks only the ``End`` of its worker, ``lost``.
 
-    None for any other text, and if only a worker can say what is left of it.
+    None for any other text, and if only a worker can tell whether it is complete.
     """
     if lost is None or lost.encoder is None or not _has_all_ids(task, lost):
         return None
@@ -71,7 +71,7 @@ def ending_of_complete_text(task: Task, lost: Instance | None) -> Ending | None:
     sampling, ids = task.sampling, task.transcript.ids
     if not ids:
         return None
-    has_stop_token = ids[-1] in sampling.stop_token_ids  # which is not part of the text
+    has_stop_token = ids[-1] in sampling.stop_token_ids  # not part of the text
     text = lost.encoder.tokens.text_of(ids[:-1] if has_stop_token else ids)
     if text != task.transcript.text():
         return None
@@ -84,7 +84,7 @@ def ending_of_complete_text(task: Task, lost: Instance | None) -> Ending | None:
 
 
 def can_resume(task: Task, lost: Instance | None) -> bool:
-    """Whether enough of what was generated is known to go on with it."""
+    """Whether enough of the generated text is known to continue it."""
     if lost is None or lost.encoder is None or not _has_all_ids(task, lost):
         return False
     assert task.transcript is not None
@@ -92,7 +92,7 @@ def can_resume(task: Task, lost: Instance | None) -> bool:
 
 
 def needs_continue(task: Task, lost: Instance) -> bool:
-    """Whether only a worker that takes up any text would go on exactly as ``lost`` would have."""
+    """Whether only a worker that can continue any text continues exactly as ``lost`` would have."""
     assert lost.encoder is not None and task.transcript is not None
     ids = task.transcript.ids
     return (

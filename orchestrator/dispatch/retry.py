@@ -1,22 +1,21 @@
-"""Decides which jobs get a second try, and when (OR-10).
+"""Decides which jobs are retried, and when (OR-10).
 
-Before the first token a job that its instance lost or would not take goes back to the queue. After
-it, a text can go on elsewhere from where it stopped (``resume``).
+Before its first token a job that its instance lost or refused goes back to the queue. After it, the
+text can continue on another instance (``resume``).
 
-Both cost work a second time, and are not attempted when the deadline could not be kept any more
-(DL-12). Jobs that have not begun draw on a budget, a share of what is offered, so that a fault that
-follows the requests cannot keep the service busy. Texts that have begun do not: there are no more
-of them than an instance has slots, their clients have read half of them, and they wait for slots by
-urgency like all others.
+Both repeat work, and are not attempted if the deadline can no longer be kept (DL-12). Retries of
+jobs without a token use a budget, a share of submitted requests, so that a fault that follows the
+requests cannot keep the service busy. Partial texts need no budget: an instance has at most as many
+as slots, their clients have read half of them, and they wait for slots by urgency like all others.
 
-If no instance is left, the client is told at once and may go elsewhere. A durable task was promised
-by this journal, and nobody else can end it: it waits for an instance, as it does after a restart of
-the orchestrator, and draws on no budget, or few of all the tasks that a lane held would be kept.
+If no instance is left, the client gets an error at once and may go elsewhere. This journal promises
+durable tasks, and no other process can end them. So they wait for an instance, as after a restart
+of the orchestrator. They use no budget: it would keep few of a lost lane's tasks.
 
-Tries are numbered, since a request may be what its workers die of. A worker that is back with the
-process it had was only cut off, and that try does not count. Once two have died, the task is not
-sent to a third. While it is not known whether two that went away died, the task waits until they
-are back or ``FATE_S`` is over.
+Tries are limited, because a request may kill its workers. A worker that returns with the same
+process was only disconnected, and that try does not count. If two workers have died, the task is
+not sent to a third. While it is unknown whether two lost workers died, the task waits until they
+return or ``FATE_S`` has passed.
 """
 
 import random
@@ -40,7 +39,7 @@ from protocol import Code
 
 
 class RetryBudget:
-    """A token bucket that requests fill and second tries empty."""
+    """A token bucket that requests fill and retries empty."""
 
     def __init__(self, share: float, burst: float, *, is_full: bool = True) -> None:
         self._share = share
@@ -60,64 +59,64 @@ class RetryBudget:
 
 
 RETRYABLE = frozenset({Code.INSTANCE_LOST, Code.DRAINING, Code.NO_CAPACITY, Code.QUEUE_FULL})
-"""Codes that say something about the instance, and nothing about the request."""
+"""Codes that concern the instance and not the request."""
 
 
 FATE_S = 10.0
-"""Seconds after which a worker that is not back counts as dead."""
+"""Seconds after which a worker that has not returned counts as dead."""
 FATE_DURABLE_S = 60.0
-"""``FATE_S`` for a durable task: most workers have loaded their model again by then."""
+"""``FATE_S`` for a durable task: most workers have reloaded their model by then."""
 
 
 class RetryDenied(StrEnum):
-    """Why a job got no second try."""
+    """Why a job was not retried."""
 
     ATTEMPTS = "attempts"
     NOWHERE = "nowhere"
     BUDGET = "budget"
     DEADLINE = "deadline"
     TEXT = "text"
-    """The text has begun, and cannot be continued exactly."""
+    """The partial text cannot be continued exactly."""
     POISON = "poison"
     """Two workers died with the task."""
 
 
 ATTEMPTS: Final = 3
-"""Most times that a task, a clip or a batch's line is sent, the first one included (OR-10)."""
+"""Maximum number of tries of a task, a clip or a batch's line, including the first (OR-10)."""
 DEADLY: Final = ATTEMPTS - 1
-"""How many workers must have died with a task for it to end: the last try is for none of these."""
+"""Number of workers that must have died with a task for it to end: it gets no last try."""
 RETRY_SHARE: Final = 0.1
-"""Second tries of tasks that had not begun, over requests offered, in the long run. At once there
-may be as many as requests earn one."""
+"""Retries of tasks without a token, as a share of submitted requests, in the long run. The burst is
+its inverse."""
 BACKOFF_S: Final = 0.025
-"""Seconds of the first pause, doubled for each try, drawn from 0.5 to 1.5 times that; and between
-two looks at what became of a worker."""
+"""Seconds of the first backoff, doubled for each try and drawn from 0.5 to 1.5 times that; also the
+interval between checks of a worker's fate."""
 
 
 class Fate(StrEnum):
-    """The state of the workers that a task was lost with."""
+    """The state of the workers that were lost with a task."""
 
     SAFE = "safe"
     """Fewer than ``DEADLY`` workers died."""
     OPEN = "open"
-    """``DEADLY`` workers may have died: it shows when they are back."""
+    """``DEADLY`` workers may have died; unknown until they return."""
     POISON = "poison"
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """A second try, after a pause of ``delay_s`` seconds."""
+    """A retry after ``delay_s`` seconds."""
 
     delay_s: float
     is_try: bool = True
-    """Whether it counts among a task's tries."""
+    """Whether it counts as one of the task's tries."""
 
 
 class Retrier:
-    """Decides on second tries. ``granted`` and ``denied`` count them."""
+    """Decides on retries. ``granted`` and ``denied`` count them."""
 
     def __init__(self, registry: Registry, rng: random.Random, floor_ms: float) -> None:
-        """``floor_ms`` is the least time with which a task is let in."""
+        """``floor_ms``: least remaining time in ms with which a task is admitted."""
         self._registry = registry
         self._rng = rng
         self._floor_ms = floor_ms
@@ -126,10 +125,10 @@ class Retrier:
         self.denied: Counter[RetryDenied] = Counter()
 
     def keep_transcript(self, task: Task, address: str) -> None:
-        """Keep what a task generates at an instance, if another one could go on with it.
+        """Record a task's output at an instance if another instance could continue it.
 
-        Sampled texts get a seed for that, unless the instance's draws do not follow from seed and
-        position anyway: some servers draw more slowly with one.
+        Sampled texts get a seed for that, unless the instance's sampling does not depend on seed
+        and position alone: some servers sample more slowly with one.
         """
         may_go_on = len(self._registry.instances) > 1 or task.entry is not None
         card = self._registry.instances[address].card
@@ -148,12 +147,11 @@ class Retrier:
         elsewhere: bool = False,
         planned: bool = False,
     ) -> RetryAfter | None:
-        """Whether a task that the instance ``failed`` did not finish is sent once more; None if
-        not.
+        """Decide on a retry of a task that the instance ``failed`` did not finish; None if denied.
 
-        ``elsewhere``: only to another instance, and at once. A begun text continues at once as
-        well, unless it is durable. ``planned``: the instance drains, which is nobody's fault.
-        This counts as no try, and a task that has nowhere to go waits for an instance to come back.
+        ``elsewhere``: only to another instance, and at once. A partial text also continues at once,
+        unless it is durable. ``planned``: the instance drains, which is not a fault. This does not
+        count as a try, and a task without an instance waits for one to return.
         """
         lost = self._registry.instances.get(failed)
         can_go_on = not task.completion_tokens or can_resume(task, lost)
@@ -172,8 +170,8 @@ class Retrier:
         ]
         if elsewhere:
             ready = [instance for instance in ready if instance.address != failed]
-        # A network that is cut takes all lanes within a moment, and each would cost a try: a task
-        # that may wait for an instance to come back does not run from one to the next.
+        # A network failure cuts all lanes within a moment, and each would cost a try. So a task
+        # that may wait for an instance to return does not move at once to the next.
         at_once = elsewhere or planned or (task.completion_tokens and task.entry is None)
         delay_s = 0.0 if at_once else self._backoff_s(task.attempts)
         if not can_go_on:
@@ -184,7 +182,7 @@ class Retrier:
             has_somewhere = bool(ready) or (task.entry is not None and not elsewhere)
             denied = self._denied(task, failed, has_somewhere, now + delay_s)
         if denied is not None:
-            # Work that is not lost yet is asked about again; poison counts where it ends a task.
+            # Work that is not lost yet is judged again; poison is counted when it ends a task.
             self.denied[denied] += not elsewhere and denied is not RetryDenied.POISON
             return None
         is_free = task.completion_tokens or task.entry is not None or self._reopens(failed)
@@ -210,7 +208,7 @@ class Retrier:
             return RetryDenied.POISON
         if not has_somewhere:
             return RetryDenied.NOWHERE
-        # Workers that were only cut off, or stood still, do not count.
+        # Workers that were only disconnected or stalled do not count.
         survived = self._survivals(task, starts_at).count(True)
         if task.attempts + 1 - survived >= ATTEMPTS:
             return RetryDenied.ATTEMPTS
@@ -221,7 +219,7 @@ class Retrier:
         return RetryDenied.BUDGET if self.budget.is_empty else None
 
     def fate_of(self, task: Task, now: float) -> Fate:
-        """Whether a task may be what its workers die of."""
+        """Whether a task may have killed its workers."""
         survivals = self._survivals(task, now)
         died = survivals.count(False)
         if died + survivals.count(None) < DEADLY:
@@ -234,39 +232,39 @@ class Retrier:
         return Fate.POISON
 
     def can_lose_another(self, task: Task, now: float) -> bool:
-        """Whether a task need not wait for its fate even if one more worker is lost with it."""
+        """Whether a task could continue at once even if one more worker is lost with it."""
         survivals = self._survivals(task, now)
         return len(survivals) - survivals.count(True) + 1 < DEADLY
 
     def _survivals(self, task: Task, now: float) -> list[bool | None]:
-        """Whether each worker that a task was lost with, and whose process is known, lived on."""
+        """Whether each lost worker of a task, if its process is known, survived."""
         return [self._survival(loss, now) for loss in task.losses if loss.process_id]
 
     def _survival(self, loss: Loss, now: float) -> bool | None:
         if loss.is_death:
             return False
         instance = self._registry.instances.get(loss.address)
-        if instance is None:  # another in its place has another address
+        if instance is None:  # a replacement has another address
             return False
         if instance.process_id != loss.process_id:
             return False
         if instance.greeted_at > loss.at:
             return True
-        # Perhaps the worker was only silent: its lanes are the same.
+        # The worker may have been only silent, with the same lanes.
         has_spoken = instance.is_up and now - instance.silent_s(now) > loss.at + BACKOFF_S
         return True if has_spoken else None
 
     def _reopens(self, failed: str) -> bool:
-        """Whether jobs were lost to a model's reload: no fault that follows them."""
+        """Whether jobs were lost to a model reload, which is not a fault of theirs."""
         lost = self._registry.instances.get(failed)
         return lost is not None and lost.is_reopening
 
     def _least_ms(self, task: Task) -> float:
-        """Least ms that the rest of the task takes, as far as that is known."""
+        """Least ms that the rest of the task takes, as far as known."""
         _, sampling = remaining_request(task)
         tokens = sampling.max_tokens if sampling.ignore_eos else max(1, sampling.min_tokens)
         return max(self._registry.capacity(task.model).least_ms(tokens), self._floor_ms)
 
     def _backoff_s(self, attempts: int) -> float:
-        pause_s = BACKOFF_S * 2.0 ** min(attempts, ATTEMPTS)  # those that survived are not counted
+        pause_s = BACKOFF_S * 2.0 ** min(attempts, ATTEMPTS)  # survivors' tries are not counted
         return pause_s * self._rng.uniform(0.5, 1.5)

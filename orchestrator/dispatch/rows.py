@@ -1,8 +1,8 @@
-"""Decides how many rows each instance runs at once: its batch size.
+"""Sets the number of rows that each instance runs at once: its batch size.
 
-More rows make more tokens a second, and each of them slower. The schedule (``prediction.schedule``)
-is played with several numbers of rows, and the largest that meets about the most is taken. While
-all can be met, that is every row.
+More rows make more tokens per second, but each row is slower. The schedule
+(``prediction.schedule``) is simulated with several numbers of rows, and the largest number that
+meets about the most requests is chosen. While all requests can be met, that is all rows.
 """
 
 import math
@@ -21,16 +21,16 @@ from orchestrator.prediction.schedule import ROWS_EVERY_S, row_counts
 from orchestrator.telemetry.log import service_log
 
 ALL_MET: Final = 0.95
-"""Share from which all are taken to be met. In the simulator ``1 - 0.5/√n`` of ``n`` requests, and
+"""Share of met requests that counts as all. In the simulator ``1 - 0.5/√n`` of ``n`` requests, and
 ``CHANCE`` 0.5, met 0.98 at twice the capacity."""
 CHANCE: Final = 0.35
-"""Difference of shares that is chance, as a multiple of 1/√(number of requests): the error of a
-mean of so many outcomes is 0.5/√n at most. Fewer rows than now have to be better by twice that.
+"""Difference of shares that counts as noise, as a multiple of 1/√n for n requests: the error of a
+mean of n outcomes is at most 0.5/√n. A lower number of rows than now must be better by twice that.
 In the simulator, over eight cells, 0.3 to 0.4 met the same, 0.1 less: few requests moved rows."""
 
 
 class RowControl:
-    """Bounds the rows of instances by what runs and waits."""
+    """Limits the rows of instances, based on running and waiting requests."""
 
     def __init__(
         self,
@@ -49,22 +49,22 @@ class RowControl:
         self._enabled = enabled
         self._is_due = False
         self._is_bound = False
-        """Whether some instance runs no more rows than urgent work needs it to."""
+        """Whether the rows of an instance are limited for urgent work."""
 
     def adapts(self, model: str) -> bool:
-        """Whether every instance of ``model`` can be made to run fewer rows."""
+        """Whether every instance of ``model`` can run fewer rows."""
         of_model = [each for each in self._registry if each.card and each.card.model == model]
         return self._enabled and all(each.can_pause and not each.foreign_load for each in of_model)
 
     def wake(self, changed: Callable[[], None]) -> None:
-        """Decide soon, and from then on while anything runs; ``changed`` is called when a decision
+        """Decide soon, and then regularly while jobs run; ``changed`` is called when a decision
         changes rows. Idempotent."""
         if self._enabled and not self._is_due:
             self._is_due = True
             self._clock.call_at(self._clock.now() + ROWS_EVERY_S, lambda: self._decide(changed))
 
     def _decide(self, changed: Callable[[], None], deciding: Iterator[bool] | None = None) -> None:
-        """Play the schedule once; the next play is after a pause, so that no stream is delayed."""
+        """Simulate the schedule once; the next one follows a pause, so no stream is delayed."""
         deciding = self._deciding() if deciding is None else deciding
         try:
             for is_changed in deciding:
@@ -74,7 +74,7 @@ class RowControl:
                 self._clock.call_at(at, lambda: self._decide(changed, deciding))
                 return
         except Exception:
-            service_log.exception("the number of rows was not decided; will retry")
+            service_log.exception("choosing the number of rows failed; will retry")
         self._is_due = False
         if len(self._in_flight):
             self.wake(changed)
@@ -83,7 +83,7 @@ class RowControl:
                 instance.concurrency.best_rows = UNBOUNDED
 
     def _deciding(self) -> Iterator[bool]:
-        """Set the rows of all instances; yields after each play whether rows have changed."""
+        """Set the rows of all instances; yields after each simulation whether rows have changed."""
         serving: defaultdict[str, list[Instance]] = defaultdict(list)
         for instance in self._registry:
             if instance.ready and instance.card:
@@ -105,7 +105,7 @@ class RowControl:
             bounds, is_changed = self._schedule.most_rows(model), False
             is_bound = is_bound or bool(bounds)
             for instance in instances:
-                # No more than those among which urgent work was let in.
+                # No more rows than urgent work was admitted with.
                 bound = min(bounds.get("", best), bounds.get(instance.address, best))
                 is_changed |= instance.concurrency.best_rows != (own := int(min(best, bound)))
                 instance.concurrency.best_rows = own
@@ -114,8 +114,8 @@ class RowControl:
 
 
 def best_rows(rows: Sequence[int], met: Sequence[float], current: int, requests: int) -> int:
-    """The largest of ``rows`` that meets about the most of so many ``requests``; fewer than
-    ``current`` only where that is worth a change."""
+    """The largest of ``rows`` that meets about the most of ``requests`` requests; fewer than
+    ``current`` only if that is clearly better."""
     best, chance = max(met), CHANCE / math.sqrt(max(1, requests))
     if best <= 0:
         return rows[-1]

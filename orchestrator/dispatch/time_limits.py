@@ -12,14 +12,14 @@ from orchestrator.tasks.task import Task
 from protocol import OnDeadline
 
 EVERY_S = 0.02
-"""Seconds between two looks at the loop's delay: a tenth of a percent of its time."""
+"""Seconds between measurements of the loop's delay, which take a tenth of a percent of its time."""
 _WINDOW = 64
-"""Looks that count: those of the last 1.3 seconds."""
+"""Number of measurements that count: those of the last 1.3 seconds."""
 
 
 class LoopDelay:
-    """Measures the event loop's delay while asked to, for texts that must leave before their
-    deadline. Where others take the processors, the loop and the client wake up some ms late."""
+    """Measures the event loop's delay on request, for texts that must leave before their deadline.
+    If other processes use the processors, the loop and the client wake up some ms late."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -29,7 +29,7 @@ class LoopDelay:
 
     @property
     def longest_s(self) -> float:
-        """The longest of the latest delays."""
+        """The longest of the recent delays, in seconds."""
         return max(self._delays_s)
 
     def watch(self, until: float) -> None:
@@ -52,28 +52,28 @@ class LoopDelay:
 
 
 USUAL_ROUND_TRIP = 0.75
-"""Quantile of the round trips to a worker that a clean end allows for. After a longer one the text
-ends here, as far as it has come: just as punctual, and only what a worker held back is missing."""
+"""Quantile of a worker's round trips that a clean end allows for. After a longer round trip the
+text so far ends here: also in time, and it lacks only the text that the worker held back."""
 MAX_SHARE = 0.1
-"""Largest share of its time that a clean end gives up for the way to the worker and back, and for
-delays of the event loop."""
+"""Largest share of a request's time that a clean end reserves for the round trip to the worker and
+for delays of the event loop."""
 RETURN_MARGIN_S: Final = 0.005
-"""How long before their deadline answers that end cleanly at it (``partial``, ``fit``) are sent, to
+"""Seconds before the deadline at which answers that end cleanly (``partial``, ``fit``) are sent, to
 leave time for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """How ends are timed, in seconds."""
+    """Settings for the times of ends, in seconds."""
 
     return_margin_s: float
-    """How long before the deadline a text cut at it leaves, so that its client has it in time."""
+    """Seconds before the deadline at which a cut text leaves, to reach its client in time."""
     loop_delay: LoopDelay | None = None
     """Measures the event loop's delay; None if the loop is never late, as in a simulator."""
 
     def ends_at(self, task: Task, now: float) -> float:
         if self.lacks_first_token(task, now):
-            return task.parts.cut_at  # workers do not know it: they get no grace
+            return task.parts.cut_at  # workers do not know this deadline: no grace period
         ends_at = self._cut_at(task, now)
         keeps_text = task.job.on_deadline is not OnDeadline.ERROR and task.has_text
         if task.attempt is not None and task.deadline.at <= now and not keeps_text:
@@ -84,7 +84,7 @@ class TimeLimits:
         return not task.completion_tokens and task.parts.cut_at < self._cut_at(task, now)
 
     def budget_ms(self, task: Task, instance: Instance, now: float) -> float:
-        """Milliseconds that the worker may take; less the way back if it ends texts cleanly."""
+        """Milliseconds that the worker may take, minus the way back if it ends texts cleanly."""
         left_ms = task.deadline.left_ms(now)
         if task.job.on_deadline is OnDeadline.ERROR:
             return left_ms
@@ -93,16 +93,16 @@ class TimeLimits:
         return max(left_ms / 2, left_ms - kept_ms)
 
     def _margin_s(self, task: Task) -> float:
-        """Seconds before its deadline that a text leaves which must reach its client by then."""
+        """Seconds before its deadline at which a text that must arrive in time leaves."""
         if self.loop_delay is None:
             return self.return_margin_s
         given_s = task.deadline.at - task.job.arrived
-        # A loop that is late is so twice: when it sends the text, and when its client reads it.
+        # A late loop delays twice: when it sends the text, and when the client reads it.
         delay_s = min(2 * self.loop_delay.longest_s, MAX_SHARE * given_s)
         return self.return_margin_s + delay_s
 
     def _cut_at(self, task: Task, now: float) -> float:
-        """The deadline, or earlier for a text that is to reach its client by then."""
+        """The deadline, or earlier for a text that must reach its client by then."""
         at = task.deadline.at
         if task.job.on_deadline is OnDeadline.ERROR:
             return at

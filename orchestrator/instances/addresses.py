@@ -1,5 +1,5 @@
-"""Checks how an instance is named: ``host:port``, ``dns:host:port`` or ``file:path``, or a URL for
-another kind of server (``orchestrator.lanes.endpoint``).
+"""Checks the entries that name instances: ``host:port``, ``dns:host:port``, ``file:path``, or a URL
+for another kind of server (``orchestrator.lanes.endpoint``).
 """
 
 from orchestrator.lanes.endpoint import is_url, read_endpoint
@@ -7,9 +7,9 @@ from orchestrator.lanes.endpoint import is_url, read_endpoint
 DNS_PREFIX = "dns:"
 FILE_PREFIX = "file:"
 MAX_CHARS = 4096
-"""Most characters of an address: a URL with the folder of a tokenizer."""
+"""Maximum characters of an address: a URL with a tokenizer's folder."""
 _MAX_HOST_CHARS = 300
-"""Most characters of ``host:port``: a host's name has at most 253."""
+"""Maximum characters of ``host:port``: a host name has at most 253."""
 
 
 def check_address(text: str) -> str:
@@ -54,5 +54,5 @@ def check_entry(text: str) -> str:
 
 
 def is_source(entry: str) -> bool:
-    """Whether an entry stands for addresses that change, rather than being one."""
+    """Whether an entry is a source of changing addresses instead of one address."""
     return entry.startswith((DNS_PREFIX, FILE_PREFIX))

@@ -1,4 +1,4 @@
-"""Circuit breakers: an instance that fails, or takes far longer than predicted, gets no work for a
+"""Circuit breakers: an instance that fails, or takes much longer than predicted, gets no work for a
 while (DL-11).
 
 ::
@@ -8,11 +8,11 @@ while (DL-11).
        │                                      └────── a probe fails ────┘   │
        └──────────────── enough probes succeed ─────────────────────────────┘
 
-Only an instance's own fault is a failure: an error, or a time far above its prediction, and by far
-more than its peers exceed theirs. A deadline that was too tight, a cancel or a client that left is
-not. At most a share of an instance's peers is ejected at once, never the last one: if none would be
-left, all are used again. The exception is an instance that fails everything: one that has failed
-``BLACKOUT`` jobs in a row gets probes only, even if no other is left.
+Only an instance's own fault is a failure: an error, or a time far above its prediction and much
+further above than its peers' times. A deadline that was too tight, a cancel or a disconnected
+client is not a failure. At most a share of an instance's peers is ejected at once, and never the
+last one: if none would remain, all are used again. The exception is an instance that has failed
+``BLACKOUT`` jobs in a row: it gets only probes, even if no other remains.
 """
 
 import math
@@ -29,27 +29,27 @@ from orchestrator.telemetry.log import fields, service_log
 from protocol import AbortCause, Code, End, FinishReason
 
 WINDOW: Final = 20
-"""How many of the latest jobs count."""
+"""Number of the latest jobs that count."""
 MIN_RESULTS: Final = 5
 FAILURE_SHARE: Final = 0.5
-"""The share of failed jobs that opens the breaker."""
+"""Share of failed jobs that opens the breaker."""
 SLOW_RATIO: Final = 3.0
-"""Actual over predicted time that is a failure, in units of the peers' usual ratio …"""
+"""Ratio of actual to predicted time that is a failure, in units of the peers' usual ratio …"""
 SLOW_FLOOR_MS: Final = 250.0
-"""… if it also takes this many ms more: short jobs easily take three times as long."""
+"""… if the job also takes this many ms longer: short jobs easily take three times as long."""
 OPEN_S: Final = 5.0
-"""Seconds that a breaker stays open at first; doubled each time it opens again without a recovery,
-up to ``MAX_OPEN_S``."""
+"""Seconds that a breaker stays open at first; doubled each time it opens again without recovery, up
+to ``MAX_OPEN_S``."""
 MAX_OPEN_S: Final = 60.0
 PROBES: Final = 2
-"""Most jobs at once while half open."""
+"""Maximum number of concurrent jobs while half open."""
 PROBES_TO_CLOSE: Final = 3
 BLACKOUT: Final = 8
-"""Number of jobs failed in a row after which even the last instance is ejected."""
+"""Number of consecutive failed jobs after which even the last instance is ejected."""
 MAX_EJECTED: Final = 0.5
-"""Share of an instance's peers, itself included, whose breakers may be open together."""
+"""Maximum share of an instance's peers, itself included, whose breakers are open at once."""
 _SAME_LOSS_S: Final = 1.0
-"""Seconds within which lost jobs count as lost with one lane, which is one failure."""
+"""Seconds within which lost jobs count as one failure: they were lost with one lane."""
 
 
 class BreakerState(StrEnum):
@@ -61,23 +61,23 @@ class BreakerState(StrEnum):
 
 
 class JobResult(StrEnum):
-    """How a job on an instance ended, as far as its breaker is concerned."""
+    """The result of a job for its instance's breaker."""
 
     FINISHED = "finished"
     DEADLINE = "deadline"
-    """The deadline came first: no failure unless the job took longer than predicted as well."""
+    """The deadline passed: a failure only if the job also took longer than predicted."""
     ABORTED = "aborted"
-    """Stopped on request from outside."""
+    """Stopped by an external request."""
     REFUSED = "refused"
-    """The instance said that it has no room, or is going away."""
+    """The instance has no room or is shutting down."""
     LOST = "lost"
-    """The job went down with its lane, which counts once however many jobs were on it."""
+    """The job was lost with its lane, which counts once for all of the lane's jobs."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerToken:
-    """A running job; ``probe`` is the half-open period that it probes, 0 for none."""
+    """A running job; ``probe`` is the number of the half-open period that it probes, 0 if none."""
 
     instance: str
     probe: int = 0
@@ -87,13 +87,13 @@ class BreakerToken:
 class _Sample:
     failed: bool
     ratio: float | None
-    """Actual over predicted time; None unless both are known."""
+    """Ratio of actual to predicted time; None unless both are known."""
     is_error: bool = False
-    """Whether the job failed with an error, not by slowness."""
+    """Whether the job failed with an error, not because it was slow."""
 
 
 class Breaker:
-    """One instance's breaker. ``Breakers`` decides failures, and whether it may open."""
+    """One instance's breaker. ``Breakers`` decides what is a failure and whether it may open."""
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque(maxlen=WINDOW)
@@ -104,14 +104,14 @@ class Breaker:
         self._probing = 0
         self._good_probes = 0
         self._errors = 0
-        """Number of jobs that failed with an error in a row, including the latest."""
+        """Number of consecutive jobs that failed with an error, up to the latest."""
 
     @property
     def is_dark(self) -> bool:
         return self._errors >= BLACKOUT
 
     def open_s(self, now: float) -> float:
-        """Seconds for which the instance still gets no work, not even probes; 0 unless open."""
+        """Remaining seconds in which the instance gets no work, not even probes; 0 unless open."""
         return self._open_until - now if self.state(now) is BreakerState.OPEN else 0.0
 
     def state(self, now: float) -> BreakerState:
@@ -128,7 +128,7 @@ class Breaker:
         return state is BreakerState.CLOSED
 
     def begin(self, now: float) -> int:
-        """Count a job that is sent; returns the half-open period that it probes, 0 for none."""
+        """Count a sent job. Returns the half-open period that it probes, 0 if none."""
         if self.state(now) is not BreakerState.HALF_OPEN:
             return 0
         self._probing += 1
@@ -143,10 +143,10 @@ class Breaker:
         if state is BreakerState.HALF_OPEN:
             return self._end_probe(probe, sample, now)
         if state is BreakerState.OPEN and self.is_dark and not was_dark:
-            # The instance was used anyway, since there was no other.
+            # The instance was used anyway, because there was no other.
             self._open_until = now + self._open_s
         if state is BreakerState.OPEN or sample is None:
-            return False  # jobs sent before the breaker opened tell nothing new
+            return False  # jobs sent before the breaker opened add nothing
         self._samples.append(sample)
         count, failures = len(self._samples), sum(s.failed for s in self._samples)
         is_bad = count >= MIN_RESULTS and failures >= FAILURE_SHARE * count
@@ -157,7 +157,7 @@ class Breaker:
 
     @property
     def usual_ratio(self) -> float | None:
-        """Median ratio of actual to predicted time of the instance's jobs; None while unknown."""
+        """Median ratio of actual to predicted time of the instance's jobs; None if unknown."""
         ratios = [s.ratio for s in self._samples if s.ratio is not None]
         return median(ratios) if len(ratios) >= MIN_RESULTS else None
 
@@ -183,8 +183,8 @@ class Breaker:
 
 
 class Breakers:
-    """All instances' breakers. ``peers`` gives the instances that could do an instance's work,
-    itself included."""
+    """The breakers of all instances. ``peers`` returns the instances that can do an instance's
+    work, itself included."""
 
     def __init__(
         self,
@@ -196,15 +196,15 @@ class Breakers:
         self._breakers: dict[str, Breaker] = {}
         self._lost_at: dict[str, float] = {}
         self.ejections: Counter[str] = Counter()
-        """How often each instance's breaker opened."""
+        """Number of times that each instance's breaker opened."""
 
     def state(self, instance: str) -> BreakerState:
         breaker = self._breakers.get(instance)
         return BreakerState.CLOSED if breaker is None else breaker.state(self._now())
 
     def admits(self, instance: str) -> bool:
-        """Whether an instance may be given work: its breaker lets it through, or no peer's breaker
-        does and it does not fail everything."""
+        """Whether an instance may get work: its breaker admits it, or no peer's breaker does and
+        the instance does not fail everything."""
         if self._admits(instance):
             return True
         breaker = self._breakers.get(instance)
@@ -213,12 +213,12 @@ class Breakers:
         return not any(self._admits(peer) for peer in self._peers(instance))
 
     def dark_s(self, instance: str) -> float:
-        """Seconds that an instance that fails everything still gets no work; 0 for others."""
+        """Remaining seconds without work for an instance that fails everything; 0 for others."""
         breaker = self._breakers.get(instance)
         return breaker.open_s(self._now()) if breaker is not None and breaker.is_dark else 0.0
 
     def begin(self, instance: str) -> BreakerToken:
-        """Count a job that goes to an instance. Give the token back with ``end``."""
+        """Count a job that is sent to an instance. Return the token with ``end``."""
         breaker = self._breakers.get(instance)
         return BreakerToken(instance, 0 if breaker is None else breaker.begin(self._now()))
 
@@ -241,7 +241,7 @@ class Breakers:
     def _sample(
         self, name: str, result: JobResult, predicted_ms: float, actual_ms: float
     ) -> _Sample | None:
-        """The instance's sample by a result; None if it is not informative."""
+        """The sample for a result; None if the result is not informative."""
         if result in (JobResult.ABORTED, JobResult.REFUSED):
             return None
         if result is JobResult.LOST:
@@ -261,8 +261,7 @@ class Breakers:
         return _Sample(slow, ratio)
 
     def _usual_elsewhere(self, name: str) -> float:
-        """Median ratio by which peers exceed their predictions, at least 1: the step model's
-        error."""
+        """Median ratio of peers' actual to predicted times, at least 1: the step model's error."""
         known = [
             ratio
             for peer in self._peers(name)
@@ -295,7 +294,7 @@ _RESULTS = {
 
 
 class AttemptFacts(Protocol):
-    """Facts about a job that its dispatcher knows. ``dispatched_at`` is in seconds of the clock."""
+    """The dispatcher's facts about a job. ``dispatched_at`` is in seconds of the clock."""
 
     @property
     def breaker_token(self) -> BreakerToken: ...
@@ -314,21 +313,21 @@ def record_end(
     end: End | None,
     now: float,
 ) -> None:
-    """Tell an instance's breaker of the end of one job, which was lost if it has no ``end``."""
-    if instance is None:  # removed since
+    """Record the end of one job in its instance's breaker; without ``end`` the job was lost."""
+    if instance is None:  # removed meanwhile
         return
     result = JobResult.LOST if end is None else classify_end(end, attempt.cause)
     predicted_ms = 0.0 if end is None else _predicted_ms(instance, attempt, end)
     actual_ms = 1000 * (now - attempt.dispatched_at)
     if breakers.end(attempt.breaker_token, result, predicted_ms=predicted_ms, actual_ms=actual_ms):
         service_log.warning(
-            "circuit breaker opened: the instance fails, or takes far longer than predicted",
+            "circuit breaker opened: the instance fails or takes much longer than predicted",
             extra=fields(instance=instance.address, last=result.value),
         )
 
 
 def classify_end(end: End, cause: AbortCause | None) -> JobResult:
-    """How a job's end counts for its worker. ``cause`` is why we stopped it, if we did."""
+    """The result of a job's end for its worker. ``cause``: why we stopped it, if we did."""
     if cause is not None or end.reason is FinishReason.CANCELLED:
         return JobResult.ABORTED
     if end.code is not None:
@@ -337,9 +336,9 @@ def classify_end(end: End, cause: AbortCause | None) -> JobResult:
 
 
 def _predicted_ms(instance: Instance, attempt: AttemptFacts, end: End) -> float:
-    """Ms that few jobs with the same work exceed; 0 while unknown.
+    """Ms that jobs with the same work rarely exceed; 0 while unknown.
 
-    Jobs that came while it ran slowed it down too, and are not the instance's fault.
+    Jobs that arrived while it ran also slowed it down, which is not the instance's fault.
     """
     if attempt.basis is None or not attempt.basis[0].known:
         return 0.0

@@ -1,13 +1,13 @@
-"""An adaptive concurrency limit: how many jobs to have in flight on one instance.
+"""An adaptive concurrency limit: the number of jobs in flight on one instance.
 
-A worker needs as many jobs as it can run, and a few more that wait there, so that a free slot is
-filled in the next step and not a round trip later. All others stay in the orchestrator's queue,
-where it can still be re-ordered, cancelled or sent elsewhere::
+A worker needs as many jobs as it can run and a few waiting ones, so that a free slot is filled in
+the next step and not a round trip later. All other jobs stay in the orchestrator's queue, where
+they can be reordered, cancelled or sent elsewhere::
 
 in flight ≤ slots (jobs that fit: rows and KV blocks) + backlog (learned)
 
-The backlog follows how long those few waited in the worker: less than a step means that the slot
-may have been idle before them, several steps mean that fewer are enough.
+The backlog follows the wait of those few jobs in the worker. A wait below one step means that the
+slot may have been idle; several steps mean that fewer jobs are enough.
 """
 
 import math
@@ -20,41 +20,41 @@ from protocol import WorkerStats
 FIRST_BACKLOG = 2.0
 LONG_WAIT_STEPS = 4.0
 ROWS_PER_BACKLOG = 16
-"""Number of slots for each job that may wait in the worker. What waits there cannot go elsewhere: a
-few jobs for many slots, since several become free in a step, and none for few slots."""
+"""Number of slots per job that may wait in the worker. Jobs that wait there cannot go elsewhere: a
+few for many slots, because several become free in a step, and none for few slots."""
 _SMOOTHING = 0.1
 _GROW, _SHRINK = 0.25, 0.25
 _FIRST_OUTPUT_TOKENS = 64.0
 LONG_PROMPT_TOKENS = 512
-"""Prompt tokens that usually fit into one step with decodes."""
+"""Number of prompt tokens that usually fit into one step with decodes."""
 UNBOUNDED = 2**31
-"""More rows than any worker has: no bound."""
+"""More rows than any worker has: no limit."""
 
 
 @dataclass(eq=False, slots=True)
 class InFlightJob:
-    """One job in flight. Token counts are expected ones; KV blocks are reserved to completion."""
+    """One job in flight. Token counts are expected ones; KV blocks are for the longest answer."""
 
     new_tokens: int
     output_tokens: int
     blocks: int
     is_computing_prompt: bool
-    """Whether the job has no token yet. Changed by the limit that it is added to."""
+    """Whether the job has no token yet. The limit that counts the job updates it."""
     is_batch: bool = False
-    """Whether the job is batch work, which leaves its slot to more urgent work."""
+    """Whether the job is batch work, which gives its slot to more urgent work."""
     found_no_slot: bool = False
     """Whether every slot was taken when the job was sent."""
 
 
 MOST_BACKLOG: Final = 8
-"""Most jobs sent to an instance beyond those that it can run; how many are needed to keep its slots
-from idling is learned."""
+"""Maximum number of jobs sent to an instance beyond those that it can run; the number that keeps
+its slots busy is learned."""
 
 
 class ConcurrencyLimit:
-    """One instance's jobs in flight, and how many there may be.
+    """One instance's jobs in flight, and their limit.
 
-    No clock: everything follows from its inputs. Never below one slot, nor above ``max_running +
+    No clock: the limit depends only on inputs. It is at least one and at most ``max_running +
     max_backlog``.
     """
 
@@ -62,21 +62,21 @@ class ConcurrencyLimit:
         self.backlog = min(FIRST_BACKLOG, float(max_backlog))
         self._max_backlog = max_backlog
         self.fitting = 1
-        """Jobs that can run at once, by the worker's rows and KV blocks."""
+        """Number of jobs that can run at once, by the worker's rows and KV blocks."""
         self.best_rows = UNBOUNDED
-        """Rows that should decode at once (``dispatch.rows``)."""
+        """Number of rows that should decode at once (``dispatch.rows``)."""
         self._max_running = 1
         self._step_ms = 0.0
         self._jobs: set[InFlightJob] = set()
         self._paused: set[InFlightJob] = set()
         self.clearing = 0
-        """Slots that jobs must leave, minus the jobs that have got one since."""
+        """Number of slots that jobs must leave, minus the jobs that have got one meanwhile."""
         self.batch = 0
-        """Number of batch jobs there that are not paused."""
+        """Number of its batch jobs that are not paused."""
         self._prefill_tokens = 0
-        """Prompt tokens of jobs that are computing their prompts."""
+        """Total prompt tokens of jobs that are computing their prompts."""
         self._long_prompts = 0
-        """Number of jobs that are computing a prompt of several steps."""
+        """Number of jobs whose prompts take several steps."""
         self._outputs = 0
         self._mean_output = _FIRST_OUTPUT_TOKENS
         self._mean_blocks = 0.0
@@ -85,13 +85,13 @@ class ConcurrencyLimit:
 
     @property
     def limit(self) -> int:
-        """Most jobs to have in flight. Batch jobs block no other work."""
+        """Maximum number of jobs in flight. Batch jobs block no other work."""
         backlog = min(math.floor(self.backlog), self.fitting // ROWS_PER_BACKLOG)
         return min(self.fitting + backlog, self.most_rows + self.batch)
 
     @property
     def most_rows(self) -> int:
-        """Jobs that should run at once. A long prompt, of several steps, is no row yet."""
+        """Number of jobs that should run at once. A prompt of several steps is not a row yet."""
         return self.best_rows + self._long_prompts
 
     @property
@@ -101,7 +101,7 @@ class ConcurrencyLimit:
 
     @property
     def slots(self) -> int:
-        """Most jobs to run at once: as many as fit, and no more than is good."""
+        """Maximum number of jobs to run at once: as many as fit, and at most ``most_rows``."""
         return min(self.fitting, self.most_rows)
 
     def set_max_running(self, max_running: int) -> None:
@@ -120,7 +120,7 @@ class ConcurrencyLimit:
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────
 
     def add(self, job: InFlightJob, load: int) -> None:
-        """Count a job that goes to the instance, which has ``load`` others."""
+        """Count a job that is sent to the instance, which has ``load`` others."""
         job.found_no_slot = load >= self.fitting
         self._jobs.add(job)
         self.batch += job.is_batch
@@ -145,7 +145,7 @@ class ConcurrencyLimit:
         job.is_computing_prompt = False
 
     def _computes_prompt(self, job: InFlightJob, sign: int) -> None:
-        """Count a job that begins (1) or stops (-1) to compute its prompt."""
+        """Count a job that starts (1) or stops (-1) computing its prompt."""
         if job.is_computing_prompt:
             self._prefill_tokens += sign * job.new_tokens
             self._long_prompts += sign * (job.new_tokens > LONG_PROMPT_TOKENS)
@@ -177,7 +177,7 @@ class ConcurrencyLimit:
         self.add(job, load)
 
     def remove(self, job: InFlightJob) -> None:
-        """Forget a job that the worker is done with, or has lost. Idempotent."""
+        """Remove a job that the worker has ended or lost. Idempotent."""
         self._paused.discard(job)
         if job in self._jobs:
             self._jobs.remove(job)
@@ -186,7 +186,8 @@ class ConcurrencyLimit:
             self._outputs -= job.output_tokens
 
     def outstanding_work(self, jobs: int) -> Load:
-        """Work left to ``jobs`` in all, ours and others'; others' are assumed to be like ours."""
+        """Remaining work of ``jobs`` in total, ours and others'; others' are assumed to be like
+        ours."""
         running = min(jobs, self.slots)
         waiting = jobs - running
         mean = self._outputs / len(self._jobs) if self._jobs else self._mean_output

@@ -1,12 +1,12 @@
-"""Follows which Triton instances there are, as that changes while the service runs.
+"""Discovers the Triton instances, which may change while the service runs.
 
-A source of addresses is asked again and again; one that cannot answer raises ``SourceError``, and
-its last answer is kept: no list of instances is worse than an old one.
+Each source of addresses is read repeatedly. A source that cannot answer raises ``SourceError``, and
+its last answer is kept: an old list of instances is better than none.
 
-An instance that a source no longer names is retired: it gets no new work, its running jobs may
-finish within a grace, then its lanes close and it is removed. An idle one is removed once a few
-more answers have left it out, because DNS answers flap. If it is named again before that, it stays
-as it was.
+An instance that no source lists any more is retired: it gets no new work, its running jobs may
+finish within a grace period, then its lanes close and it is removed. An idle instance is removed
+after a few more answers without it, because DNS answers flap. If it is listed again before that, it
+stays.
 """
 
 import asyncio
@@ -27,18 +27,17 @@ from orchestrator.telemetry.log import fields, lane_log
 LEAVE_GRACE_S: Final = 30.0
 """Seconds that jobs may keep running on an instance that is no longer listed."""
 LINGER_S: Final = 6.0
-"""Seconds for which an idle instance must be left out before its lanes are closed: a few answers of
-DNS."""
+"""Seconds for which an idle instance must be unlisted before its lanes close: a few DNS answers."""
 RESOLVE_EVERY_S: Final = 2.0
 LOOK_EVERY_S: Final = 0.5
-"""Seconds between two readings of a file, which costs next to nothing."""
+"""Seconds between two readings of a file, which cost almost nothing."""
 MAX_FILE_BYTES = 2**20
 ANSWER_S = 10.0
-"""Seconds after which a resolver that has not answered counts as failed this time."""
+"""Seconds after which a resolver without an answer counts as failed."""
 
 
 class SourceError(Exception):
-    """A source gave no usable list; the message says why, for people."""
+    """A source gave no usable list; the message says why."""
 
 
 class Source(Protocol):
@@ -46,28 +45,28 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """The source's name, as the settings spell it."""
+        """The source's name, as in the settings."""
 
     @property
     def every_s(self) -> float:
         """Seconds between two readings."""
 
     async def read(self) -> frozenset[str] | None:
-        """All addresses there are now; None if nothing changed. Raises ``SourceError``."""
+        """All present addresses; None if nothing changed. Raises ``SourceError``."""
 
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""Gives the numeric addresses of a host name; raises ``OSError``."""
+"""Returns the numeric addresses of a host name; raises ``OSError``."""
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Every A and AAAA record of a host that the system's resolver knows. Raises ``OSError``."""
+    """All A and AAAA records of a host from the system's resolver. Raises ``OSError``."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
 
 
 class DnsName:
-    """Every address behind one name, such as that of a headless service in Kubernetes."""
+    """All addresses of one name, such as a headless service in Kubernetes."""
 
     def __init__(self, entry: str, resolver: Resolve = resolve) -> None:
         self.name = entry
@@ -77,8 +76,8 @@ class DnsName:
         self._port = int(port)
         self._resolver = resolver
         self._asking: asyncio.Future[list[str]] | None = None
-        """A question that was not answered in time. No second question runs, because each holds one
-        of the event loop's few threads."""
+        """A lookup that has not finished. No second one starts, because each holds one of the event
+        loop's few threads."""
 
     async def read(self) -> frozenset[str] | None:
         if self._asking is None:
@@ -101,8 +100,8 @@ class DnsName:
 class WatchedFile:
     """A file with one address per line; ``#`` begins a comment.
 
-    A file is taken as a whole or not at all. One without any address, or without an end of the last
-    line, counts as half written.
+    A file is accepted as a whole or not at all. A file without an address, or without a newline at
+    its end, counts as half written.
     """
 
     def __init__(self, entry: str) -> None:
@@ -126,7 +125,7 @@ class WatchedFile:
             self._seen = None
             raise SourceError(f"{self._path} cannot be read: {error.strerror}") from None
         addresses = parse_addresses(data)
-        self._seen = version  # only now: a broken file is reported until it is repaired
+        self._seen = version  # only now: report a broken file until it is repaired
         return addresses
 
 
@@ -139,7 +138,7 @@ def parse_addresses(data: bytes) -> frozenset[str]:
     except UnicodeDecodeError as error:
         raise SourceError(f"byte {error.start} is not UTF-8") from None
     if text and not text.endswith("\n"):
-        raise SourceError("the last line has no end; end it if the file is complete")
+        raise SourceError("the last line has no newline; add one if the file is complete")
     addresses = set()
     names: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -149,23 +148,23 @@ def parse_addresses(data: bytes) -> frozenset[str]:
         try:
             name = name_of(check_address(address))
             if names.setdefault(name, address) != address:
-                raise ValueError(f"an instance called {name} is there already")
+                raise ValueError(f"another line already has an instance {name}")
             addresses.add(address)
         except ValueError as error:
             raise SourceError(f"line {number}: {error}") from None
     if not addresses:
-        raise SourceError("there is no address in the file")
+        raise SourceError("the file has no address")
     return frozenset(addresses)
 
 
 def source_of(entry: str) -> Source:
-    """The source that an entry of the settings names, once ``check_entry`` has passed it."""
+    """The source for an entry of the settings that ``check_entry`` has accepted."""
     return WatchedFile(entry) if entry.startswith(FILE_PREFIX) else DnsName(entry)
 
 
 NAME = "registered"
 MAX_REGISTRATIONS = 256
-"""Most registrations at a time."""
+"""Maximum number of registrations."""
 MIN_TTL_S = 1.0
 MAX_TTL_S = 3600.0
 
@@ -180,9 +179,9 @@ class Registration:
 
 
 class RegisteredInstances:
-    """A source of addresses that a pool manager registers for a time, repeatedly (PV-1). An expired
-    registration does not end an instance that serves, because its lanes know its state better than
-    a silent manager. It ends once the instance is not ready either.
+    """A source of addresses that a pool manager registers repeatedly for a limited time (PV-1). An
+    expired registration does not remove an instance that serves, because its lanes know its state
+    better than a silent manager. It ends when the instance is also not ready.
     """
 
     name = NAME
@@ -198,7 +197,7 @@ class RegisteredInstances:
         """Register or renew an instance for ``ttl_s`` seconds. Raises ``InvalidRequest``."""
         try:
             check_address(address)
-            # Otherwise a registration could send any local file to any host.
+            # Otherwise a registration could send a local file to any host.
             if is_url(address) and read_endpoint(address).key_file is not None:
                 raise ValueError("key_file is for TIDEGATE_INSTANCES and files that it names")
             taken = self._entry_of(name_of(address))
@@ -216,14 +215,14 @@ class RegisteredInstances:
             if len(self._ends_at) >= MAX_REGISTRATIONS:
                 raise InvalidRequest(
                     f"address: {MAX_REGISTRATIONS} instances are registered, and there can be no "
-                    "more; deregister one, or name them in TIDEGATE_INSTANCES",
+                    "more; deregister one, or list them in TIDEGATE_INSTANCES",
                     field="address",
                 )
         self._ends_at[address] = self._clock.now() + ttl_s
         return Registration(address, ttl_s, is_new)
 
     def deregister(self, address: str) -> bool:
-        """Remove an instance, given by URL or name. Returns whether it was registered.
+        """Remove an instance by URL or name. Returns whether it was registered.
 
         Idempotent.
         """
@@ -252,13 +251,13 @@ class InstanceSet(Protocol):
     """The part of the registry that discovery drives."""
 
     def addresses(self) -> dict[str, float | None]:
-        """Every instance, and when it began to retire, in seconds of the clock, or None."""
+        """Each instance with the time when it began to retire, in seconds of the clock, or None."""
 
     def idle(self, address: str) -> bool:
-        """Whether no job of ours is on an instance."""
+        """Whether an instance has none of our jobs."""
 
     def ready(self, address: str) -> bool:
-        """Whether an instance is there and takes work."""
+        """Whether an instance exists and takes work."""
 
     def add(self, address: str) -> None: ...
 
@@ -268,7 +267,7 @@ class InstanceSet(Protocol):
 
 
 class DiscoverySync:
-    """Follows all sources. ``listed`` are the addresses that the settings name themselves."""
+    """Follows all sources. ``listed``: the addresses in the settings themselves."""
 
     def __init__(
         self,
@@ -291,7 +290,7 @@ class DiscoverySync:
         return self._registered
 
     def list_anew(self, listed: Iterable[str]) -> None:
-        """Replace the listed addresses: add new instances, retire those that are gone."""
+        """Replace the listed addresses: add new instances, retire removed ones."""
         self._listed = frozenset(listed)
         self._apply()
 
@@ -309,7 +308,7 @@ class DiscoverySync:
         return dict(self._errors)
 
     async def read(self, source: Source) -> None:
-        """Ask one source, and add and retire what follows from its answer."""
+        """Read one source, then add and retire instances accordingly."""
         try:
             addresses = await source.read()
         except SourceError as error:
@@ -322,7 +321,7 @@ class DiscoverySync:
             self._apply()
 
     async def remove_retired(self) -> None:
-        """Remove retired instances that are idle, or out of their grace. One call at a time."""
+        """Remove retired instances that are idle or whose grace has ended. One call at a time."""
         now = self._clock.now()
         over = [
             address
@@ -333,7 +332,7 @@ class DiscoverySync:
         for address in over:
             await self._instances.remove(address)
         if over:
-            self._apply()  # one may have been named again while its lanes closed
+            self._apply()  # one may be listed again since its lanes closed
 
     async def _follow(self, source: Source) -> None:
         while True:
@@ -357,7 +356,7 @@ class DiscoverySync:
                 self._instances.retire(address)
 
     def _source_failed(self, source: Source, reason: str) -> None:
-        # The same error at every read is worth one line.
+        # Log the same error only once.
         level = logging.DEBUG if self._errors.get(source.name) == reason else logging.WARNING
         self._errors[source.name] = reason
         lane_log.log(

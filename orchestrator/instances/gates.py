@@ -1,6 +1,6 @@
-"""The gates of an instance's readiness (OR-13): artifacts, engine and health. Each gate is open or
-says why not, so that an operator sees which part to repair. An instance takes new work when all of
-its gates are open.
+"""The gates of an instance's readiness (OR-13): artifacts, engine and health. A gate is open or has
+a reason, so that an operator sees which part to repair. An instance takes new work if all of its
+gates are open.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ ARTIFACTS, ENGINE, HEALTH = "artifacts", "engine", "health"
 
 
 def gates_of(instance: Instance, breaker: BreakerState) -> Mapping[str, str]:
-    """Why each of an instance's gates is closed, for people, in the order in which they open; empty
-    while it is open."""
+    """The reason why each of an instance's gates is closed, in the order in which they open; empty
+    if open."""
     return {
         ARTIFACTS: "" if instance.is_for_other_work else _lacks_artifacts(instance),
         ENGINE: "" if instance.is_for_other_work else _lacks_engine(instance),
@@ -22,18 +22,18 @@ def gates_of(instance: Instance, breaker: BreakerState) -> Mapping[str, str]:
 
 
 def describe_gates(instance: Instance, breaker: BreakerState) -> dict[str, object]:
-    """An instance's gates as answers have them."""
+    """An instance's gates in the form for answers."""
     gates = gates_of(instance, breaker)
     return {name: {"open": not why, "reason": why} for name, why in gates.items()}
 
 
 def _lacks_artifacts(instance: Instance) -> str:
-    """Why the model's files are not ready: not read by the worker, or not in a usable card. Empty
-    if ready."""
+    """Why the model's files are not ready: the worker has not read them, or the card is unusable.
+    Empty if ready."""
     if instance.fault:
         return instance.fault
     if instance.announced_card is None:
-        return instance.reason or "it has not reported which model it serves"
+        return instance.reason or "it has not reported its model"
     return ""
 
 
@@ -41,9 +41,9 @@ def _lacks_engine(instance: Instance) -> str:
     if not any(lane.is_open for lane in instance.lanes):
         return instance.reason or "no lane to it is open"
     if instance.fault:
-        return "no engine without a model that can be used"
+        return "there is no engine without a usable model"
     if instance.is_reading_card or instance.encoder is None:
-        return "its model's tokenizer is being made ready"
+        return "its model's tokenizer is being prepared"
     if instance.swap is not None and instance.is_swapping and instance.draining:
         return f"it is about to serve {instance.swap.model} instead of {instance.swap.was}"
     return ""
@@ -55,7 +55,7 @@ def _lacks_health(instance: Instance, breaker: BreakerState) -> str:
     if breaker is BreakerState.OPEN:
         return "its circuit breaker is open: too many of its jobs failed"
     if instance.removed or instance.retiring_since is not None:
-        return "it is being removed: no list of instances names it any more"
+        return "it is being removed: no source lists it any more"
     if instance.cordoned:
         return "an operator took it out of use"
     if instance.draining:

@@ -1,12 +1,12 @@
-"""One Triton instance: its lanes, what it serves, its load and its state.
+"""One Triton instance: its lanes, model, load and state.
 
-The state follows the lanes (OR-6); ``InstanceMonitor`` decides it::
+The state follows the lanes (OR-6); ``InstanceMonitor`` sets it::
 
     CONNECTING ──card, tokenizer ready──▶ UP ◀──frame── SUSPECT ──silent 3 s──▶ DOWN
          ▲                                └──silent 1 s──▶┘                       │
          └───────────────────── every lane closed, tries again ◀──────────────────┘
 
-An instance with an unusable card has a ``fault``: it stays CONNECTING until another card comes.
+An instance with an unusable card has a ``fault``: it stays CONNECTING until another card arrives.
 """
 
 import math
@@ -24,21 +24,21 @@ from orchestrator.prompts.encoder import PromptEncoder
 from protocol import Feature, ModelCard, SwapPhase, SwapReport, WorkerStats
 
 LANE_SILENT_S = 0.6
-"""Seconds by which a lane's last frame may be older than its freshest sibling's, about two
-heartbeats, before the lane is the last to get work."""
+"""Seconds (about two heartbeats) by which a lane's last frame may be older than its siblings'
+latest; beyond that, the lane is the last to get work."""
 
 CANDIDATE_TTL_S = 0.05
-"""Seconds after which a candidate is rebuilt, even if none of its key's facts has changed."""
+"""Seconds after which a candidate is rebuilt even if its key has not changed."""
 
 FIRST_ROUND_TRIP_MS = 5.0
 _ROUND_TRIPS = 24
 
 
 class InstanceState(StrEnum):
-    """Whether an instance can be given work: only ``up`` can."""
+    """States of an instance; only ``up`` instances get work."""
 
     ABSENT = "absent"
-    """The Triton answers and has no text model: it renders clips, or will get one."""
+    """Triton answers but has no text model: it renders clips, or will load one."""
     CONNECTING = "connecting"
     UP = "up"
     SUSPECT = "suspect"
@@ -46,7 +46,7 @@ class InstanceState(StrEnum):
 
 
 class Instance:
-    """The known facts about one Triton.
+    """The known state of one Triton.
 
     ``Registry`` writes ``lanes``, ``cordoned``, ``retiring_since`` and ``removed``, dispatch
     reports its jobs to ``concurrency`` and ``round_trip_ms``, and the monitor writes everything
@@ -56,59 +56,59 @@ class Instance:
     def __init__(self, address: str, max_backlog: int = 0, entry: str = "") -> None:
         self.address = address
         self.entry = entry or address
-        """The address as the settings or a source name it: a URL for another kind of server."""
+        """The address in the settings or a source: a URL for another kind of server."""
         self.kind = kind_of(self.entry)
         self.concurrency = ConcurrencyLimit(max_backlog)
         self.lanes: list[Lane] = []
         self.reporter: Lane | None = None
-        """The lane that is read for prefix cache reports; all lanes carry the same."""
+        """The lane whose prefix cache reports are read; all lanes carry the same ones."""
         self.state = InstanceState.CONNECTING
         self.reason = "not reached yet"
-        """Why the instance is not up, for people; empty while it is."""
+        """Why the instance is not up; empty if it is."""
         self.fault = ""
-        """Why its last card cannot be used, which no waiting mends; empty if it can."""
+        """Why its last card is unusable, which waiting cannot fix; empty if usable."""
         self.draining = False
         """Whether the worker itself takes no new work."""
         self.worker_drain_ends_at = math.inf
-        """When the worker ends what still runs, in seconds of the clock; inf unless it drains."""
+        """When the worker ends its running work, in seconds of the clock; inf unless it drains."""
         self.cordoned = False
-        """Whether an operator wants it to get no new work."""
+        """Whether an operator has stopped new work for it."""
         self.cordon_ends_at = math.inf
-        """When its running work must be gone, in seconds of the clock; inf for no limit."""
+        """When its running work must have ended, in seconds of the clock; inf for no limit."""
         self.retiring_since: float | None = None
-        """When discovery stopped naming it, in seconds of the clock; None while it is named."""
+        """When discovery stopped listing it, in seconds of the clock; None while it is listed."""
         self.removed = False
         """Whether its lanes are closed or being closed."""
         self.announced_card: ModelCard | None = None
-        """The last card that came; ``card`` follows once its tokenizer is ready."""
+        """The last received card; ``card`` follows when its tokenizer is ready."""
         self.process_id = ""
-        """Id of its worker's process, as the last card gave it; empty if it gave none."""
+        """Id of its worker's process from the last card; empty if it has none."""
         self.greeted_at = 0.0
-        """When the last card came, in seconds of the clock."""
+        """When the last card arrived, in seconds of the clock."""
         self.is_reading_card = False
-        """Whether the announced card's tokenizer is still being made ready, and cannot be used."""
+        """Whether the announced card's tokenizer is still being prepared."""
         self.swap: SwapReport | None = None
-        """The latest report of a swap of its model; None if there is none."""
+        """The latest report of a model swap; None if there is none."""
         self.serves_since = 0.0
-        """When it began to serve its present model, in seconds of the clock."""
+        """When it started to serve its present model, in seconds of the clock."""
         self.encoder: PromptEncoder | None = None
         self.provenance = UNKNOWN
         self.stats: WorkerStats | None = None
         self.step_learner: StepLearner | None = None
         """Learns its speed; None until its card is known."""
         self.round_trip_ms = deque([FIRST_ROUND_TRIP_MS] * 9, maxlen=_ROUND_TRIPS)
-        """Ms that ended jobs took beyond what the worker accounts for."""
+        """Ms that ended jobs took beyond the worker's own times."""
         self.share: int | None = None
-        """Most of our jobs that may have a slot there, where other orchestrators have the rest of
-        them; None where all are ours to fill."""
+        """Maximum number of our jobs with a slot there, if other orchestrators use the others; None
+        if all slots are ours."""
         self.foreign_load = 0
-        """Number of jobs on the worker that are not ours, by its last statistics."""
+        """Number of other orchestrators' jobs on the worker, by its last statistics."""
         self.clips_running = 0
         """Number of our clips that it renders."""
         self.other_work = ""
-        """What a room has it do, in a word, which needs no model for text."""
+        """A room's work on it, in one word, which needs no text model."""
         self.health_failures = 0
-        """How often it stopped being up, or could not be reached."""
+        """Number of times that it stopped being up or was unreachable."""
         self._candidate: tuple[object, Candidate] | None = None
         self._candidate_until = 0.0
         self._pace: StepModel | None = None
@@ -124,7 +124,7 @@ class Instance:
 
     @property
     def is_for_other_work(self) -> bool:
-        """Whether nothing is wrong with it though it has no text model."""
+        """Whether it is healthy although it has no text model."""
         return self.state is InstanceState.ABSENT and bool(self.other_work)
 
     def describe_state(self) -> dict[str, object]:
@@ -140,12 +140,12 @@ class Instance:
 
     @property
     def chat_fault(self) -> str:
-        """Why it takes plain prompts only; empty if it takes chats, or has no card yet."""
+        """Why it takes only plain prompts; empty if it takes chats or has no card yet."""
         return "" if self.encoder is None else self.encoder.chat_fault
 
     @property
     def is_swapping(self) -> bool:
-        """Whether its worker is swapping models, and an open lane will report the end."""
+        """Whether its worker is swapping models and an open lane will report the end."""
         ended = (SwapPhase.DONE, SwapPhase.FAILED)
         return (
             self.swap is not None
@@ -158,7 +158,7 @@ class Instance:
         return self.removed or self.cordoned or self.retiring_since is not None
 
     def is_to_serve(self, model: str) -> bool:
-        """Whether it will take work for ``model`` once its swap is over."""
+        """Whether it will take work for ``model`` after its swap."""
         if self.is_out_of_use:
             return False
         if self.is_reading_card and self.announced_card is not None:
@@ -166,7 +166,7 @@ class Instance:
         return self.is_swapping and self.swap is not None and self.swap.model == model
 
     def may_speak_again(self, model: str) -> bool:
-        """Whether it serves ``model``, and has only been silent for a little longer than usual."""
+        """Whether it serves ``model`` and has been silent only a little longer than usual."""
         return (
             self.state is InstanceState.SUSPECT
             and self.card is not None
@@ -192,7 +192,7 @@ class Instance:
 
     @property
     def is_reopening(self) -> bool:
-        """Whether it will take new work in a moment: its model was reloaded."""
+        """Whether it will take new work soon, because its model was reloaded."""
         return any(lane.is_reopening for lane in self.lanes) and not self.is_out_of_use
 
     @property
@@ -204,7 +204,7 @@ class Instance:
         return self.lane_load - self.concurrency.paused + self.foreign_load
 
     def _ours(self, most: int) -> int:
-        """``most`` jobs there, ours and others', as far as our share of the slots allows."""
+        """At most ``most`` jobs there, ours and others', limited by our share of the slots."""
         return most if self.share is None else min(most, self.foreign_load + self.share)
 
     @property
@@ -234,7 +234,7 @@ class Instance:
 
     @property
     def occupancy(self) -> Load:
-        """The number of jobs it has, without their outstanding work (``outstanding_work``). On the
+        """The number of its jobs, without their outstanding work (``outstanding_work``). On the
         simulator (one minute, twice the capacity) ``outstanding_work`` here took goodput from
         31.0/s to 20.4 and waste to 22 %.
         """
@@ -244,7 +244,7 @@ class Instance:
 
     @property
     def pace(self) -> StepModel:
-        """The step model with as many slots as it is to use. Its card must be known."""
+        """The step model with the number of slots to use. Its card must be known."""
         assert self.step_learner is not None
         model, slots = self.step_learner.model, self.slots
         if slots >= model.slots:
@@ -254,9 +254,9 @@ class Instance:
         return self._pace
 
     def candidate(self, encoder: PromptEncoder, is_admitted: bool, now: float) -> Candidate:
-        """The instance as placement sees it at ``now``. Cached for a moment while nothing changes.
+        """The snapshot for placement at ``now``. Cached briefly while nothing changes.
 
-        ``is_admitted``: its circuit breaker lets work through.
+        ``is_admitted``: whether its circuit breaker admits work.
         """
         ready = is_admitted and self.ready
         learner, jobs = self.step_learner, self.concurrency
@@ -314,7 +314,7 @@ class Instance:
         return candidate
 
     def best_lane(self) -> Lane:
-        """The open lane with the fewest jobs, of those that have had a frame lately."""
+        """The open lane with the fewest jobs among those with a recent frame."""
         lanes = [lane for lane in self.lanes if lane.is_open and not lane.is_closing]
         freshest = max(lane.last_frame_at for lane in lanes)
 
@@ -324,7 +324,7 @@ class Instance:
         return min(lanes, key=rank)
 
     def silent_s(self, now: float) -> float:
-        """Seconds since an open lane last had a frame; 0 if none is open."""
+        """Seconds since the last frame on an open lane; 0 if none is open."""
         return min((lane.silent_s(now) for lane in self.lanes if lane.is_open), default=0.0)
 
     # ── for the monitor ──────────────────────────────────────────────────────────────────────

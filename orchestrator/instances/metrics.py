@@ -1,4 +1,4 @@
-"""Metrics of instances: states, breakers, lanes, and what workers report with their heartbeats."""
+"""Metrics of instances: states, breakers, lanes, and the workers' heartbeat statistics."""
 
 from collections.abc import Callable, Iterator
 
@@ -17,8 +17,8 @@ def _each(read: Callable[[Instance], float]) -> _Read:
 
 
 def _serving(read: Callable[[Instance], float]) -> _Read:
-    """Read a metric from each instance that serves text. Others, such as one for clips alone, do
-    not count for scaling."""
+    """Read a metric from each instance that serves text. Others, such as those for clips, do not
+    count for scaling."""
     return lambda registry: (
         ((instance.address,), read(instance)) for instance in registry if instance.card is not None
     )
@@ -78,7 +78,7 @@ INSTANCES: tuple[MetricRow[Registry], ...] = (
         "gauge",
         "snapshot_version",
         "version",
-        "Moves with topology and capability of the instances",
+        "Changes with the topology and capabilities of the instances",
         lambda registry: registry.snapshot_version,
     ),
     MetricRow(
@@ -109,7 +109,7 @@ INSTANCES: tuple[MetricRow[Registry], ...] = (
         "gauge",
         "instance_rows",
         "jobs",
-        "Jobs that should run there at once, for the most to be in time",
+        "Jobs that should run there at once, so that the most are in time",
         _serving(lambda instance: instance.concurrency.slots),
         ("instance",),
     ),
@@ -117,14 +117,14 @@ INSTANCES: tuple[MetricRow[Registry], ...] = (
         "gauge",
         "utilization",
         "share",
-        "Slots taken, by us or others, of all instances that are up; 0 without any",
+        "Share of slots taken, by us or others, of all instances that are up; 0 if none is up",
         _utilization,
     ),
     MetricRow(
         "counter",
         "instance_health_failures",
         "times",
-        "How often it stopped being up, or could not be reached (PF-4)",
+        "How often it stopped being up or was unreachable (PF-4)",
         _each(lambda instance: instance.health_failures),
         ("instance",),
     ),

@@ -1,6 +1,6 @@
-"""Watches the instances: takes in what their lanes carry, and judges them by their heartbeats.
+"""Watches the instances: processes their lanes' reports and judges them by heartbeats.
 
-Any frame counts as a heartbeat; workers send one every 250 ms when they have nothing to say.
+Any frame counts as a heartbeat; idle workers send one every 250 ms.
 """
 
 import asyncio
@@ -50,8 +50,8 @@ _SWAP_TOLD = {
 }
 _WANTED = frozenset({InstanceState.UP, InstanceState.ABSENT})
 _NO_MODEL = "unknown model"
-"""Triton's words for a model that it was not started with."""
-READING_CARD = "its model's tokenizer is being made ready"
+"""Triton's message for a model that it was not started with."""
+READING_CARD = "its model's tokenizer is being prepared"
 
 
 class InstanceMonitor:
@@ -116,7 +116,7 @@ class InstanceMonitor:
     def lane_closed(self, lane: Lane, reason: str) -> None:
         instance = self._registry.instances[lane.address]
         absent = _NO_MODEL in reason.lower()
-        if reason != instance.reason:  # an instance that stays away is not worth a line each time
+        if reason != instance.reason:  # log an unreachable instance only once
             meant = absent or self._registry.is_closing or instance.removed or lane.is_relieved
             level = logging.INFO if meant else logging.WARNING
             lane_log.log(level, "lane closed: %s", reason, extra=fields(instance=lane.address))
@@ -124,7 +124,7 @@ class InstanceMonitor:
             if instance.state is not InstanceState.UP and not absent:
                 self._count_failure(instance)
             instance.forget_stats()
-            instance.swap = None  # unknown whether it continued; the next card tells
+            instance.swap = None  # the next card shows whether it continued
             if absent:
                 self._set_state(instance, InstanceState.ABSENT, reason)
             elif instance.state is not InstanceState.DOWN:
@@ -153,12 +153,12 @@ class InstanceMonitor:
         elif silent_s >= SUSPECT_AFTER_S:
             self._set_state(instance, InstanceState.SUSPECT, _silence(silent_s))
         elif instance.stats is not None and (stuck_ms := instance.stats.stuck_ms):
-            # The worker lives, and ends itself if the step does not come back.
+            # The worker is alive, and ends itself if the step does not return.
             reason = f"its engine has been in one step for {stuck_ms / 1000:.0f} s"
             self._set_state(instance, InstanceState.SUSPECT, reason)
         else:
             self._set_state(instance, InstanceState.UP, "")
-        # A lane can die alone: its jobs must not wait for as long as its siblings live.
+        # A lane can die alone: its jobs must not wait while its siblings are alive.
         for lane in instance.lanes:
             lane.probe()
             if lane.is_open and lane.silent_s(now) >= DOWN_AFTER_S:
@@ -195,15 +195,15 @@ class InstanceMonitor:
         instance.draining = draining
         if draining and not self._registry.is_closing and not instance.is_swapping:
             lane_log.warning(
-                "worker is draining, though not asked to by this orchestrator"
+                "worker is draining, but this orchestrator did not request it"
                 if by_worker
-                else "Triton refuses new requests for the model: unloaded, or shutting down",
+                else "Triton refuses new requests for the model: it is unloaded or shutting down",
                 extra=fields(instance=instance.address),
             )
         self._registry.changed()
 
     def _swap_reported(self, instance: Instance, report: SwapReport) -> None:
-        """Take in a report of a swap; each lane brings the same."""
+        """Process a report of a swap; each lane carries the same."""
         was, instance.swap = instance.swap, report
         if was is not None and was.phase is report.phase and was.model == report.model:
             return
@@ -225,9 +225,9 @@ class InstanceMonitor:
     # ── cards ────────────────────────────────────────────────────────────────────────────────
 
     def _card_received(self, instance: Instance, card: ModelCard) -> None:
-        """Make the card's tokenizer usable; the instance is up once that is done."""
+        """Prepare the card's tokenizer; the instance is up after that."""
         instance.process_id, instance.greeted_at = card.process_id, self._clock.now()
-        card = msgspec.structs.replace(card, process_id="")  # all that share a model share the rest
+        card = msgspec.structs.replace(card, process_id="")  # other fields are equal for a model
         if instance.fault and instance.announced_card == card:  # on another lane
             self._set_state(instance, InstanceState.CONNECTING, instance.fault)
             return
@@ -275,7 +275,7 @@ class InstanceMonitor:
         lane_log.error("%s", fault, extra=fields(instance=instance.address))
 
     def _encoder_ready(self, instance: Instance, encoder: PromptEncoder) -> None:
-        # The instance may have come back with another model in the meantime.
+        # The instance may have returned with another model meanwhile.
         if instance.removed or encoder.card != instance.announced_card:
             return
         instance.provenance = self._models.provenance(encoder.card)
@@ -303,15 +303,15 @@ class InstanceMonitor:
     # ── the prefix cache ─────────────────────────────────────────────────────────────────────
 
     def _kv_report_received(self, instance: Instance, lane: Lane, report: KvReport) -> None:
-        """Take in a report of the prefix cache. A lane's first one is full, and it misses none
-        later."""
+        """Process a report of the prefix cache. A lane's first report is full, and it misses none
+        after that."""
         if instance.reporter is None and report.full:
             instance.reporter = lane
         if lane is instance.reporter:
             self._registry.prefixes.apply(instance.address, report)
 
     def _reporter_lost(self, instance: Instance) -> None:
-        """Read another lane's reports, from a full one on."""
+        """Read another lane's reports, starting with a full one."""
         instance.reporter = None
         self._registry.prefixes.remove(instance.address)
         for lane in instance.lanes:

@@ -1,9 +1,9 @@
-"""How many instances the present load needs to meet its deadlines: for scalers (PF-7). Running work
-keeps its slots, because as much follows it. Waiting work also needs engine time before its
-deadlines: for each deadline, all waiting work that is due by then, over the time until then. Both
-together may take ``TARGET`` of the instances' time. While more than ``MOST_LOST`` of the requests
-are lost to waiting or lack of room, or will be, one more is needed than there are. Fractions are
-not rounded: otherwise a service with rare requests would need more than one on average.
+"""The number of instances that the present load needs to meet its deadlines, for scalers (PF-7).
+Running work keeps its slots, because as much follows it. Waiting work needs engine time before its
+deadlines: for each deadline, all waiting work due by then, over the time until then. Both together
+may take ``TARGET`` of the instances' time. While more than ``MOST_LOST`` of the requests are lost
+to waiting or lack of room, or will be, one more instance is needed. Fractions are not rounded:
+otherwise a service with rare requests would need more than one on average.
 """
 
 from collections.abc import Iterable
@@ -21,13 +21,13 @@ TARGET = 0.8
 MOST_LOST = 0.05
 LOST_WINDOW_S = 60.0
 FEW_ENDED = 20
-"""Requests that must have ended for their losses to say anything."""
+"""Number of ended requests from which losses are significant."""
 SOON_MS = 1000.0
-"""Time until a deadline below which no new instance would help: it counts as so much."""
+"""Ms until a deadline below which a new instance does not help; shorter times count as this."""
 
 
 class WaitingWork(NamedTuple):
-    """What a waiting task will take of an engine's time, and the time until its deadline."""
+    """The engine time of a waiting task, and the time until its deadline."""
 
     work_ms: float
     left_ms: float
@@ -36,9 +36,9 @@ class WaitingWork(NamedTuple):
 def instances_needed(
     up: int, busy: float, waiting: Iterable[WaitingWork], lost: float = 0.0
 ) -> float:
-    """Instances that keep the deadlines of running and waiting work, with ``up`` of them now.
-    ``busy``: taken slots, in whole instances. ``lost``: share (0 to 1) of recent requests lost to
-    waiting or lack of room.
+    """Number of instances that keep the deadlines of running and waiting work; ``up`` are up now.
+    ``busy``: taken slots, in units of instances. ``lost``: share (0 to 1) of recent requests lost
+    to waiting or lack of room.
     """
     backlog = due_ms = 0.0
     for work_ms, left_ms in sorted(waiting, key=lambda one: one.left_ms):
@@ -48,7 +48,7 @@ def instances_needed(
 
 
 class Need:
-    """Reads the need of each model that instances serve. ``ended`` is called at each task's end."""
+    """The need of each served model. Call ``ended`` at each task's end."""
 
     def __init__(self, registry: Registry, queue: TaskQueue[Task], clock: Clock) -> None:
         self._registry = registry
@@ -64,7 +64,7 @@ class Need:
         now, registry = self._clock.now(), self._registry
         waiting: dict[str, list[WaitingWork]] = {i.card.model: [] for i in registry if i.card}
         for task in self._queue.tasks():
-            # Hopeless requests gain nothing from more instances.
+            # More instances do not help hopeless requests.
             if task.model in waiting and not task.is_background:
                 work = WaitingWork(task.work_ms, task.deadline.left_ms(now))
                 waiting[task.model].append(work)
@@ -72,7 +72,7 @@ class Need:
         for model, tasks in waiting.items():
             up = [i for i in registry if i.is_up and i.card is not None and i.card.model == model]
             busy = sum(min(1.0, i.load / i.concurrency.slots) for i in up)
-            # Other orchestrators have as much waiting for their part of the slots.
+            # Assume that other orchestrators have as much waiting work for their slots.
             slots = sum(i.concurrency.slots for i in up)
             part = sum(i.own_slots for i in up) / slots if slots else 0.0
             tallies = [tally for (_, name), tally in totals.items() if name == model]
@@ -91,7 +91,7 @@ def is_lost(task: Task) -> bool:
         return blame(task, ending) is MissStage.QUEUE
     if ending.error is None:
         return False
-    if ending.error.code is Code.DEADLINE_INFEASIBLE:  # else no instance more would help
+    if ending.error.code is Code.DEADLINE_INFEASIBLE:  # otherwise more instances do not help
         return ending.error.details.get("binding_constraint") == "queue"
     return ending.error.code in (Code.QUEUE_FULL, Code.NO_CAPACITY)
 

@@ -1,9 +1,9 @@
-"""Tracks which instance holds which KV blocks, by their KV reports (OR-9).
+"""Tracks which instances hold which KV blocks, from their KV reports (OR-9).
 
-Every block's hash maps to the set of instances that hold it, as bits of an integer: the longest
-cached prefix on *all* instances is then one walk along a task's hashes, however many there are. A
-hash covers its whole prefix and its salt (``protocol.block_hashes``), so hashes of different
-models, tokenizers or tenants never meet.
+Each block hash maps to the set of instances that hold it, as bits of an integer: one walk along a
+task's hashes finds the longest cached prefix on *all* instances, for any number of them. A hash
+covers its whole prefix and its salt (``protocol.block_hashes``), so hashes of different models,
+tokenizers or tenants never collide.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from protocol import KvReport
 
 MAX_HASHES = 32_768
-"""Most hashes kept of one instance; the oldest go. Half a million tokens in blocks of 16."""
+"""Maximum number of hashes per instance; oldest dropped. Half a million tokens in blocks of 16."""
 
 
 class PrefixIndex:
-    """Block hashes by instance. A missing one costs an unexpected prefill, nothing else."""
+    """Block hashes by instance. A missing hash only costs an unexpected prefill."""
 
     def __init__(self, max_hashes: int = MAX_HASHES) -> None:
         self._max_hashes = max_hashes
@@ -55,8 +55,8 @@ class PrefixIndex:
             self._drop(block_hash, bit)
 
     def longest(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
-        """How many of ``hashes``, from the first on, each instance holds; those with none are left
-        out. One dictionary look-up per held hash.
+        """The number of leading ``hashes`` that each instance holds; instances with none are left
+        out. One dictionary lookup per held hash.
         """
         holders = self._holders
         left = holders.get(hashes[0], 0) if hashes else 0

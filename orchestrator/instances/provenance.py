@@ -1,7 +1,7 @@
-"""Finds which entries of this machine's catalogs an instance runs (PV-4).
+"""Finds the entries of this machine's catalogs that an instance runs (PV-4).
 
-An instance tells the digest of its model and the name and version of its engine; the catalogs have
-the matching entries. Other machines' instances and unregistered models have none.
+An instance reports the digest of its model and the name and version of its engine; the catalogs
+have the matching entries. Other machines' instances and unregistered models have none.
 """
 
 import re
@@ -17,7 +17,7 @@ _VERSION: Final = re.compile(r"[\w.+-]+")
 
 
 class Provenance(NamedTuple):
-    """Ids of catalog entries; empty without one."""
+    """Ids of catalog entries; empty if there are none."""
 
     model_entry: str = ""
     engine_entry: str = ""
@@ -27,8 +27,8 @@ UNKNOWN: Final = Provenance()
 
 
 def provenance_of(card: ModelCard) -> Provenance:
-    """The catalog entries of a card. Reads both catalogs, so not for the event loop. A catalog that
-    cannot be read counts as empty."""
+    """The catalog entries of a card. Reads both catalogs, so do not call it on the event loop. An
+    unreadable catalog counts as empty."""
     try:
         models = ModelCatalog(state_dir()).entries()
         engines = EngineCatalog(state_dir()).entries()

@@ -1,6 +1,6 @@
-"""Holds the set of Triton instances, and gives placement a snapshot of them.
+"""Holds the set of Triton instances and provides a snapshot for placement.
 
-``InstanceMonitor`` keeps their states. ``snapshot_version`` moves with topology and capability,
+``InstanceMonitor`` sets their states. ``snapshot_version`` changes with topology and capability,
 never with load.
 """
 
@@ -21,18 +21,18 @@ from orchestrator.prediction.forecaster import Capacity
 from orchestrator.telemetry.log import fields, lane_log, service_log
 
 LaneMaker = Callable[[str, LaneConfig, LaneOwner, Clock, random.Random], Lane]
-"""Makes a lane; a simulator has its own."""
+"""Creates a lane; a simulator has its own."""
 
 
 class InstancesListener(Protocol):
-    """Follows the instances. Called from the lanes' readers: must not wait."""
+    """Listens to changes of instances. Called from the lanes' readers: must not wait."""
 
     def instances_changed(self) -> None:
-        """Called when an instance came, went, changed its state or reported."""
+        """Called when an instance was added or removed, changed its state or reported."""
 
 
 class Registry:
-    """All instances, and the life of their lanes."""
+    """All instances and their lanes."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Registry:
         *,
         max_backlog: int = 0,
     ) -> None:
-        """``max_backlog``: most jobs for each instance beyond those that it can run."""
+        """``max_backlog``: maximum number of jobs per instance beyond those that it can run."""
         self.snapshot_version = 0
         self.instances: dict[str, Instance] = {}
         self.prefixes = PrefixIndex()
@@ -78,24 +78,24 @@ class Registry:
         await asyncio.gather(*(lane.close() for instance in self for lane in instance.lanes))
 
     def changed(self, *, topology: bool = True) -> None:
-        """Tell all listeners; without ``topology`` only an instance's load has changed."""
+        """Notify all listeners; without ``topology`` only an instance's load has changed."""
         self.snapshot_version += topology
         if self._owner is None:
             return
         for listener in self._listeners:
             try:
                 listener.instances_changed()
-            except Exception:  # lanes call this, and must not break by it
-                service_log.exception("instance change could not be followed; continuing")
+            except Exception:  # lanes call this and must not break
+                service_log.exception("a listener failed on an instance change; continuing")
 
     # ── which instances there are ────────────────────────────────────────────────────────────
 
     def addresses(self) -> dict[str, float | None]:
-        """Every instance by its entry, with the time when it began to retire, or None."""
+        """Each instance by its entry, with the time when it began to retire, or None."""
         return {instance.entry: instance.retiring_since for instance in self}
 
     def idle(self, entry: str) -> bool:
-        """Whether no job and no clip of ours is on an instance."""
+        """Whether an instance has none of our jobs and clips."""
         instance = self.instances[name_of(entry)]
         return not (instance.lane_load or instance.clips_running)
 
@@ -104,9 +104,9 @@ class Registry:
         return instance is not None and instance.ready
 
     def add(self, entry: str) -> None:
-        """Open lanes to one more instance, or keep one that was retiring. Idempotent.
+        """Open lanes to a new instance, or keep one that was retiring. Idempotent.
 
-        An instance whose name another entry still has is not added yet: that entry has to go first.
+        An instance whose name another entry still has is not added until that entry is removed.
         """
         address = name_of(entry)
         instance = self.instances.get(address)
@@ -122,7 +122,7 @@ class Registry:
         self.changed()
 
     def retire(self, entry: str) -> None:
-        """Give an instance no new work, because it will be removed. Idempotent."""
+        """Stop new work for an instance that will be removed. Idempotent."""
         instance = self.instances[address := name_of(entry)]
         if instance.retiring_since is None:
             instance.retiring_since = self._clock.now()
@@ -130,7 +130,7 @@ class Registry:
             self.changed()
 
     async def remove(self, entry: str) -> None:
-        """Close an instance's lanes, even with jobs on them, and drop it."""
+        """Close an instance's lanes, even with jobs on them, and remove it."""
         instance = self.instances[address := name_of(entry)]
         instance.removed = True
         await asyncio.gather(*(lane.close() for lane in instance.lanes))
@@ -140,9 +140,9 @@ class Registry:
         self.changed()
 
     def cordon(self, address: str, grace_s: float = math.inf) -> Instance:
-        """Give an instance no new work, for an operator. Idempotent. Raises ``NotFound``.
+        """Stop new work for an instance, for an operator. Idempotent. Raises ``NotFound``.
 
-        Jobs there that will not end within ``grace_s`` seconds are moved elsewhere if possible.
+        Jobs that will not end within ``grace_s`` seconds are moved elsewhere if possible.
         """
         instance = self._set_cordoned(address, True)
         instance.cordon_ends_at = self._clock.now() + grace_s
@@ -175,7 +175,7 @@ class Registry:
         return instance
 
     def _open_lanes(self, instance: Instance, owner: LaneOwner) -> None:
-        # Each job on another kind of server is a separate request: one lane has them all.
+        # On other kinds of servers each job is a separate request: one lane is enough.
         is_own = instance.kind is ServerKind.TIDEGATE
         for _ in range(self._config.per_instance if is_own else 1):
             self._open_lane(instance, owner)
@@ -220,7 +220,7 @@ class Registry:
         return instance.candidate(instance.encoder, admits, self._clock.now())
 
     def capacity(self, model: str) -> Capacity:
-        """The capacity of the ready instances for ``model``, or of all of them for ``""``."""
+        """The capacity of the ready instances for ``model``, or of all ready ones for ``""``."""
         serving = [
             (i, i.pace, i.encoder.card)
             for i in self
@@ -235,7 +235,7 @@ class Registry:
             names=tuple(i.address for i, *_ in serving),
             slots=sum(pace.slots for _, pace, _ in serving),
             free=sum(max(0, pace.slots - i.load) for i, pace, _ in serving),
-            # Work that cannot be stopped in time is not started.
+            # Do not start work that cannot be stopped in time.
             min_start_ms=min(
                 (max(card.min_start_budget_ms, card.abort_ms) for *_, card in serving), default=0.0
             ),
@@ -243,7 +243,7 @@ class Registry:
         )
 
     def most_places(self, model: str) -> int:
-        """Most jobs for ``model``, or for any (``""``), that the known instances take if idle."""
+        """Most jobs for ``model``, or for any (``""``), on the known instances if idle."""
         return sum(
             i.concurrency.most
             for i in self
@@ -251,22 +251,22 @@ class Registry:
         )
 
     def any_ready(self, model: str) -> bool:
-        """Whether some instance could be given work for ``model`` now."""
+        """Whether some instance can get work for ``model`` now."""
         return any(i.ready and i.card is not None and i.card.model == model for i in self)
 
     def dark_s(self, model: str) -> float:
-        """Seconds for which nothing is sent to any instance for ``model``, since all that are ready
-        fail everything; 0 if one may be given work."""
+        """Seconds for which no instance gets work for ``model``, because all ready ones fail
+        everything; 0 if one may get work."""
         serving = [i for i in self if i.ready and i.card is not None and i.card.model == model]
         return min((self.breakers.dark_s(i.address) for i in serving), default=0.0)
 
     def any_returning_to(self, model: str) -> bool:
-        """Whether some instance may serve ``model`` in a moment: after a swap, or a silence that is
-        too short for it to be down."""
+        """Whether some instance may serve ``model`` soon: after a swap, or after a silence that is
+        too short to count as down."""
         return any(i.is_to_serve(model) or i.may_speak_again(model) for i in self)
 
     def _peers(self, address: str) -> list[str]:
-        """Ready instances that could do an instance's work, including itself."""
+        """Ready instances that can do an instance's work, including itself."""
         instance = self.instances.get(address)
         card = None if instance is None else instance.card
         if card is None:

@@ -12,7 +12,7 @@ from orchestrator.prompts.encoder import PromptEncoder
 from protocol import ModelCard
 
 RECENT = 4
-"""Encoders that are kept after their model has gone: making one takes up to seconds."""
+"""Number of encoders kept after their model was unloaded: creating one takes up to seconds."""
 
 
 class ServedModels:
@@ -21,19 +21,19 @@ class ServedModels:
     def __init__(
         self, registry: Registry, executor: Executor, *, special_in_prompts: bool = False
     ) -> None:
-        """Tokenizers are made ready on ``executor``: a large one takes seconds."""
+        """Tokenizers are prepared on ``executor``: a large one takes seconds."""
         self._registry = registry
         self._executor = executor
         self._special_in_prompts = special_in_prompts
         self._provenance: dict[tuple[str, str, str], Provenance] = {}
-        """Catalog entries by what decides them in a card, so that each is looked up once."""
+        """Catalog entries by the card's fields that decide them, so that each is looked up once."""
         self._recent: deque[PromptEncoder] = deque(maxlen=RECENT)
 
     def by_name(self) -> dict[str, PromptEncoder]:
         """Encoders of all known models and their adapters, up or not, by name.
 
-        The card of a ready instance is preferred, then the card of the engine that lacks the least;
-        placement finds a fitting instance.
+        The card of a ready instance is preferred, then the card of the engine that lacks the fewest
+        features; placement finds a fitting instance.
         """
         known, adapted = self._known()
         return {**adapted, **known}
@@ -48,11 +48,11 @@ class ServedModels:
         return known, adapted
 
     def resolve(self, model: str) -> PromptEncoder:
-        """The encoder of the model of that name, or of the only one if the name is empty.
+        """The encoder of the model ``model``, or of the only model if the name is empty.
 
-        Raises ``NotReady`` while no instance has sent a usable card, or an instance with an unknown
-        model may serve it; ``InvalidRequest`` if no name is given and several are served, otherwise
-        ``ModelNotFound``.
+        Raises ``NotReady`` while no instance has sent a usable card, or while an instance with an
+        unknown model may serve it; ``InvalidRequest`` if no name is given and several models are
+        served; otherwise ``ModelNotFound``.
         """
         known, adapted = self._known()
         if not known:
@@ -72,16 +72,16 @@ class ServedModels:
         silent = sorted(one.address for one in self._registry if not one.has_said)
         if silent:
             raise NotReady(
-                f"the model {model[:128]!r} is not served yet, and may be once {len(silent)} more "
-                f"instances have said what they serve; until then there are: {names}"
+                f"the model {model[:128]!r} is not served yet, but may be after {len(silent)} more "
+                f"instances report their models; available now: {names}"
             )
         raise ModelNotFound(
             f"the model {model[:128]!r} is not served here; available: {names}", field="model"
         )
 
     def encoder_of(self, card: ModelCard) -> PromptEncoder | None:
-        """An instance's encoder for an equal card, or one that reads prompts alike; None without
-        one."""
+        """An instance's encoder for an equal card, or one that reads prompts identically; None if
+        there is none."""
         served = [i.encoder for i in self._registry if i.encoder is not None]
         for encoder in served:
             if encoder.card == card:
@@ -94,7 +94,7 @@ class ServedModels:
         return None
 
     async def load(self, card: ModelCard) -> PromptEncoder:
-        """Make a card's tokenizer and template ready. Raises ``BadCard``."""
+        """Prepare a card's tokenizer and template. Raises ``BadCard``."""
         loop = asyncio.get_running_loop()
         encoder = await loop.run_in_executor(self._executor, self._make, card)
         self._recent.append(encoder)

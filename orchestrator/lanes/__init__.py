@@ -1,13 +1,13 @@
-"""Lanes: connections to an instance that carry every job to it.
+"""Lanes: connections to an instance that carry all of its jobs.
 
-- ``base``   the interface of every kind of lane and of its listeners; ``config``: settings
-- ``lane``   over one ``ModelStreamInfer`` call of Tidegate's worker: connects, submits, reconnects
+- ``base``   the interfaces of all kinds of lanes and their listeners; ``config``: settings
+- ``lane``   uses one ``ModelStreamInfer`` call of Tidegate's worker: connects, submits, reconnects
 - ``grpc_call`` such a call, on the event loop, over ``h2``
-- ``reconnector`` session after session with a peer, with pauses between them; clips use it, too
-- ``wire``   messages and frames in and out of Triton's protobuf; the only place that builds one
+- ``reconnector`` repeats sessions with a peer, with pauses between them; clips use it too
+- ``wire``   converts messages and frames to and from Triton's protobuf; only it builds those
 - ``swap_call`` asks a worker to serve another model
-- ``endpoint`` how instances of other kinds are named
-- ``servers/`` lanes to those; ``sse`` reads what they stream
+- ``endpoint`` parses the URLs of other kinds of instances
+- ``servers/`` lanes to those; ``sse`` reads their event streams
 """
 
 import random
@@ -34,7 +34,7 @@ __all__ = [
 def make_lane(
     entry: str, config: LaneConfig, owner: LaneOwner, clock: Clock, rng: random.Random
 ) -> Lane:
-    """The lane that the kind of the instance ``entry`` needs."""
+    """A lane for the instance ``entry``, by its kind."""
     if not is_url(entry):
         return StreamLane(entry, config, owner, clock, rng)
     endpoint = read_endpoint(entry)

@@ -1,8 +1,8 @@
 """Defines a lane: a connection to one instance that carries many jobs, in any protocol.
 
-A kind of lane implements ``Lane``'s abstract methods and keeps two promises: every job that was
-submitted ends with exactly one of ``JobSink.on_ended`` and ``on_lost``, and its owner gets
-``lane_opened`` and ``lane_closed`` in turns. It reconnects by itself until it is closed.
+A kind of lane implements ``Lane``'s abstract methods and guarantees two things: each submitted job
+ends with exactly one of ``JobSink.on_ended`` and ``on_lost``, and its owner gets ``lane_opened``
+and ``lane_closed`` alternately. It reconnects by itself until it is closed.
 """
 
 from abc import ABC, abstractmethod
@@ -23,23 +23,23 @@ from protocol import (
 )
 
 SAMPLE_EVERY: Final = 64
-"""One frame in this many is timed from its decoding to its tokens being written (LB-8)."""
+"""One of this many frames is timed from its decoding until its tokens are written (LB-8)."""
 
 
 class JobSink(Protocol):
-    """Hears of one job on a lane. Called by the lane's reader: must neither wait nor raise."""
+    """Receives one job's events. Called by the lane's reader: must neither wait nor raise."""
 
     def on_started(self, wait_ms: float) -> None:
-        """The worker began with the job, which had waited there for ``wait_ms``."""
+        """The worker started the job, which had waited there for ``wait_ms``."""
 
     def on_cached(self, tokens: int) -> None:
-        """The prefix cache had that many tokens of the prompt, whose answer begins now."""
+        """The prefix cache had ``tokens`` tokens of the prompt; the answer begins now."""
 
     def on_prompt(self, logprobs: PromptLogprobs) -> None:
-        """Log-probabilities of the prompt's next tokens came, for a job that asks for them."""
+        """Log-probabilities of the prompt's next tokens arrived, for a job that requests them."""
 
     def on_tokens(self, delta: Delta, now: float) -> None:
-        """The answer's next tokens came; ``now`` is in seconds of the clock."""
+        """The answer's next tokens arrived at ``now``, in seconds of the clock."""
 
     def on_paused(self) -> None:
         """The job is paused; ``on_resumed``, ``on_ended`` or ``on_lost`` follows."""
@@ -55,13 +55,13 @@ class JobSink(Protocol):
 
 
 class LaneOwner(Protocol):
-    """Hears of a lane's own state."""
+    """Receives a lane's own state."""
 
     def lane_opened(self, lane: "Lane", first: Frame) -> None:
         """The lane is up. ``first`` carries the model card."""
 
     def lane_reported(self, lane: "Lane", frame: Frame) -> None:
-        """A frame came with statistics, a drain, a new card or a report of the prefix cache."""
+        """A frame arrived with statistics, a drain, a new card or a prefix cache report."""
 
     def lane_closed(self, lane: "Lane", reason: str) -> None:
         """The lane is broken; its jobs are lost."""
@@ -71,7 +71,7 @@ class LaneOwner(Protocol):
 
 
 class JobFields(TypedDict):
-    """The fields that a job is submitted with: those of ``Submit`` except its lane and handle."""
+    """The fields of a submitted job: those of ``Submit`` except its lane and handle."""
 
     token_ids: list[int]
     sampling: Sampling
@@ -96,24 +96,24 @@ class JobFields(TypedDict):
 
 
 class Lane(ABC):
-    """One lane to the instance at ``address``. Its jobs are numbered by ``handle``."""
+    """One lane to the instance at ``address``. ``handle`` numbers its jobs."""
 
     _sessions: Reconnector
-    """Connections, one after another; each kind of lane makes it."""
+    """Successive connections; each kind of lane creates it."""
 
     def __init__(self, address: str, owner: LaneOwner, clock: Clock) -> None:
         self.address = address
         self.is_open = False
         self.is_reopening = False
-        """Whether it was closed as stale, and no attempt to connect has failed since."""
+        """Whether it was closed as stale and no later connection attempt has failed."""
         self.is_closing = False
         """Whether Triton takes no new requests for the model; its jobs continue."""
         self.last_frame_at = clock.now()
-        """When the peer last sent something, in seconds of the clock."""
+        """When the peer last sent data, in seconds of the clock."""
         self.is_exhausted = False
-        """Whether the lane has carried enough that a new lane is to take its place."""
+        """Whether a new lane must replace this one, because it has carried enough data."""
         self.successor: Lane | None = None
-        """The lane that takes new jobs once it is open; jobs that are on this one end here."""
+        """The lane that takes new jobs when it is open; present jobs end on this lane."""
         self.tokens_total = 0
         self.frames_total = 0
         self.sessions_total = 0
@@ -125,7 +125,7 @@ class Lane(ABC):
     @property
     @abstractmethod
     def load(self) -> int:
-        """Number of jobs that take a place at the instance."""
+        """Number of jobs on the instance."""
 
     @property
     def is_relieved(self) -> bool:
@@ -151,10 +151,10 @@ class Lane(ABC):
         """Stop a job within one engine step. Idempotent; its end is still reported."""
 
     def pause(self, handle: int) -> None:  # noqa: B027 - of no use for some kinds
-        """Make a job stand still, with its KV kept. Idempotent; for workers that ``can_pause``."""
+        """Pause a job and keep its KV. Idempotent; for workers that ``can_pause``."""
 
     def resume(self, handle: int) -> None:  # noqa: B027 - of no use for some kinds
-        """Make a paused job continue. Idempotent."""
+        """Resume a paused job. Idempotent."""
 
     # ── for its owner ────────────────────────────────────────────────────────────────────────
 
@@ -163,26 +163,26 @@ class Lane(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the lane for good: the worker stops what still runs on it. Idempotent."""
+        """Close the lane permanently: the worker stops its running jobs. Idempotent."""
 
     def break_off(self, reason: str) -> None:
-        """Give this connection up and make another."""
+        """Drop this connection and open another."""
         self._sessions.break_off(reason)
 
     def reopen(self) -> None:  # noqa: B027 - of no use for some kinds
-        """Connect again, because another lane to this worker was found to be stale."""
+        """Reconnect, because another lane to this worker is stale."""
 
     @abstractmethod
     def describe(self) -> None:
         """Ask for the card and a full report of the prefix cache."""
 
     def probe(self) -> None:  # noqa: B027 - of no use for some kinds
-        """Check that messages still arrive, if nothing else shows it; call it often."""
+        """Check that messages still arrive if no other traffic shows it; call it often."""
 
     # ── for kinds of lanes ───────────────────────────────────────────────────────────────────
 
     def _sample_emission(self, since: float, tokens: int) -> None:
-        """Tell how long ``tokens`` took since ``since``, once in ``SAMPLE_EVERY`` calls."""
+        """Report the time of ``tokens`` from ``since`` to now, once in ``SAMPLE_EVERY`` calls."""
         self._until_sample -= 1
         if self._until_sample <= 0 and tokens:
             self._until_sample = SAMPLE_EVERY
@@ -190,6 +190,6 @@ class Lane(ABC):
 
 
 def lost(why: str = "") -> InstanceLost:
-    """The error of a job whose instance went away."""
+    """The error of a job whose instance was lost."""
     said = f": {why}" if why else "; try again"
     return InstanceLost(f"the instance that worked on this was lost{said}")

@@ -9,14 +9,14 @@ from orchestrator.tls import Tls, stated_tls
 from worker.environment import Section
 
 OPEN_TIMEOUT_S: Final = 5.0
-"""Seconds that the opening of a lane may take, or one question to a server of another kind."""
+"""Maximum seconds to open a lane, or for one query to another kind of server."""
 RENEW_AFTER_BYTES: Final = 64 * 2**20
-"""Traffic after which a lane is replaced: until a stream ends, Triton (24.10) keeps everything that
-was answered on it."""
+"""Traffic after which a lane is replaced: Triton (24.10) keeps all answers of a stream until it
+ends."""
 SUSPECT_AFTER_S: Final = 1.0
-"""Seconds that an instance may send no frame before it gets no new work (OR-6)."""
+"""Seconds without a frame after which an instance gets no new work (OR-6)."""
 DOWN_AFTER_S: Final = 3.0
-"""Seconds that an instance may send no frame before its work is lost (OR-6)."""
+"""Seconds without a frame after which an instance's work is lost (OR-6)."""
 
 
 class LaneConfig(Section):
@@ -46,5 +46,5 @@ class LaneConfig(Section):
 
     @property
     def shown_token(self) -> str:
-        """``token`` for workers; empty without one."""
+        """``token`` for workers; empty if unset."""
         return "" if self.token is None else self.token.get_secret_value()

@@ -1,7 +1,7 @@
 """Reads the URLs of instances of other kinds.
 
 URLs have the form ``KIND+SCHEME://host:port[/model]?tokenizer=DIR&…``. A plain ``host:port`` is a
-Triton with Tidegate's own worker, whose card says the rest.
+Triton with Tidegate's own worker, whose card has the other data.
 """
 
 import math
@@ -36,9 +36,9 @@ _SCHEMES = {
 class Endpoint:
     """One instance of another kind.
 
-    ``model`` is the model's name at the server, empty if the server has only one; ``alias`` is its
-    name for clients, empty for the same. ``context`` (tokens) and ``slots`` (jobs at once) are 0 to
-    ask the server for them.
+    ``model`` is the model's name at the server, empty if the server has only one. ``alias`` is its
+    name for clients, empty for the same name. ``context`` (tokens) and ``slots`` (concurrent jobs)
+    are 0 to query the server.
     """
 
     kind: ServerKind
@@ -57,7 +57,7 @@ class Endpoint:
     weights: str = ""
     """Instances with equal ``weights`` may continue each other's texts; if empty, none may."""
     key_file: Path | None = None
-    """File with the bearer token that the server asks for; None without one."""
+    """File with the server's bearer token; None if it needs none."""
 
 
 def is_url(entry: str) -> bool:
@@ -73,17 +73,17 @@ def kind_of(entry: str) -> ServerKind:
 
 
 def read_endpoint(entry: str) -> Endpoint:
-    """Read a URL entry. Raises ``ValueError`` that says what is wrong and what was expected."""
+    """Parse a URL entry. Raises ``ValueError`` with the problem and the expected form."""
     scheme, _, rest = entry.partition("://")
     kind = _SCHEMES.get(scheme)
     if scheme == "triton+grpc":
         raise ValueError(
-            "triton+grpc is no kind of instance any more: name the OpenAI API of that server, "
+            "triton+grpc is no longer supported: use the OpenAI API of that server, "
             "openai+http://host:port?tokenizer=DIR (Triton's own OpenAI frontend has one)"
         )
     if kind is None:
         raise ValueError(
-            f"no kind of instance is called {scheme[:64]!r}; available: {', '.join(_SCHEMES)}, and "
+            f"there is no kind of instance {scheme[:64]!r}; available: {', '.join(_SCHEMES)}, and "
             "host:port for Tidegate's own"
         )
     shape = f"{scheme}://host:port?tokenizer=DIR"
@@ -115,7 +115,7 @@ def _parameters(query: str, shape: str) -> dict[str, str]:
                 f"{name[:64]!r} is not a parameter; available: {', '.join(_PARAMETERS)}"
             )
         if not value:
-            raise ValueError(f"{name} is stated and empty; leave it out or give it a value")
+            raise ValueError(f"{name} is empty; leave it out or give it a value")
     if "tokenizer" not in stated:
         raise ValueError(
             f"expected {shape}: prompts are encoded here, so a folder with the model's "
@@ -171,4 +171,4 @@ _PARAMETERS: dict[str, Callable[[str, str], Any]] = {
     "weights": _text,
     "key_file": _path,
 }
-"""Reads each parameter's text."""
+"""Parsers of the parameters."""

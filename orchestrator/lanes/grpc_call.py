@@ -1,15 +1,15 @@
-"""One gRPC call with messages both ways, read and written on the event loop itself.
+"""One gRPC call with messages in both directions, read and written on the event loop itself.
 
-``grpc.aio`` takes a message through three threads: one that reads the socket, one that waits for
-the first and wakes the event loop through a pipe, and the loop. A frame of one token costs 150 to
-200 µs of CPU that way. Here the loop reads the socket, ``h2`` the frames (5 to 7 µs each), and
-received messages are handed over in one call::
+``grpc.aio`` passes a message through three threads: one reads the socket, one waits for the first
+and wakes the event loop through a pipe, and the loop. This costs 150 to 200 µs of CPU for a frame
+of one token. Here the loop reads the socket, ``h2`` parses the frames (5 to 7 µs each), and one
+call passes on the received messages::
 
     socket ─▶ loop ─▶ h2 ─▶ messages ─▶ on_messages([…])
 
-A call has a connection of its own, over TLS if that is set. The peer's messages and TCP's own
-probes prove that it is alive; its pings are answered. A peer's announcement that it will end the
-connection (GOAWAY) is reported while the call continues. Source:
+A call has its own connection, over TLS if configured. The peer's messages and TCP keepalive probes
+show that it is alive; its pings are answered. A peer's GOAWAY (it will close the connection) is
+reported while the call continues. Source:
 https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 """
 
@@ -50,11 +50,11 @@ _WINDOW = 4 * 1024 * 1024
 _DEFAULT_WINDOW = 65_535
 _FRAME_HEAD_BYTES = 9
 _MAX_MESSAGE_BYTES = 256 * 1024 * 1024
-"""Largest message that is taken, in bytes; the largest that comes is a rendered clip."""
+"""Maximum size of a received message in bytes; the largest real ones are rendered clips."""
 _MAX_UNSENT_BYTES = 64 * 1024 * 1024
-"""Most unsent bytes that are kept for a peer that reads nothing."""
+"""Maximum unsent bytes for a peer that does not read."""
 _CONNECT_S = 1.0
-"""Seconds that each address may take to answer, of a name with several."""
+"""Maximum seconds per address to answer, for a name with several addresses."""
 _PROBES = 4
 _PROBE_EVERY_S = 5
 _TLS_ALERT = b"\x15\x03"
@@ -81,11 +81,11 @@ _STATUS_NAMES = dict(
         )
     )
 )
-"""gRPC's names of how a call ended, by number."""
+"""gRPC's status names, by number."""
 
 
 class CallEnded(Exception):
-    """The call is over. ``status`` is gRPC's name for how; ``ok``: the peer just closed it."""
+    """The call has ended. ``status`` is gRPC's status name; ``ok``: the peer only closed it."""
 
     def __init__(self, status: str, details: str) -> None:
         super().__init__(f"{status}: {details}")
@@ -93,7 +93,7 @@ class CallEnded(Exception):
 
 
 OnMessages = Callable[[list[bytes]], None]
-"""Takes messages that came together, in order. An exception that it raises ends the call."""
+"""Processes messages that arrived together, in order. An exception ends the call."""
 OnLeaving = Callable[[], None]
 
 
@@ -109,9 +109,9 @@ async def open_call(
     tls: Tls | None = None,
     on_leaving: OnLeaving = _ignore,
 ) -> "GrpcCall":
-    """Connect to ``host:port`` and begin ``method``. Raises ``CallEnded``.
+    """Connect to ``host:port`` and start ``method``. Raises ``CallEnded``.
 
-    ``on_leaving`` hears that the peer will end the connection soon, and takes no new call on it.
+    ``on_leaving`` is called when the peer will close the connection soon and accepts no new call.
     """
     loop = asyncio.get_running_loop()
     secure: dict[str, Any] = {}
@@ -157,8 +157,8 @@ def _same(call: "GrpcCall") -> "GrpcCall":
 
 
 class _Connection(H2Connection):
-    """A connection whose stream continues after the peer's GOAWAY (RFC 9113, 6.8), with which it
-    ends for ``h2``."""
+    """A connection whose stream continues after the peer's GOAWAY (RFC 9113, 6.8), which ends it in
+    ``h2``."""
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
         state = self.state_machine.state
@@ -177,7 +177,7 @@ def _new_connection() -> H2Connection:
 
 
 class GrpcCall(asyncio.Protocol):
-    """A running call. Every method is for the event loop's thread."""
+    """A running call. Call all methods on the event loop's thread."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class GrpcCall(asyncio.Protocol):
         is_secure: bool = False,
     ) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails with ``CallEnded``, or what ``on_messages`` raised; cancelled by ``close``."""
+        """Fails with ``CallEnded`` or the error of ``on_messages``; cancelled by ``close``."""
         self._on_messages = on_messages
         self._on_leaving = on_leaving
         self._is_secure = is_secure
@@ -207,19 +207,19 @@ class GrpcCall(asyncio.Protocol):
         self._gone = asyncio.Event()
         self._http = _new_connection()
         self._begin = b""
-        """The first bytes that came, until they show whether the peer speaks HTTP/2."""
+        """The first received bytes, until they show whether the peer speaks HTTP/2."""
         self._is_greeted = False
-        """Whether the peer's settings came, with which HTTP/2 begins."""
+        """Whether the peer's settings, which start HTTP/2, have arrived."""
         self._last_words = ""
         self._partial = bytearray()
-        """The beginning of a message whose end has not come."""
+        """The received part of an incomplete message."""
         self._messages: list[bytes] = []
         self._outgoing = bytearray()
 
     # ── for callers ──────────────────────────────────────────────────────────────────────────
 
     def send(self, message: bytes) -> None:
-        """Send a message, now or as soon as the peer has room. Never waits; drops a peer with too
+        """Send a message now, or as soon as the peer has room. Never waits; drops a peer with too
         much unsent data."""
         if self.ended.done():
             return
@@ -230,14 +230,12 @@ class GrpcCall(asyncio.Protocol):
         if self._transport is not None:
             unsent += self._transport.get_write_buffer_size()
         if unsent > _MAX_UNSENT_BYTES:
-            self._fail(
-                CallEnded("unavailable", f"it does not read: {unsent} bytes wait to be sent")
-            )
+            self._fail(CallEnded("unavailable", f"it does not read: {unsent} bytes are unsent"))
 
     def finish(self) -> None:
-        """End our side of the stream, once all that was sent is through; the peer then ends the
-        call. A Triton (24.10) that sees a stream cancelled instead, after it has refused something
-        there, keeps the connection's socket for good.
+        """End our side of the stream after all data is sent; the peer then ends the call. If a
+        stream is cancelled instead after a refusal on it, Triton (24.10) keeps the connection's
+        socket forever.
         """
         if self._transport is not None:
             self._http.end_stream(_STREAM)
@@ -249,11 +247,11 @@ class GrpcCall(asyncio.Protocol):
             self.ended.exception()  # it may never be awaited
         transport, self._transport = self._transport, None
         if transport is not None:
-            with suppress(ProtocolError):  # the peer has ended it
+            with suppress(ProtocolError):  # the peer has already ended it
                 self._http.reset_stream(_STREAM, ErrorCodes.CANCEL)
             transport.write(self._http.data_to_send())
-            # A peer that reads nothing would keep the socket for good; gRPC's servers say no
-            # goodbye in TLS.
+            # A peer that does not read would keep the socket forever; gRPC servers send no TLS
+            # close notify.
             if self._is_secure or transport.get_write_buffer_size():
                 transport.abort()
             else:
@@ -262,7 +260,7 @@ class GrpcCall(asyncio.Protocol):
             await self._gone.wait()
 
     def keep_alive(self, idle_s: float) -> None:
-        """Make the kernel probe a silent peer, and drop one that acknowledges nothing."""
+        """Make the kernel probe a silent peer, and drop one that does not acknowledge."""
         if self._transport is None:
             return
         own = self._transport.get_extra_info("socket")
@@ -341,7 +339,7 @@ class GrpcCall(asyncio.Protocol):
             self._take(event)
 
     def _greet(self, begin: bytes) -> None:
-        """Check how the peer begins. Raises ``ProtocolError`` if that is not how HTTP/2 begins, and
+        """Check the peer's first bytes. Raises ``ProtocolError`` if they are not HTTP/2, and
         ``CallEnded`` for TLS or HTTP/1."""
         if begin.startswith(_TLS_ALERT):
             raise CallEnded("unavailable", f"it speaks TLS: set {SETTING}")
@@ -368,7 +366,7 @@ class GrpcCall(asyncio.Protocol):
                 why = _name_of(event.error_code)
                 raise CallEnded("unavailable", f"the stream was reset ({why})")
             case ConnectionTerminated():
-                # The peer begins no more streams here, and ends this one at its time.
+                # The peer accepts no more streams here, and ends this one later.
                 words = (event.additional_data or b"").decode(errors="replace")
                 said = words or f"the server is going away ({_name_of(event.error_code)})"
                 if (event.last_stream_id or 0) < _STREAM:
@@ -377,7 +375,7 @@ class GrpcCall(asyncio.Protocol):
                 self._on_leaving()
 
     def _split(self) -> None:
-        """Cut whole messages off what has come."""
+        """Extract complete messages from the received data."""
         data, at = self._partial, 0
         while len(data) - at >= _PREFIX.size:
             compressed, size = _PREFIX.unpack_from(data, at)
@@ -386,7 +384,7 @@ class GrpcCall(asyncio.Protocol):
             if size > _MAX_MESSAGE_BYTES:
                 raise CallEnded(
                     "resource_exhausted",
-                    f"a message of {size} bytes, and at most {_MAX_MESSAGE_BYTES} are taken",
+                    f"a message of {size} bytes, more than the limit of {_MAX_MESSAGE_BYTES}",
                 )
             stop = at + _PREFIX.size + size
             if stop > len(data):
@@ -396,7 +394,7 @@ class GrpcCall(asyncio.Protocol):
         del data[:at]
 
     def _take_head(self, stated: Iterable[Header], *, is_all: bool) -> None:
-        """Check the head of an answer; ``is_all``: nothing follows it."""
+        """Check the headers of an answer; ``is_all``: the answer ends with them."""
         headers = _texts(stated)
         self._take_status(headers)
         if headers.get(":status") != "200":
@@ -409,7 +407,7 @@ class GrpcCall(asyncio.Protocol):
             raise CallEnded("internal", "the stream ended without a status")
 
     def _take_status(self, headers: Mapping[str, str]) -> None:
-        """Raise ``CallEnded`` where headers say how the call ended."""
+        """Raise ``CallEnded`` if the headers have the call's status."""
         status = headers.get("grpc-status")
         if status is not None:
             name = _STATUS_NAMES.get(int(status) if status.isdecimal() else -1, "unknown")
@@ -418,7 +416,7 @@ class GrpcCall(asyncio.Protocol):
     # ── out ──────────────────────────────────────────────────────────────────────────────────
 
     def _pump(self) -> None:
-        """Send as much as the peer's windows allow, and what ``h2`` has to say."""
+        """Send as much as the peer's windows allow, and the pending frames of ``h2``."""
         if self._transport is None:
             return
         while self._outgoing:

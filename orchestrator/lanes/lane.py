@@ -1,11 +1,11 @@
-"""One lane: a stream to one Triton instance that carries many jobs, and comes back when it breaks.
+"""One lane: a stream to one Triton instance that carries many jobs and reconnects when it breaks.
 
 ::
 
     run ─▶ connect ─▶ Open ─▶ first frame (card) ─▶ frames … ─▶ broken ─▶ backoff ─▶ connect …
                                  ▲ up                             ▲ every job on it is lost
 
-A frame is decoded on arrival and each part handed to its job, synchronously, in the event loop's
+A frame is decoded on arrival, and each part is passed to its job synchronously in the event loop's
 callback. Messages leave at once, or when the peer has room; submitters never wait.
 """
 
@@ -46,26 +46,26 @@ from protocol import (
 )
 
 PROBE_S = 2.0
-"""Seconds between probes of a lane that carries nothing: Triton may have reloaded its model, and
-then sends messages to the new instance, while the old one keeps sending heartbeats here."""
+"""Seconds between probes of an idle lane: if Triton has reloaded its model, messages go to the new
+instance while the old one still sends heartbeats here."""
 _RESPONSE_BYTES = 1024
-"""Bytes that Triton keeps per response in addition to its data (24.10, measured)."""
+"""Bytes that Triton keeps per response in addition to the data (24.10, measured)."""
 NO_JOB = -1
-"""A handle that no job has: a message about it says that the lane is known, and changes nothing."""
+"""A handle without a job: a message for it only tests that the worker knows the lane."""
 
 
 class LaneBroken(Exception):
-    """The lane cannot continue; the message says why."""
+    """The lane cannot continue; the message has the reason."""
 
 
 class LaneStale(LaneBroken):
-    """Messages on the lane do not reach the worker that opened it. A new lane will do."""
+    """Messages on the lane do not reach the worker that opened it. A new lane fixes this."""
 
 
 _LANE_CLOSED = f"{Code.LANE_CLOSED.value}: "
 _STALE = "the model was reloaded; reopening its lanes"
 _UNAVAILABLE = "has no available versions"
-"""Triton's words for a model that is unloaded, or for a server that is going down."""
+"""Triton's message for an unloaded model or a server that is shutting down."""
 
 
 class StreamLane(Lane):
@@ -86,17 +86,17 @@ class StreamLane(Lane):
         self._last_sent_at = clock.now()
         self._stream: GrpcCall | None = None
         self._opened: asyncio.Future[None] | None = None
-        """Done once a session's first frame is here."""
+        """Done when a session's first frame arrives."""
         self._seq = 0
         self._carried_bytes = 0
-        """Bytes that Triton keeps of this session."""
+        """Bytes that Triton keeps for this session."""
         self._is_leaving = False
-        """Whether the peer will close the connection: another lane takes over before that."""
+        """Whether the peer will close the connection: another lane takes over first."""
         self._jobs: dict[int, JobSink] = {}
         self._next_handle = 0
         self._cancels: dict[AbortCause, list[int]] = {}
         self._held: dict[int, Delta] = {}
-        """Tokens of the messages that are being taken in, by job."""
+        """Tokens of the messages that are being processed, by job."""
         self._sessions = Reconnector(
             "lane",
             address,
@@ -117,7 +117,7 @@ class StreamLane(Lane):
         handle = self._next_handle
         message = Submit(lane=self._name, handle=handle, **job)
         self._post(message, f"{handle}/{message.correlation_id}")
-        # Only a message that could be encoded is a job here.
+        # A job counts only if its message could be encoded.
         self._next_handle += 1
         self.submitted_total += 1
         self._jobs[handle] = sink
@@ -130,7 +130,7 @@ class StreamLane(Lane):
             self._cancels.setdefault(cause, []).append(handle)
 
     def _send_cancels(self) -> None:
-        """Send what was cancelled in one pass of the loop as one message per cause.
+        """Send all cancels of one pass of the loop as one message per cause.
 
         A thousand separate messages would take seconds to get through Triton.
         """
@@ -209,9 +209,9 @@ class StreamLane(Lane):
         self._is_leaving = self.is_exhausted = True
 
     def _take(self, messages: list[bytes]) -> None:
-        """Take in all messages that came together: usually one frame. Several come where the loop
-        is late, and then a job's tokens of all of them are handed on at once: each event costs, and
-        one for every token would make the loop later still."""
+        """Process all messages that arrived together: usually one frame. If the loop is late,
+        several arrive, and a job gets its tokens from all of them at once: each event has a cost,
+        and one per token would delay the loop further."""
         try:
             for message in messages:
                 self._carried_bytes += _RESPONSE_BYTES + len(message)
@@ -230,7 +230,7 @@ class StreamLane(Lane):
             raise LaneBroken("the first frame carried no model card")
         opened.set_result(None)
         self._seq = frame.seq
-        self._carried_bytes = 0  # without the card, with which each lane begins
+        self._carried_bytes = 0  # without the card, which starts each lane
         self.sessions_total += 1
         self._sessions.is_up()
         self.last_frame_at = self._clock.now()
@@ -257,8 +257,8 @@ class StreamLane(Lane):
             self._owner.lane_reported(self, frame)
 
     def _dispatch(self, frame: Frame) -> int:
-        """Hand a frame's parts to their jobs, but hold its tokens (``_hand_on_all``); returns how
-        many there were."""
+        """Pass a frame's parts to their jobs, but hold its tokens (``_hand_on_all``); returns the
+        number of tokens."""
         jobs = self._jobs
         for started in frame.started:
             if (sink := jobs.get(started.handle)) is not None:
@@ -297,7 +297,7 @@ class StreamLane(Lane):
             self._hand_on(handle)
 
     def _hand_on(self, handle: int) -> None:
-        """Hand on the tokens of a job that have come so far."""
+        """Pass on the held tokens of a job."""
         delta = self._held.pop(handle, None)
         if delta is not None and (sink := self._jobs.get(handle)) is not None:
             sink.on_tokens(delta, self.last_frame_at)
@@ -318,19 +318,19 @@ class StreamLane(Lane):
         return frame
 
     def _refused(self, request_id: str, message: str) -> None:
-        """Handle an error in-band: one job's if the id says so, otherwise the whole lane's.
+        """Handle an in-band error: of one job if the id names one, otherwise of the whole lane.
 
-        A worker reports a job's error in a frame, so this is Triton's own error, or a worker's that
-        does not know this lane.
+        Workers report a job's error in a frame, so this error comes from Triton, or from a worker
+        that does not know this lane.
         """
         if _LANE_CLOSED in message:
-            # No job may be sent here from now on, and the jobs here go back to the queue.
+            # From now on no job may be sent here, and the present jobs go back to the queue.
             self.is_open, self.is_reopening = False, True
             raise LaneStale(_STALE)
         head = request_id.partition("/")[0]
         job = self._jobs.pop(int(head), None) if head.isascii() and head.isdigit() else None
         if _UNAVAILABLE in message:
-            # Unloaded, or going down: what runs may end there, but nothing new gets through.
+            # Unloaded or shutting down: running jobs may end there, but no new job gets through.
             self.is_closing = True
         elif job is None:
             raise LaneBroken(message)
@@ -341,6 +341,6 @@ class StreamLane(Lane):
 
     def _post(self, message: LaneMessage, request_id: str) -> None:
         data = to_request(message, request_id).SerializeToString()
-        if self._stream is not None:  # otherwise the lane is broken, as its jobs are about to hear
+        if self._stream is not None:  # otherwise the lane is broken and its jobs will be lost
             self._last_sent_at = self._clock.now()
             self._stream.send(data)

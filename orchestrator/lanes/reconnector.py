@@ -1,11 +1,11 @@
-"""Keeps sessions with one peer, one after another, with a growing pause between them.
+"""Runs successive sessions with one peer, with a growing pause between them.
 
 ::
 
     start ─▶ session ─▶ ended (told) ─▶ pause ─▶ session … ─▶ close ─▶ ended for good (told)
 
-A session is a coroutine that connects and serves until it ends with an exception; once it is up,
-the pauses start at the shortest again.
+A session is a coroutine that connects and serves until it ends with an exception. When it is up,
+the pauses are reset to the shortest.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from orchestrator.lanes.config import OPEN_TIMEOUT_S
 from orchestrator.telemetry.log import fields, lane_log
 
 FIRST_PAUSE_S: Final = 0.1
-"""Seconds before a session that failed is followed by the next: a restart is noticed soon, and a
-peer that refuses is not asked in a loop."""
+"""Seconds between a failed session and the next: short enough to notice a restart soon, and without
+a busy loop for a peer that refuses."""
 LONGEST_PAUSE_S: Final = 2.0
-"""Seconds to which that pause may grow."""
+"""Maximum seconds of that pause."""
 GROWTH: Final = 1.1
-"""Usual factor from one pause to the next: a peer that comes up after seconds of loading is noticed
-within some tenth of the time that it took."""
+"""Usual factor between successive pauses: a peer that loads for seconds is noticed after about
+another tenth of that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +33,20 @@ class SessionEnd:
     """How a session ended."""
 
     reason: str
-    """Why it ended, for people; empty if it was closed."""
+    """Why it ended; empty if it was closed."""
     error: BaseException | None = None
-    """The exception that it raised; None if it was broken off or closed."""
+    """Its exception; None if it was broken off or closed."""
     is_closed: bool = False
-    """Whether no other session will follow."""
+    """Whether it is the last session."""
 
 
 class Reconnector:
     """Keeps a session with ``address`` until it is closed.
 
-    ``growth`` and ``longest_pause_s`` of the pauses may be set by its owner.
+    The owner may set ``growth`` and ``longest_pause_s`` of the pauses.
 
-    ``expected``: exceptions that a session may raise when its peer fails, with a message for
-    people; anything else is logged as an error with its traceback.
+    ``expected``: exceptions of a session whose peer fails, with a readable message; other
+    exceptions are logged as errors with a traceback.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class Reconnector:
         self._runner: asyncio.Task[None] | None = None
         self._session: asyncio.Task[None] | None = None
         self._breaking = ""
-        """Why ``break_off`` ended the session, until it has."""
+        """The reason of ``break_off``, until the session has ended."""
 
     def start(self) -> None:
         name = f"{self._what} {self._address}"
         self._runner = asyncio.create_task(self._run(), name=name)
 
     async def close(self) -> None:
-        """End the session and begin no other. Idempotent."""
+        """End the session and start no other. Idempotent."""
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.cancel()

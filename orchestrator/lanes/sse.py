@@ -1,17 +1,17 @@
-"""Reads server-sent events from a body, which may come cut anywhere. Source:
+"""Parses server-sent events from a body, which may arrive in any chunks. Source:
 https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 from typing import Final
 
 MAX_EVENT_BYTES: Final = 4 * 2**20
-"""Most bytes of an event: far beyond any token with its log-probabilities."""
+"""Maximum bytes of an event: far more than any token with its log-probabilities."""
 _LINE_COST: Final = 256
-"""Bytes that keeping a line takes in addition to its own, so that empty lines have a bound, too."""
+"""Memory of a kept line in addition to its bytes, so that empty lines are limited too."""
 
 
 class EventTooLong(ValueError):
-    """An event that does not end within the bound."""
+    """An event exceeds the limit."""
 
 
 class EventReader:
@@ -20,19 +20,19 @@ class EventReader:
     def __init__(self, limit: int = MAX_EVENT_BYTES) -> None:
         self._limit = limit
         self._line = bytearray()
-        """The beginning of a line whose end has not come."""
+        """The received part of an incomplete line."""
         self._data: list[bytes] = []
         self._size = 0
         self._after_cr = False
         self._is_first = True
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The data of the events that ``chunk`` completes. Raises ``EventTooLong``."""
+        """The data of all events that ``chunk`` completes. Raises ``EventTooLong``."""
         events: list[bytes] = []
         if not chunk:
             return events
         if self._after_cr:
-            chunk = chunk.removeprefix(b"\n")  # the other half of a line's end
+            chunk = chunk.removeprefix(b"\n")  # the second half of a line break
         self._after_cr = chunk.endswith(b"\r")
         lines = chunk.splitlines(keepends=True)
         rest = b"" if not lines or lines[-1].endswith((b"\n", b"\r")) else lines.pop()

@@ -30,10 +30,10 @@ OnReport = Callable[[SwapReport], None]
 async def ask_for_swap(
     address: str, message: Swap, on_report: OnReport, *, tls: Tls | None = None
 ) -> SwapReport:
-    """Ask for a swap and follow it; returns the last report of a swap that was done.
+    """Request a swap and follow it; returns the last report of a completed swap.
 
     Raises ``SwapFailed`` if the old model is kept, ``InvalidRequest`` or ``NotReady`` if the worker
-    does not begin, ``InstanceLost`` if the reports break off. If this is cancelled, the worker
+    does not begin, ``InstanceLost`` if the reports stop. If this call is cancelled, the worker
     continues.
     """
     done: asyncio.Future[SwapReport] = asyncio.get_running_loop().create_future()
@@ -59,7 +59,7 @@ async def ask_for_swap(
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not done.done():
             call.ended.result()
-            raise InstanceLost("the instance ended the swap's call without an answer")
+            raise InstanceLost("the instance ended the swap call without an answer")
     except (CallEnded, BadResponse, DecodeError, msgspec.DecodeError, TimeoutError) as error:
         raise InstanceLost(f"the instance was lost while it swapped: {error}") from error
     finally:
@@ -73,13 +73,13 @@ async def ask_for_swap(
 
 
 def _refusal(text: str) -> TidegateError:
-    """The error for a worker's ``code: message`` as Triton passes it on."""
+    """The error for a worker's ``code: message``, which Triton forwards."""
     for code in Code:
         head, found, message = text.partition(f"{code.value}: ")
         if found and len(head) < 80:
             break
     else:
-        return InstanceLost(f"the instance took no swap: {text}")
+        return InstanceLost(f"the instance did not accept the swap: {text}")
     if code is Code.INVALID_REQUEST:
         return InvalidRequest(message, field="settings")
     if code in (Code.NOT_READY, Code.DRAINING):

@@ -1,7 +1,7 @@
 """Turns lane messages into Triton requests, and Triton responses into frames.
 
-The generated messages are used rather than ``tritonclient``'s own classes: the hot path then
-costs one protobuf parse and one msgpack parse per frame, and no numpy.
+It uses the generated messages instead of ``tritonclient``'s classes: the hot path then costs one
+protobuf parse and one msgpack parse per frame, and no numpy.
 """
 
 import struct
@@ -18,15 +18,15 @@ _CLIENT = "tritonclient.grpc"
 
 
 def _import_messages() -> Any:
-    """Triton's protobuf messages without the client that they come with: it would bring gRPC's own
-    and ``ml_dtypes``, a tenth of the orchestrator's start."""
+    """Triton's protobuf messages without the client package that contains them: it would import
+    gRPC's client and ``ml_dtypes``, a tenth of the orchestrator's start."""
     package = find_spec("tritonclient")
     if _CLIENT in sys.modules or package is None:
         from tritonclient.grpc import service_pb2
 
         return service_pb2
-    # Stands for the package while its modules of messages are found; a later import of the client
-    # finds the client, with these messages.
+    # A stand-in for the package while its message modules are imported; a later import of the
+    # client finds the real client with these messages.
     stand_in = ModuleType(_CLIENT)
     folders = package.submodule_search_locations or ()
     stand_in.__path__ = [str(Path(folder) / "grpc") for folder in folders]
@@ -79,7 +79,7 @@ def to_request(
 
 
 def to_answered_request(message: LaneMessage, model: str) -> service_pb2.ModelInferRequest:
-    """A request that asks for, and gets, only Triton's empty final response as its answer."""
+    """A request whose only answer is Triton's empty final response."""
     request = to_request(message, "", model)
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     return request

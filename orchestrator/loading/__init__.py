@@ -1,4 +1,4 @@
-"""Decides which model an instance serves: swapped by an operator, or loaded on demand.
+"""Decides which model an instance serves: an operator swaps it, or a request loads it.
 
 - ``swaps`` one swap at a time per instance, its grace and result
 - ``choice`` which instance loads a model: pure

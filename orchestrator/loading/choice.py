@@ -1,8 +1,8 @@
-"""Chooses the instance that swaps its model for another one: a pure choice, like placement's.
+"""Chooses the instance that swaps its model for another: a pure choice, as in placement.
 
 Least cost first: an instance whose model has another instance or no work; then one whose running
-jobs can end; one with waiting tasks only when nothing else is left. Among equals the model that was
-needed longest ago goes, where each waiting task makes it seem needed more recently.
+jobs can end; one with waiting tasks only as a last resort. Among equals the model that was needed
+least recently is replaced; each waiting task makes a model count as needed more recently.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from enum import IntEnum
 
 
 class SwapCost(IntEnum):
-    """What taking an instance's model would cost."""
+    """The cost of replacing an instance's model."""
 
     NONE = 0
     DRAIN = 1
-    """Running jobs would be waited for, or moved."""
+    """Running jobs must end first or move."""
     WAITING = 2
     """Tasks wait for the model, and no other instance serves it."""
 
@@ -28,18 +28,18 @@ class LoadPlace:
     load_ms: float
     """Predicted ms to load the model in question."""
     is_spare: bool
-    """Whether the instance's own model is served elsewhere too, or it has none."""
+    """Whether another instance serves the instance's model too, or it has none."""
     running: int
     waiting: int
-    """Number of tasks that wait for the instance's own model."""
+    """Number of tasks that wait for the instance's present model."""
     drain_ms: float
-    """Predicted ms until the instance's running jobs are over."""
+    """Predicted ms until the instance's running jobs end."""
     resident_s: float
-    """Seconds for which the instance has had its model."""
+    """Seconds for which the instance has served its model."""
     unneeded_s: float
-    """Seconds since the instance's model was last asked for; large if it never was."""
+    """Seconds since the last request for the instance's model; large if there was none."""
     is_others: bool = False
-    """Whether other tenants have just used the instance's model, which no other instance serves."""
+    """Whether other tenants recently used the instance's model and no other instance serves it."""
 
     @property
     def cost(self) -> SwapCost:
@@ -54,8 +54,8 @@ class LoadPlace:
 
 @dataclass(frozen=True, slots=True)
 class LoadChoice:
-    """The instance to load a model. ``place`` is None if the load must first wait ``wait_s``
-    seconds, or (inf) until an instance can take it."""
+    """The instance that loads a model. ``place`` is None if the load must wait: ``wait_s`` seconds,
+    or (inf) until an instance can load it."""
 
     place: LoadPlace | None
     wait_s: float = 0.0
@@ -66,9 +66,9 @@ def choose_place(
 ) -> LoadChoice:
     """Choose the instance that loads a model.
 
-    A model that others need stays for at least ``min_residency_s``, so that two models that take
-    turns get some work done in between; and until ``turn_in_s`` seconds from now, when those that
-    ask may take a model from other tenants again, be it idle at this moment.
+    A model that others need stays for at least ``min_residency_s``, so that two alternating models
+    get work done in between. A model of other tenants also stays for ``turn_in_s`` seconds from
+    now, even if it is idle: then the requesting tenants may replace one again.
     """
 
     def wait_s(place: LoadPlace) -> float:

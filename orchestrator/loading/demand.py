@@ -1,8 +1,8 @@
-"""Loads models that no instance serves yet because a request asks for them.
+"""Loads models on demand: a request asks for a model that no instance serves yet.
 
-Workers list what they can load (``ModelCard.loadable``): only they know their disk and memory, and
-a restarted orchestrator has nothing to remember. All requests for a model share one load. A request
-that cannot wait for it is refused before anything is loaded (DL-7).
+Workers list the models that they can load (``ModelCard.loadable``): only they know their disk and
+memory, and a restarted orchestrator needs no stored state. All requests for a model share one load.
+A request that cannot wait for the load is refused before it begins (DL-7).
 """
 
 import asyncio
@@ -38,19 +38,19 @@ from orchestrator.telemetry.narration import ON_DEMAND, narrate
 from protocol import Loadable
 
 BYTES_PER_MS = 500_000.0
-"""Usual loading speed of an unknown model, in bytes per ms beyond a fixed part."""
+"""Usual loading speed of an unknown model, in bytes per ms after a fixed time."""
 FASTEST_BYTES_PER_MS = 8_000_000.0
-"""A speed that no disk or memory exceeds, in bytes per ms: a load is certain not to be faster."""
+"""A speed that no disk or memory exceeds, in bytes per ms: no load is faster."""
 FIXED_MS = 300.0
 CERTAIN_SHARE = 0.7
-"""Share of the shortest recent load that a load is certain to need."""
+"""Share of the shortest recent load time that a load certainly needs."""
 RETRY_AFTER_S = 5.0
 """Seconds for which requests for a model are refused after its load failed."""
 MAX_WAITING: Final = 256
-"""Most requests that may wait for loads; one tenant may hold three times what is left."""
+"""Maximum number of requests that wait for loads; a tenant may hold three times the free places."""
 MIN_RESIDENCY_S: Final = 10.0
-"""Seconds for which a loaded model with work stays, and after which a tenant may again replace a
-model that others use."""
+"""Seconds for which a loaded model with work stays, and between two replacements of others' models
+by the same tenant."""
 _LOOK_S = 0.25
 
 
@@ -86,7 +86,7 @@ class ModelDemand:
         self.loads: Counter[str] = Counter()
         self.refused = 0
         self.evictions = 0
-        """Models that no instance serves any more because another one was asked for."""
+        """Number of models that no instance serves any more because another model replaced them."""
         self._registry = registry
         self._queue = queue
         self._in_flight = in_flight
@@ -97,19 +97,19 @@ class ModelDemand:
         self._config = config
         self._flights: dict[str, asyncio.Task[None]] = {}
         self._seeking: set[str] = set()
-        """Models whose loads look for an instance."""
+        """Models whose loads are looking for an instance."""
         self._waiters: Counter[tuple[str, str]] = Counter()
-        """How many requests wait, by model and tenant."""
+        """Number of waiting requests, by model and tenant."""
         self._shares = FairShares(lag_jobs=0.0)
         self._took_at: dict[str, float] = {}
-        """When each tenant last had a model loaded in place of one that others used."""
+        """When each tenant last had a model loaded that replaced one of others."""
         self._arriving: set[Task] = set()
-        """Tasks whose prompts are being read: on their way into the queue."""
+        """Tasks whose prompts are being read, before they reach the queue."""
         self._needed_at: dict[str, dict[str, float]] = {}
-        """When each tenant last asked for a model, by model, the latest one last."""
+        """When each tenant last asked for a model, by model; the latest tenant is last."""
         self._failed: dict[str, Failure] = {}
         self._promised: set[str] = set()
-        """Models of tasks that are not in the queue yet: an earlier process had let them in."""
+        """Models of tasks that an earlier process admitted and that are not in the queue yet."""
 
     @property
     def waiting(self) -> int:
@@ -138,17 +138,17 @@ class ModelDemand:
         return states | dict.fromkeys(served, "loaded")
 
     def must_load(self, model: str) -> bool:
-        """Whether a request for ``model`` has to wait for it to be loaded."""
+        """Whether a request for ``model`` must wait until it is loaded."""
         return not self._is_served(model) and model in self.loadable()
 
     async def ensure(
         self, job: Job, due_at: float | None = None, prompt_tokens: Callable[[], int] = lambda: 0
     ) -> None:
-        """Wait until the model of ``job`` is served; returns at once if no instance could load it.
+        """Wait until the model of ``job`` is served; returns at once if no instance can load it.
 
-        ``due_at``: the earlier of the deadline and what else ends the request, in seconds of the
-        clock. ``prompt_tokens``: about how many, where that is known. Raises
-        ``DeadlineInfeasible``, ``DeadlineExceeded``, ``NotReady`` or ``QueueFull``.
+        ``due_at``: when the request ends at the latest, in seconds of the clock. ``prompt_tokens``:
+        approximate number, if known. Raises ``DeadlineInfeasible``, ``DeadlineExceeded``,
+        ``NotReady`` or ``QueueFull``.
         """
         model = job.model
         due_at = job.deadline.at if due_at is None else due_at
@@ -162,26 +162,26 @@ class ModelDemand:
             await self._wait_for(model, job.tenant, due_at, part)
 
     def needs(self, task: Task) -> None:
-        """Count the model of ``task``, which is on its way into the queue, as needed until
-        ``queued`` or the task's end."""
+        """Count the model of ``task``, which is not queued yet, as needed until ``queued`` or the
+        task's end."""
         self._note_need(task.model, task.job.tenant)
-        if task.ending is not None:  # a drain was quicker
+        if task.ending is not None:  # a drain ended it first
             return
         self._arriving.add(task)
         task.on_end.append(self._arriving.discard)
 
     def queued(self, task: Task) -> None:
-        """Note that ``task`` has reached the queue, or runs: its need is seen there."""
+        """Record that ``task`` has reached the queue or runs, where it is counted."""
         self._arriving.discard(task)
 
     def want(self, model: str) -> None:
-        """Have ``model`` loaded, if possible, for a task that waits elsewhere. Idempotent."""
+        """Load ``model``, if possible, for a task that waits elsewhere. Idempotent."""
         if model in self.loadable() and not self._is_served(model) and not self._has_failed(model):
             self._promised.add(model)
             self._flight(model)
 
     def upkeep(self) -> None:
-        """Load models that queued tasks wait for and that were replaced."""
+        """Load models that were replaced while queued tasks wait for them."""
         loadable = self.loadable()
         if not loadable:
             return
@@ -190,7 +190,7 @@ class ModelDemand:
                 self._flight(model)
 
     def abandon(self) -> None:
-        """End all waits, because the service is going down. Workers continue their swaps."""
+        """End all waits, because the service is shutting down. Workers continue their swaps."""
         for flight in self._flights.values():
             flight.cancel()
 
@@ -200,10 +200,9 @@ class ModelDemand:
     # ── one request ──────────────────────────────────────────────────────────────────────────
 
     def _is_served(self, model: str) -> bool:
-        """Whether an instance keeps ``model``, up or down: placement waits for a down one to come
-        back.
+        """Whether an instance has ``model``, up or down: placement waits until a down one returns.
 
-        An instance taken out of use does not count if another one could load the model.
+        An instance that is out of use does not count if another one could load the model.
         """
         leaving = self._swaps.leaving()
         keepers = [
@@ -247,9 +246,9 @@ class ModelDemand:
             own = self._forecaster.after_load(job, prompt_tokens(), rows)
             by_ms = load_ms + own.slow_ms + RESUBMIT_MS
             raise DeadlineInfeasible(
-                f"{known.name} is not loaded, which will take about {load_ms:.0f} ms, the request"
-                f" itself {own.usual_ms:.0f} ms then, and {max(0.0, left_ms):.0f} ms are left: come"
-                f" again with a deadline {by_ms:.0f} ms from now",
+                f"{known.name} is not loaded: the load takes about {load_ms:.0f} ms and the request"
+                f" {own.usual_ms:.0f} ms, but {max(0.0, left_ms):.0f} ms remain: retry with a"
+                f" deadline {by_ms:.0f} ms from now",
                 predicted_finish_ms=load_ms + own.usual_ms,
                 earliest_feasible_unix_ms=math.ceil(1000 * self._clock.unix() + by_ms),
                 binding_constraint="model_load",
@@ -260,12 +259,12 @@ class ModelDemand:
         if not left or is_over:
             count, whose = (held, " of this tenant") if is_over else (self.waiting, "")
             raise QueueFull(
-                f"{count} requests{whose} wait for models to be loaded already",
+                f"{count} requests{whose} already wait for models to be loaded",
                 retry_after_ms=self._predicted_ms(known),
             )
 
     def _least_ms(self, known: Loadable) -> float:
-        """Least ms of a load of ``known``, with its drain, minus the elapsed time of a running
+        """Least ms to load ``known``, including the drain, minus the elapsed time of a running
         load."""
         least = self._swaps.least_load_ms(known.name)
         if least is None:
@@ -304,7 +303,7 @@ class ModelDemand:
         try:
             async with asyncio.timeout(max(0.0, due_at - self._clock.now())):
                 await asyncio.shield(flight)
-        except NotReady as error:  # shared by all that wait, and each writes to its own
+        except NotReady as error:  # shared by all waiters: each gets its own error
             raise NotReady(error.message, retry_after_ms=error.retry_after_ms) from None
         except TimeoutError:
             late_s = self._clock.now() - due_at
@@ -312,7 +311,7 @@ class ModelDemand:
         except asyncio.CancelledError:
             asking = asyncio.current_task()
             if flight.cancelled() and not (asking is not None and asking.cancelling()):
-                raise Draining("the service is going down; try again elsewhere") from None
+                raise Draining("the service is shutting down; try again elsewhere") from None
             raise
         finally:
             self._waiters -= Counter([(model, tenant)])  # subtraction drops zero counts
@@ -354,8 +353,8 @@ class ModelDemand:
         self.evictions += card is not None and not self._is_served(card.model)
 
     async def _found_place(self, model: str) -> LoadPlace | None:
-        """The instance for ``model``, once there is one; None if it need not be loaded any more. Of
-        several models the one of the tenant with the least load time goes first."""
+        """Wait for an instance that can load ``model``; None if no load is needed any more. Of
+        several models, that of the tenant with the least load time so far goes first."""
         self._seeking.add(model)
         try:
             while True:
@@ -380,7 +379,7 @@ class ModelDemand:
         return min(map(self._shares.of, self._asking(model)), default=0.0)
 
     def _charge(self, tenants: Collection[str], place: LoadPlace) -> None:
-        """Count a load, and an instance that others had use of, as had by those that ask."""
+        """Charge a load, and the replacement of others' model, to the requesting tenants."""
         now = self._clock.now()
         for tenant in tenants:
             self._shares.served(tenant, place.load_ms / len(tenants))
@@ -399,7 +398,7 @@ class ModelDemand:
         return bool(self._asking(model)) or model in self._promised
 
     def _waiting_for(self) -> Counter[str]:
-        """How many requests wait for loads, by model."""
+        """Number of requests that wait for loads, by model."""
         waiting: Counter[str] = Counter()
         for (model, _), count in self._waiters.items():
             waiting[model] += count
@@ -464,6 +463,6 @@ class ModelDemand:
         )
 
     def _drain_ms(self, instance: Instance) -> float:
-        """Ms until the last of the instance's jobs is probably over."""
+        """Predicted ms until the last of the instance's jobs ends."""
         jobs = (each for each in self._in_flight if each.address == instance.address)
         return max((self._schedule.left_ms(each.task) for each in jobs), default=0.0)

@@ -20,7 +20,7 @@ DEMAND: tuple[MetricRow[ModelDemand], ...] = (
         "counter",
         "model_loads",
         "loads",
-        "Models loaded because a request asked for one that no instance served",
+        "Models loaded because a request asked for a model that no instance served",
         lambda of: [((result,), of.loads[result]) for result in ("done", "failed")],
         ("result",),
     ),
@@ -28,7 +28,7 @@ DEMAND: tuple[MetricRow[ModelDemand], ...] = (
         "counter",
         "model_evictions",
         "models",
-        "Models that no instance serves any more, for one that was asked for took their place",
+        "Models that no instance serves any more because a requested model replaced them",
         lambda of: of.evictions,
     ),
     MetricRow(

@@ -1,4 +1,4 @@
-"""Swaps instances' models: one at a time for each instance, followed to the end."""
+"""Swaps the models of instances, one swap at a time per instance, and follows each to its end."""
 
 import asyncio
 from collections import Counter, deque
@@ -17,11 +17,11 @@ from orchestrator.telemetry.log import fields, service_log
 from protocol import Swap, SwapPhase, SwapReport
 
 MAX_GRACE_S = 60.0
-"""Most seconds that an instance's jobs get to end before a swap if the caller sets no grace."""
+"""Maximum seconds for an instance's jobs to end before a swap if the caller sets no grace."""
 MOVING_GRACE_S = 2.0
 """Grace in seconds if another instance can continue the jobs."""
 READY_S = 30.0
-"""Seconds from the worker's word that it serves a model until its card must be usable here."""
+"""Seconds from the worker's report that it serves a model until its card must be usable here."""
 _POLL_S = 0.02
 _KEPT = 8
 
@@ -31,11 +31,11 @@ AskForSwap = Callable[[str, Swap, OnReport], Awaitable[SwapReport]]
 
 @dataclass(eq=False, slots=True)
 class RunningSwap:
-    """One swap. ``phase`` is the worker's, or ``queue`` while its last tasks are waited for."""
+    """One swap. ``phase`` is the worker's, or ``queue`` while the old model's last tasks start."""
 
     address: str
     model: str
-    """The model as it was asked for, by name or path, until the worker reports its name."""
+    """The requested name or path of the model, until the worker reports its name."""
     settings: Mapping[str, str]
     is_reload: bool
     began_at: float
@@ -52,7 +52,7 @@ class RunningSwap:
         return self.phase in (SwapPhase.DONE.value, SwapPhase.FAILED.value)
 
     def take(self, report: SwapReport) -> None:
-        """Record the worker's report. An end counts only once the new model's card is here."""
+        """Record the worker's report. An end counts only after the new model's card has arrived."""
         self.ms |= report.ms
         self.model = report.model
         self.beside, self.freed_mib = report.beside, report.freed_mib
@@ -79,11 +79,11 @@ class Swaps:
         *,
         token: str = "",
     ) -> None:
-        """``token`` is the secret that workers require of callers that have them swap."""
+        """``token``: the secret that workers require for a swap."""
         self.latest: dict[str, RunningSwap] = {}
         self.done: Counter[str] = Counter()
         self.load_ms: dict[str, deque[float]] = {}
-        """Ms from request to usable card, without the drain, by model; the latest few loads."""
+        """Ms from request to usable card, without the drain, by model, for the latest loads."""
         self._registry = registry
         self._queue = queue
         self._ask = ask
@@ -91,11 +91,11 @@ class Swaps:
         self._token = token
 
     def reload(self, address: str, grace_s: float | None = None) -> RunningSwap:
-        """Make an instance reload its model, or join a reload. Raises what ``start`` does."""
+        """Make an instance reload its model, or join a reload. Raises the errors of ``start``."""
         card = self._registry.named(address).card
         if card is None:
-            raise NotReady("the instance has not said yet which model it serves; ask again later")
-        # A worker of an earlier version takes a reload for a swap to the model that it has.
+            raise NotReady("the instance has not reported its model yet; ask again later")
+        # A worker of an earlier version treats a reload as a swap to its present model.
         return self.start(address, {"model_name": card.model}, grace_s, is_reload=True)
 
     def start(
@@ -129,7 +129,7 @@ class Swaps:
         return swap
 
     def leaving(self) -> set[str]:
-        """Instances that are about to replace the model that they have."""
+        """Instances that are about to replace their model."""
         return {address for address, swap in self.latest.items() if not swap.is_over}
 
     async def close(self) -> None:
@@ -138,7 +138,7 @@ class Swaps:
                 swap.task.cancel()
 
     def least_load_ms(self, model: str) -> float | None:
-        """Ms of the shortest recent load of ``model``; None without one."""
+        """Ms of the shortest recent load of ``model``; None if there is none."""
         return min(self.load_ms.get(model, ()), default=None)
 
     def usual_load_ms(self, model: str) -> float | None:
@@ -206,15 +206,15 @@ class Swaps:
         return 1000 * (self._clock.now() - began_at) if waiting else 0.0
 
     def _grace_s(self, instance: Instance) -> float:
-        """Grace in seconds for what will run on ``instance`` when it drains.
+        """Grace in seconds for the jobs that will run on ``instance`` when it drains.
 
-        The drain may come after a load of the new model, so what runs now does not count. A drain
-        ends with the last job, and each job by its deadline.
+        The drain may come after the load of the new model, so present jobs do not count. A drain
+        ends with the last job, and each job ends by its deadline.
         """
         return MOVING_GRACE_S if self._others(instance) else MAX_GRACE_S
 
     def _others(self, instance: Instance) -> bool:
-        """Whether another instance of the same weights takes work, and keeps its model."""
+        """Whether another instance with the same weights takes work and keeps its model."""
         card, leaving = instance.card, self.leaving()
         return card is not None and any(
             other is not instance

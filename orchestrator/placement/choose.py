@@ -8,13 +8,13 @@ from orchestrator.placement.requirements import Demand, Requirements
 from orchestrator.tasks.job import PlacementMode
 
 TTL_S = 600.0
-"""Seconds after its last turn for which a conversation has a home (OR-9)."""
+"""Seconds after its last turn for which a conversation keeps its home instance (OR-9)."""
 MAX_SESSIONS = 65_536
-"""Most conversations that have one; an entry takes some 300 bytes, 20 MB in all."""
+"""Maximum number of conversations with a home; an entry takes about 300 bytes, 20 MB in total."""
 
 
 class Affinity:
-    """A hint for ties: renewed by use, forgotten after ``ttl_s`` or when there are too many.
+    """Home instances, used to break ties: renewed by use, dropped after ``ttl_s`` or if too many.
 
     Times are seconds of the clock.
     """
@@ -39,20 +39,20 @@ class Affinity:
             return
         self._homes[tenant, session] = (name, now + self._ttl_s)
         self._homes.move_to_end((tenant, session))
-        # All entries live equally long, so the first is also the first to expire.
+        # All entries have the same lifetime, so the first one expires first.
         while len(self._homes) > self._max_sessions or next(iter(self._homes.values()))[1] <= now:
             self._homes.popitem(last=False)
 
 
 TIE_SHARE = 0.05
-"""Predicted finishes that differ by at most this share count as equal: half of what predictions are
-off by where nothing disturbs them (``step_learner.LEAST_SPREAD``)."""
+"""Predicted finishes that differ by at most this share count as equal: half of the error of
+undisturbed predictions (``step_learner.LEAST_SPREAD``)."""
 
 NOTHING_CACHED: Mapping[str, int] = {}
 
 
 def feasible(requirements: Requirements, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The candidates that could ever take such a task, whether or not they are busy or up."""
+    """The candidates that could ever take such a task, even if they are busy or down now."""
     return [candidate for candidate in candidates if requirements.allows(candidate)]
 
 
@@ -61,9 +61,9 @@ def place(
 ) -> Candidate | None:
     """The candidate with room that finishes first; None if none has room.
 
-    ``able`` are ``feasible`` ones; ``cached`` is how many of the prompt's tokens an instance holds,
-    by name. Ties go to the conversation's last instance, then the least loaded by share of its
-    limit, then the most free KV, then the smaller name, so that the choice is reproducible.
+    ``able``: ``feasible`` candidates. ``cached``: the number of the prompt's tokens that an
+    instance holds, by name. Ties go to the conversation's last instance, then the lowest load by
+    share of its limit, then the most free KV, then the smaller name: the choice is reproducible.
     """
     free = [c for c in able if c.has_room]
     constraint = demand.requirements.constraint
@@ -72,10 +72,10 @@ def place(
     if len(free) < 2:
         return free[0] if free else None
     prompt, output, held = demand.prompt_tokens, demand.output_tokens, cached.get
-    # ``finish_ms``, without a call more for each of maybe hundreds.
+    # ``finish_ms`` inlined: there may be hundreds of candidates.
     known = [c.step.finish_ms(prompt - held(c.name, 0), output) for c in free if c.step is not None]
     limit = (1 + TIE_SHARE) * min(known, default=0.0)
-    # A candidate of unknown pace counts as the best: it would never get to show it otherwise.
+    # A candidate of unknown speed counts as the best: otherwise its speed would never be measured.
     finishes = iter(known)
     ties = [c for c in free if c.step is None or next(finishes) <= limit]
     return min(
@@ -86,7 +86,7 @@ def place(
 def finish_ms(
     demand: Demand, candidate: Candidate, cached: Mapping[str, int] = NOTHING_CACHED
 ) -> float:
-    """Milliseconds until ``candidate`` would usually finish; 0 while its pace is unknown."""
+    """Milliseconds until ``candidate`` would usually finish; 0 while its speed is unknown."""
     if candidate.step is None:
         return 0.0
     new = demand.prompt_tokens - cached.get(candidate.name, 0)

@@ -22,18 +22,18 @@ from protocol import Feature
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The instance for a task. ``cached_tokens`` of the task's prompt are held there already."""
+    """The instance for a task. It already holds ``cached_tokens`` of the task's prompt."""
 
     name: str
     cached_tokens: int
 
 
 class Placer:
-    """Chooses an instance for each task. Call ``refresh``, then ``choose`` for task after task, and
-    ``placed`` after each one that was sent.
+    """Chooses an instance for each task. Call ``refresh``, then ``choose`` for each task, and
+    ``placed`` after each task that was sent.
 
-    The feasible set of equal requirements is kept a little while the snapshot's version stays. The
-    choice never is: all tasks would go to the same instance.
+    The feasible set of equal requirements is cached briefly while the snapshot's version is the
+    same. Choices are never cached: all tasks would go to the same instance.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Placer:
         self.policy = policy
         self.choices = 0
         self.prefix_choices = 0
-        """Tasks placed on an instance that held some of the prompt."""
+        """Number of tasks placed on an instance that held a part of the prompt."""
         self.home_choices = 0
-        """Tasks placed on the instance where their conversation was."""
+        """Number of tasks placed on the last instance of their conversation."""
         self._registry = registry
         self._clock = clock
         self._output_tokens_of = output_tokens_of
@@ -59,7 +59,7 @@ class Placer:
         self._token_limits: list[int] = []
         self._version = -1
         self._sets: dict[Requirements, list[str]] = {}
-        """Names of the instances that could ever take tasks of some requirements."""
+        """Names of the instances that could ever take a task, by its requirements."""
 
     def refresh(self) -> None:
         """Read the registry's instances again."""
@@ -76,7 +76,7 @@ class Placer:
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether any instance would run one more job at once, however little that gains."""
+        """Whether any instance would run one more job at once, even with little gain."""
         return any(
             c.takes(yields=True, resumes=resumes)
             for c in self._candidates.values()
@@ -93,8 +93,8 @@ class Placer:
         return any(c.ready for c in self._feasible(self.requirements(task)))
 
     def lacking(self, task: Task) -> frozenset[Feature]:
-        """The features of ``task`` that the closest instance of its model lacks, ready or not;
-        empty if one lacks none. As of the last ``refresh``."""
+        """The features of ``task`` that the instance of its model with the fewest missing features
+        lacks, ready or not; empty if one lacks none. As of the last ``refresh``."""
         if not task.features:
             return task.features
         lacks = [
@@ -105,14 +105,14 @@ class Placer:
         return min(lacks, key=lambda lack: (len(lack), sorted(lack)), default=frozenset())
 
     def may_return(self, task: Task) -> bool:
-        """Whether some instance not ready now could take ``task``, as of the last ``refresh``."""
+        """Whether an instance that is not ready could take ``task``, as of the last ``refresh``."""
         return any(not c.ready for c in self._feasible(self.requirements(task)))
 
     def is_excluded(self, task: Task) -> bool:
-        """Whether the operator's policy sends ``task`` nowhere, now or when all are idle.
+        """Whether the operator's policy excludes every instance for ``task``, even if idle.
 
-        As of the last ``refresh``. Its conditions on load, memory, cache or session may come true
-        while the task waits; others will not.
+        As of the last ``refresh``. Conditions on load, memory, cache or session may become true
+        while the task waits; others do not.
         """
         if self.policy is None:
             return False
@@ -137,7 +137,7 @@ class Placer:
         return any(c.can_resume if requirements.resumes else c.has_room for c in able)
 
     def requirements(self, task: Task) -> Requirements:
-        """The requirements of ``task``. Token counts are rounded up to an instance's bound."""
+        """The requirements of ``task``. Token counts are rounded up to an instance's limit."""
         tokens = task.prompt_tokens + task.sampling.max_tokens
         at = bisect_left(self._token_limits, tokens)
         rounded = self._token_limits[at] if at < len(self._token_limits) else tokens
@@ -154,7 +154,7 @@ class Placer:
     def choose(self, task: Task) -> Choice | None:
         """The instance for ``task`` now; None if the task has to wait.
 
-        Avoids instances where it failed before, as long as others are ready for it.
+        Avoids instances where it failed before, if others are ready for it.
         """
         if task.paused_on:
             keeper = self._candidates.get(task.paused_on)
@@ -166,7 +166,7 @@ class Placer:
         left_ms = task.deadline.left_ms(self._clock.now())
         if task.is_background or task.priority is Priority.BATCH:
             able = [c for c in able if _takes(c, task)]
-        else:  # the same, without two calls for each of maybe hundreds
+        else:  # ``_takes`` inlined: there may be hundreds
             able = [c for c in able if c.has_room]
         able = [c for c in able if c.stops_within(left_ms)]
         if not able:
@@ -202,7 +202,7 @@ class Placer:
                 engine_entry=self._candidates[choice.name].provenance.engine_entry or None,
             )
         candidate = self._candidates[choice.name] = self._registry.candidate(choice.name)
-        if Feature.KV_EVENTS not in candidate.lacks:  # otherwise its kept blocks are unknown
+        if Feature.KV_EVENTS not in candidate.lacks:  # otherwise its cached blocks are unknown
             self.affinity.record(tenant, session, choice.name, now)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
@@ -215,7 +215,7 @@ class Placer:
         return [current[name] for name in known if name in current]
 
     def _cached(self, task: Task) -> Mapping[str, int]:
-        """Prompt tokens that need no prefill, by instance."""
+        """Number of prompt tokens that need no prefill, by instance."""
         blocks = self._registry.prefixes.longest(task.prefix_hashes)
         return {name: task.prompt_tokens_in(count) for name, count in blocks.items()}
 
@@ -280,14 +280,14 @@ PLACEMENT: tuple[MetricRow[Placer], ...] = (
         "counter",
         "placements_by_prefix",
         "tasks",
-        "Tasks placed where some of the prompt was cached (OR-9)",
+        "Tasks placed on an instance with a part of the prompt cached (OR-9)",
         lambda placer: placer.prefix_choices,
     ),
     MetricRow(
         "counter",
         "placements_by_session",
         "tasks",
-        "Tasks placed where their conversation was (OR-9)",
+        "Tasks placed on the last instance of their conversation (OR-9)",
         lambda placer: placer.home_choices,
     ),
 )
@@ -297,7 +297,7 @@ POLICY: tuple[MetricRow[Policy], ...] = (
         "counter",
         "placement_policy_fallbacks",
         "choices",
-        "Choices that the operator's policy could not make (OR-8); only where one is set",
+        "Choices that the operator's policy could not make (OR-8); only if one is set",
         lambda policy: [((reason,), count) for reason, count in policy.fallbacks.items()],
         ("reason",),
     ),

@@ -1,14 +1,14 @@
-"""Operators' own placement policy: one expression in CEL, the Common Expression Language (OR-8).
+"""An operator's placement policy: one expression in CEL, the Common Expression Language (OR-8).
 
-The expression sees one task and one instance at a time, and is either
+The expression is evaluated for one task and one instance at a time. It is either
 
 - a condition: instances for which it is false do not take the task, or
 - a number: the instance with the smallest takes the task, and ``never`` excludes an instance, as in
 ``instance.kv_free < 100 ? never : instance.predicted_finish_ms``.
 
 CEL reads only its input: no files, no network, no assignment, no loop. Its comprehensions (``all``,
-``map`` …) are switched off too, so that an evaluation takes time in proportion to the expression's
-length. That makes a time limit between instances hold.
+``map`` …) are switched off, so that the time of an evaluation is proportional to the expression's
+length. So a time limit that is checked between instances is enough.
 """
 
 import logging
@@ -24,9 +24,9 @@ from orchestrator.prediction.feasibility import LOOK_SHARE
 from orchestrator.telemetry.log import service_log
 
 LIMIT_MS: Final = 50.0
-"""Longest that all instances together may take (OR-8)."""
+"""Maximum ms for the evaluation of all instances together (OR-8)."""
 RESTS_S: Final = LIMIT_MS / 1000 / LOOK_SHARE
-"""How long a slow policy rests: it may stall the loop for no larger a share than closer looks."""
+"""Seconds of rest for a slow policy, so that it takes no more of the loop than closer looks do."""
 
 Fact = str | int | float | bool
 Facts = Mapping[str, Fact]
@@ -42,7 +42,7 @@ TASK_FACTS: Final[Mapping[str, type[Fact]]] = {
     "max_tokens": int,
     "left_ms": float,
 }
-"""Facts about ``task``. Counts are ``int``, times ``double``: CEL compares only like types."""
+"""Facts about ``task``. Counts are ``int``, times ``double``: CEL compares only equal types."""
 
 INSTANCE_FACTS: Final[Mapping[str, type[Fact]]] = {
     "name": str,
@@ -64,11 +64,11 @@ _CONFIG = "stdlib:\n  disable_macros: true\n"
 
 
 class BadPolicy(ValueError):
-    """The expression is invalid; the message says what is wrong, and where."""
+    """The expression is invalid; the message says what is wrong and where."""
 
 
 class Ranked(NamedTuple):
-    """An instance that may take the task: its index among those given, and its score.
+    """An instance that may take the task: its index in the given sequence and its score.
 
     The smallest score is best."""
 
@@ -81,7 +81,7 @@ class _Failed(Exception):
 
 
 class Policy:
-    """A checked expression. ``fallbacks`` counts, by reason, the choices that it could not make."""
+    """A checked expression. ``fallbacks`` counts the choices that it could not make, by reason."""
 
     def __init__(self, expression: cel.Expression, now: Callable[[], float]) -> None:
         self._expression = expression
@@ -102,14 +102,14 @@ class Policy:
             raise BadPolicy(_explain(str(error))) from None
         if expression.return_type() not in (cel.Type.BOOL, _INT, cel.Type.UINT, _DOUBLE):
             kind = expression.return_type().name()
-            raise BadPolicy(f"expected a condition or a number, this is {kind}: {text}")
+            raise BadPolicy(f"expected a condition or a number, got {kind}: {text}")
         return cls(expression, now)
 
     def choose(self, task: Facts, instances: Sequence[Facts]) -> list[Ranked] | None:
-        """The instances that may take the task, best first; equals stay in the order given.
+        """The instances that may take the task, best first; equal scores keep the given order.
 
-        A condition scores all that it lets through 0. Returns an empty list if none may take it,
-        and None if the built-in policy must decide.
+        A condition gives all instances that it accepts the score 0. Returns an empty list if no
+        instance may take the task, and None if the built-in policy must decide.
         """
         began = self._now()
         if began < self._suspended_until:
@@ -132,7 +132,7 @@ class Policy:
         except _Failed as error:
             self._fall_back("error", str(error))
             return None
-        ranked.sort(key=lambda entry: entry.score)  # stable: equals stay as they were given
+        ranked.sort(key=lambda entry: entry.score)  # stable: equal scores keep their order
         return ranked
 
     def _score(self, known: Mapping[str, Fact]) -> float:
@@ -148,7 +148,7 @@ class Policy:
 
     def _too_slow(self) -> None:
         self._suspended_until = self._now() + RESTS_S
-        self._fall_back("timeout", f"it took over {LIMIT_MS:g} ms, and rests for {RESTS_S:g} s")
+        self._fall_back("timeout", f"it took over {LIMIT_MS:g} ms; off for {RESTS_S:g} s")
 
     def _fall_back(self, reason: str, message: str) -> None:
         self.fallbacks[reason] += 1
@@ -159,7 +159,7 @@ class Policy:
 def _fact(facts: Facts, name: str, kind: type[Fact]) -> Fact:
     value = facts.get(name)
     if value is None:
-        raise _Failed(f"nothing is known of {name}")
+        raise _Failed(f"{name} is unknown")
     if kind is float and isinstance(value, int):
         return float(value)
     if not isinstance(value, kind):
@@ -168,7 +168,7 @@ def _fact(facts: Facts, name: str, kind: type[Fact]) -> Fact:
 
 
 def _explain(message: str) -> str:
-    """CEL's own words with line and column, without repeated lines and status codes."""
+    """CEL's message with line and column, without repeated lines and status codes."""
     message = message.removeprefix("INVALID_ARGUMENT: ").removesuffix("[INVALID_ARGUMENT]")
     message = message.replace("ERROR: <input>:-1:-1: ", "").replace(" (in container '')", "")
     message = message.replace("ERROR: <input>:", "at line:column ")

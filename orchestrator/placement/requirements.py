@@ -1,4 +1,4 @@
-"""What a task needs of an instance, engine features among it."""
+"""A task's requirements on an instance, including engine features."""
 
 from dataclasses import dataclass
 
@@ -14,27 +14,27 @@ NOTHING: frozenset[Feature] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """Properties that an instance must have; tasks with equal ones can go to the same instances."""
+    """Properties that an instance must have; tasks with equal ones fit the same instances."""
 
     model: str
     vocabulary: bytes
     tokens: int
-    """Length of prompt and longest answer together, in tokens."""
+    """Tokens of the prompt plus the longest answer."""
     constraint: PlacementConstraint = ANYWHERE
     resumes: bool = False
-    """Whether the task resumes a paused job, with its KV where the constraint says."""
+    """Whether the task resumes a paused job, whose KV is on the instance of the constraint."""
 
     model_digest: str | None = None
-    """Digest of the weights that began the text; None if no text has begun."""
+    """Digest of the weights that generated the partial text; None if there is none."""
     needs_continue: bool = False
-    """Whether only workers that continue any text can continue the task's."""
+    """Whether only workers that can continue any text can continue the task's text."""
     features: frozenset[Feature] = NOTHING
     """Features that the engine must have."""
     adapter: Adapter | None = None
-    """LoRA adapter that it must serve, with these very weights; None for the model alone."""
+    """LoRA adapter that it must serve, with identical weights; None for the plain model."""
 
     def allows(self, candidate: Candidate) -> bool:
-        """Whether ``candidate`` could ever take the task, however busy it is now."""
+        """Whether ``candidate`` could ever take the task, even if it is busy now."""
         if candidate.model != self.model or candidate.vocabulary != self.vocabulary:
             return False
         if self.model_digest is not None and self.model_digest != candidate.model_digest:
@@ -61,7 +61,7 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A task's requirements and work. ``home`` is where its conversation was, or empty."""
+    """A task's requirements and work. ``home`` is its conversation's last instance, or empty."""
 
     requirements: Requirements
     prompt_tokens: int
@@ -83,14 +83,14 @@ FIELDS = {
     Feature.SPECIAL_TEXT: "skip_special_tokens",
     Feature.STOP_TOKEN_IDS: "stop_token_ids",
 }
-"""The request field that asks for a feature, for features that one field alone asks for."""
+"""The request field that needs a feature, for features that only one field needs."""
 
 
 def features_of(job: Job, sampling: Sampling, *, has_images: bool = False) -> frozenset[Feature]:
-    """Features that ``job`` needs. ``sampling`` is the job's as admission settled it.
+    """Features that ``job`` needs. ``sampling`` is the job's sampling after admission.
 
-    Kept KV and prefix cache reports are never needed: they only save work. Nor is a seed that we
-    drew ourselves, so that a text can continue elsewhere.
+    Kept KV and prefix cache reports are never needed: they only save work. A seed that the service
+    drew, to continue a text elsewhere, is not needed either.
     """
     needed = [*job.placement.capabilities, *sampling_features(sampling)]
     if job.on_deadline is OnDeadline.FINISH:
@@ -101,13 +101,13 @@ def features_of(job: Job, sampling: Sampling, *, has_images: bool = False) -> fr
         needed.append(Feature.IMAGES)
     if job.sampling.seed is not None and sampling.temperature:
         needed.append(Feature.SEED)
-    if job.needs_ids or job.durable:  # a journalled text is continued by its ids
+    if job.needs_ids or job.durable:  # a journaled text continues from its ids
         needed.append(Feature.TOKEN_IDS)
     return frozenset(needed) if needed else NOTHING
 
 
 def requirements_of(task: Task, tokens: int) -> Requirements:
-    """What ``task`` needs of an instance to start or to go on, with a length of ``tokens``."""
+    """The requirements of ``task`` to start or to continue, with a length of ``tokens``."""
     has_begun = task.begun_by_weights is not None
     return Requirements(
         task.model,

@@ -1,13 +1,13 @@
-"""Predicts what work will take, and judges what is worth doing now.
+"""Predicts the time that work takes, and ranks work by the value of running it now.
 
-- ``step_model``     what an engine step takes, and work in such steps: pure, frozen
+- ``step_model``     times of engine steps and of work in steps: pure, frozen
 - ``step_learner``   fits it to a worker's totals
-- ``answer_length``  how long answers get
-- ``urgency``        what a deadline makes of that
-- ``forecaster``     these together, for a task: its times, and its place in the queue
-- ``forecast``       plays a schedule forward: pure
+- ``answer_length``  distributions of answer lengths
+- ``urgency``        ranks work by deadline, length and cost
+- ``forecaster``     combines these for a task: its times and its place in the queue
+- ``forecast``       simulates a schedule: pure
 - ``schedule``       the schedule as it is now: chances, starts, ends
-- ``promises``       deadlines that were named to clients, and what keeping them takes
+- ``promises``       deadlines that were promised to clients, and the time to keep them
 - ``quotes``         the chance by deadline before a request is sent, and reservations
-- ``feasibility``    what will not be met: refuse, observe, sample
+- ``feasibility``    work that will miss its deadline: refuse, observe, sample
 """

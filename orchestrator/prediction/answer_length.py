@@ -1,9 +1,9 @@
-"""Predicts the length of answers: a distribution, by what it depends on.
+"""Predicts the distribution of answer lengths from facts about the request.
 
-Lengths fall into bins that grow with the length. For each bin a node keeps how many answers reached
-it and how many ended in it, so that one cut by a deadline or a cancel counts for as far as it got
-(the life table, or Kaplan and Meier's estimator in discrete time). The share that ended is the
-bin's *hazard*; how long an answer of n tokens will still be follows from the hazards beyond n.
+Lengths are counted in bins whose width grows with the length. For each bin a node counts the
+answers that reached it and the answers that ended in it. An answer that was cut by a deadline or a
+cancel counts up to there (the life table, or Kaplan and Meier's estimator in discrete time). The
+share that ended in a bin is its *hazard*. The hazards beyond n give the length after n tokens.
 
 Nodes form chains, each node narrower than the one before::
 
@@ -12,14 +12,14 @@ Nodes form chains, each node narrower than the one before::
                                                   ├▶ first word ─▶ opening words
                                                   └▶ session
 
-and each is drawn towards the one before it with the weight of ``PRIOR`` answers: a node with few
-answers of its own says what its parent says. Instructions and opening words are keyed hashes
-(``tasks.prompt_kind``): no text gets in here.
+Each node is shrunk towards its parent with the weight of ``PRIOR`` answers: a node with few answers
+of its own predicts almost what its parent predicts. Instructions and opening words are keyed hashes
+(``tasks.prompt_kind``): this module sees no text.
 
-What the chains say of an answer is mixed. A chain's weight is how probable it held the answers that
-came, against the other chains that knew as narrow a kind then (Bayes' rule over specialists; Freund
-et al. 1997); weights leak towards each other, so that a chain whose kinds begin to tell something
-is soon heard. Where a kind of prompt says nothing, its chain's weight, and what it costs, is small.
+The prediction is a weighted mixture of the chains. A chain's weight follows from the chance that it
+gave the observed answers, relative to the other chains that knew an equally narrow kind (Bayes'
+rule over specialists; Freund et al. 1997). Weights leak between chains, so that a chain that
+becomes informative soon gains weight. An uninformative chain has little weight and costs little.
 """
 
 import math
@@ -40,24 +40,24 @@ _BOUNDS = np.array([0.0, *_EDGES])
 _LASTING = 1 - (np.arange(DRAWS) + 0.5) / DRAWS
 """Shares of answers that are longer than each of the quantiles."""
 PRIOR = 6.0
-"""Weight, in answers or outcomes, of what is believed of a kind before it has any of its own."""
+"""Weight of a kind's prior, in answers or outcomes."""
 _FIRST_MEAN = 128.0
-"""Mean length, in tokens, of an answer of which nothing is known."""
+"""Mean length, in tokens, of an answer if nothing is known."""
 HALF_LIFE = 192
-"""Number of later answers after which an answer counts half."""
+"""Number of later answers after which an answer has half its weight."""
 _KEPT = 0.5 ** (1 / HALF_LIFE)
 _MAX_NODES = 4096
-"""Most kinds of answers: with ``_NODE_BYTES`` 9 MB."""
+"""Maximum number of kinds of answers: 9 MB including ``_NODE_BYTES``."""
 _MAX_AT_HAND = 1024
-"""Curves at hand, by key and by node, and quantiles of one. A plan asks for those of all that waits
-and runs: a queue of 100 by default, and what 16 instances of 16 rows run."""
+"""Maximum number of cached curves, by key and by node, and of one curve's quantiles. A plan needs
+all waiting and running requests: a queue of 100 by default, and 16 instances of 16 rows."""
 _NODE_BYTES = 1024
-"""Memory of a node besides its counts, its name among it, as ``tracemalloc`` counts it."""
+"""Memory of a node without its counts but with its name, as ``tracemalloc`` measures it."""
 _LEAK = 0.01
-"""Part of a chain's weight that leaks to the others with each answer."""
+"""Share of a chain's weight that leaks to the other chains with each answer."""
 _MIN_CHANCE = 1e-6
-"""Least chance that a chain may give a length: one surprise does not silence it for long. In the
-simulator 0.997 were met without it."""
+"""Minimum chance that a chain assigns to a length, so that one surprise does not silence it for
+long. In the simulator 0.997 were met without it."""
 CHAINS = 4
 Link = tuple[object, ...]
 _EQUAL = np.full(CHAINS, 1 / CHAINS)
@@ -76,8 +76,8 @@ class LengthKey(NamedTuple):
     kind: PromptKind = ANY_KIND
 
     def chains(self) -> list[list[Link]]:
-        """Names of the nodes, the widest first; always ``CHAINS`` chains, in the same order. A
-        chain without data of its own is short."""
+        """Names of the nodes, widest first: always ``CHAINS`` chains, in the same order. A chain
+        without its own data is short."""
         tenant: list[Link] = [(self.model,), (self.model, self.tenant)]
         stated = [*tenant, (*tenant[-1], _octave(self.cap, 1))]
         if self.deadline_ms is not None:
@@ -112,7 +112,7 @@ class LengthCurve:
         self._known: dict[tuple[int, int], tuple[float, ...]] = {}
 
     def left(self, made: int, cap: int) -> tuple[float, ...]:
-        """Tokens still to come after ``made``, as equally likely quantiles in rising order.
+        """Remaining tokens after ``made``, as equally likely quantiles in rising order.
 
         No quantile exceeds ``cap`` − ``made``. For a long answer ``made`` is rounded down a little.
         """
@@ -127,7 +127,7 @@ class LengthCurve:
 
     @property
     def known_bytes(self) -> int:
-        """Memory of the quantiles at hand: a float takes 24 bytes and its place 8."""
+        """Memory of the cached quantiles: a float takes 24 bytes and its pointer 8."""
         return len(self._known) * 32 * DRAWS
 
     def _left(self, made: int, cap: int) -> tuple[float, ...]:
@@ -156,11 +156,10 @@ class _Node:
             self.ended[last] += 1.0
 
     def weigh(self, heard: list[int], chances: list[float]) -> None:
-        """Move the weights of the ``heard`` chains after an answer that they had given these
-        chances.
+        """Update the weights of the ``heard`` chains by the ``chances`` that they gave an answer.
 
-        Bayes' rule moves their shares of the weight that they have together; then all weights move
-        a little towards their mean.
+        Bayes' rule redistributes their total weight among them. Then all weights move a little
+        towards their mean.
         """
         weights = self.weights.copy()
         products = weights[heard] * chances
@@ -168,13 +167,13 @@ class _Node:
         self.weights = (1 - _LEAK) * weights + _LEAK / CHAINS
 
     def hazards(self, prior: Floats) -> Floats:
-        """Hazards by bin, drawn towards ``prior``."""
+        """Hazards by bin, shrunk towards ``prior``."""
         found: Floats = (self.ended + PRIOR * prior) / (self.reached + PRIOR)
         return found
 
     def is_news(self, answers_then: int) -> bool:
-        """Whether enough answers have come since there were ``answers_then`` to move a length
-        from one quantile to another."""
+        """Whether the answers since ``answers_then`` are enough to move a length from one quantile
+        to another."""
         return self.answers - answers_then > min(answers_then, HALF_LIFE) // DRAWS
 
 
@@ -183,12 +182,12 @@ _FIRST_HAZARDS: Floats = 1 - (1 - 1 / _FIRST_MEAN) ** np.diff(_BOUNDS)
 
 
 class _Mixed(NamedTuple):
-    """A curve, and what it was made of."""
+    """A curve and its inputs."""
 
     seen: tuple[int, ...]
     """The number of answers of each node when the curve was made."""
     chains: tuple[Floats | None, ...]
-    """Shares of answers that last, by chain; None if a chain is no narrower than an earlier one."""
+    """Survival shares by chain; None if a chain is no narrower than an earlier one."""
     curve: LengthCurve
 
 
@@ -199,21 +198,21 @@ class AnswerLengths:
         self._nodes: OrderedDict[Link, _Node] = OrderedDict()
         self._mixed: dict[tuple[Link, ...], _Mixed] = {}
         self._asked: dict[LengthKey, LengthCurve] = {}
-        """Curves by key, kept until the next answer: every plan asks for them."""
+        """Curves by key, cached until the next answer: every plan needs them."""
 
     def __len__(self) -> int:
-        """How many kinds of answers it knows."""
+        """The number of known kinds of answers."""
         return len(self._nodes)
 
     @property
     def total_bytes(self) -> int:
-        """Memory of what it knows, approximately: counts and hazards of each kind, and curves."""
+        """Approximate memory in bytes: counts and hazards of each kind, and curves."""
         row = _BOUNDS.nbytes
         curves = sum((CHAINS + 2) * row + mixed.curve.known_bytes for mixed in self._mixed.values())
         return len(self) * (2 * row + _NODE_BYTES) + curves
 
     def answered(self, key: LengthKey, tokens: int, *, finished: bool) -> None:
-        """Learn from an answer that ended after ``tokens``, or was cut there if not ``finished``.
+        """Learn from an answer that ended after ``tokens``; if not ``finished``, it was cut there.
 
         An answer that ended because it reached the stated cap counts as cut.
         """
@@ -238,7 +237,7 @@ class AnswerLengths:
         return curve
 
     def _new_node(self, link: Link) -> _Node:
-        """A new node. A tenant's chains begin with the weights that they have for the model."""
+        """A new node. A tenant's chains start with the model's weights."""
         node = _Node()
         model = self._nodes.get(link[:1])
         if len(link) == 2 and model is not None:
@@ -248,7 +247,7 @@ class AnswerLengths:
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
     def _weigh(self, chains: list[list[Link]], tokens: int, *, finished: bool) -> None:
-        """Move the chains' weights by the chance that each had given this answer."""
+        """Update the chains' weights by the chance that each gave this answer."""
         said = self._mix(chains, takes_stale=True).chains
         heard = [number for number, lasting in enumerate(said) if lasting is not None]
         if len(heard) < 2:
@@ -264,7 +263,7 @@ class AnswerLengths:
                 node.weigh(heard, chances)
 
     def _mix(self, chains: list[list[Link]], *, takes_stale: bool = False) -> _Mixed:
-        """The chains' curves combined, made again once enough answers have come."""
+        """The mixture of the chains' curves, recomputed after enough new answers."""
         nodes = self._nodes
         known = [[link for link in chain if link in nodes] for chain in chains]
         links = tuple(dict.fromkeys(_links(known)))
@@ -282,7 +281,7 @@ class AnswerLengths:
             hazards = _FIRST_HAZARDS
             for link in chain:
                 hazards = nodes[link].hazards(hazards)
-            # A chain that ends with a node of an earlier chain says nothing more.
+            # A chain that ends with a node of an earlier chain adds nothing.
             says_more = not said or chain[-1] not in told
             told.update(chain)
             said.append(_lasting(hazards) if says_more else None)
@@ -305,7 +304,7 @@ def _links(chains: Sequence[Sequence[Link]]) -> Iterator[Link]:
 
 
 STATED = LengthCurve(np.ones(len(_BOUNDS)))
-"""The curve of an answer that takes all of its cap."""
+"""The curve of an answer that uses its whole cap."""
 
 
 def _octave(value: float, parts: int) -> int:

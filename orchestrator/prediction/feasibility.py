@@ -1,9 +1,9 @@
-"""Decides whether a deadline will be missed, and handles such work (DL-7, DL-17).
+"""Decides whether a deadline will be missed, and refuses such work (DL-7, DL-17).
 
-Work that is certain to miss, or that adds less than the least chance to what is met (``schedule``),
-is refused on arrival, or while it waits. Of every kind of decision
-that ends a request unserved a sample is not carried out: that task is let through, and nothing but
-its deadline stops it. The share of the sample that is met is the rate of false refusals.
+Work is refused on arrival or while it waits if it is certain to miss, or if it adds less than the
+least chance to the met requests (``schedule``). For each kind of decision that ends a request
+unserved, a random sample is not carried out: a sampled task runs until its deadline. The share of
+the sample that is met is the rate of false refusals.
 """
 
 import math
@@ -28,16 +28,16 @@ from orchestrator.telemetry.log import fields, service_log
 from protocol import Code, Outcome
 
 _SMOOTHING = 0.01
-"""Weight of one request in the recent share of refusals: that of the last hundred or so."""
+"""Weight of one request in the recent share of refusals, which covers about the last 100."""
 LOOK_BURST_S = 0.5
-"""Seconds of CPU time that closer looks may take at once: a crowd of 64 is looked at one by one;
-what comes beyond that is looked at together, as it waits."""
+"""Seconds of CPU time for a burst of closer looks: enough to examine 64 requests one by one.
+Further requests are examined together, while they wait."""
 LOOK_SHARE = 0.05
-"""Share of the loop's CPU time that they may take in the long run. Each look plays the schedule a
-few times. At twice the capacity of the demo model, with engine and clients on the same two cores,
-0.03, 0.06, 0.1 and 0.25 met 43, 48, 43 and 35 %, and 46, 38, 31 and 17 % of the others heard by
-half of their deadline (with a least chance of 0.3; means of eight runs of 240 or 480 requests, six
-of the last)."""
+"""Share of the event loop's CPU time for closer looks in the long run. Each look simulates the
+schedule a few times. At twice the capacity of the demo model, with engine and clients on the same
+two cores, 0.03, 0.06, 0.1 and 0.25 met 43, 48, 43 and 35 %, and told 46, 38, 31 and 17 % of the
+others by half of their deadline (with a least chance of 0.3; means of eight runs of 240 or 480
+requests, six of the last)."""
 
 
 class AdmissionMode(StrEnum):
@@ -45,13 +45,13 @@ class AdmissionMode(StrEnum):
 
     ENFORCE = "enforce"
     OBSERVE = "observe"
-    """Work that is certain to miss is let in and counted."""
+    """Admit work that is certain to miss, and count it."""
     OFF = "off"
 
 
 REFUSAL_SAMPLE: Final = 0.01
-"""Share of infeasibility refusals, and of all other decisions that end a request unserved, that are
-not carried out, to measure how many are wrong (DL-17)."""
+"""Share of decisions that end a request unserved, infeasibility refusals included, that are not
+carried out, to measure how many are wrong (DL-17)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +60,29 @@ class FeasibilityConfig:
 
     mode: AdmissionMode
     least_chance: float
-    """Chance (0 to 1) below which work is refused; 0 refuses only what is certain to miss."""
+    """Chance (0 to 1) below which work is refused; 0 refuses only work that is certain to miss."""
     refusal_cap: float
     """Largest share of recent requests (the last 100 or so) that is refused as infeasible."""
     sample: float
-    """Share of would-be refusals that is let through, to measure how many would have been wrong."""
+    """Share of refusals that is not carried out, to measure how many would have been wrong."""
 
     def is_capped(self, recent_share: float) -> bool:
-        """Whether refusals have reached the cap, so that all work is let in."""
+        """Whether refusals have reached the cap, so that all work is admitted."""
         return self.refusal_cap < 1 and recent_share >= self.refusal_cap
 
 
 class RefusalKind(StrEnum):
-    """Kinds of decisions of ours that end a request unserved."""
+    """Kinds of decisions of the service that end a request unserved."""
 
     ADMISSION = "admission"
-    """Certain to miss when it came."""
+    """Refused on arrival: certain to miss."""
     QUEUE = "queue"
-    """Without a chance while it waited."""
+    """Refused while it waited: it had no chance left."""
     QUEUE_FULL = "queue_full"
-    """Refused because there was no room to wait in."""
+    """Refused because the queue was full."""
     DROPPED = "dropped"
     STOPPED = "stopped"
-    """Stopped because its worker was certain that it would miss."""
+    """Stopped by its worker, which was certain that it would miss."""
 
 
 class WorkEnding(Protocol):
@@ -93,10 +93,10 @@ class WorkEnding(Protocol):
 
 
 class Refusable(Protocol):
-    """Work that is offered: a task, or a clip."""
+    """Submitted work: a task or a clip."""
 
     refusal_sample: bool
-    """Whether a decision against it was not carried out, to see what comes of it."""
+    """Whether a decision against it was not carried out, to learn its outcome."""
 
     @property
     def ending(self) -> WorkEnding | None: ...
@@ -109,10 +109,10 @@ T = TypeVar("T", bound=Refusable)
 
 
 class RefusalStats(Generic[T]):
-    """Counts decisions to refuse, and draws the sample of those that are not carried out."""
+    """Counts refusals, and draws the sample that is not carried out."""
 
     def __init__(self, in_sample: Callable[[T], bool] = lambda task: False) -> None:
-        """``in_sample`` draws whether a decision is not carried out."""
+        """``in_sample`` decides at random whether a decision is not carried out."""
         self.in_sample = in_sample
         self.infeasible = 0
         self.refused = 0
@@ -121,7 +121,7 @@ class RefusalStats(Generic[T]):
         self.sampled: Counter[tuple[RefusalKind, bool]] = Counter()
         """Decisions that were not carried out, by kind and by whether the task was met."""
         self.recent_share = 0.0
-        """Share of recent requests that were refused, a moving average."""
+        """Moving average of the share of requests that were refused."""
 
     @property
     def false_rate(self) -> float:
@@ -131,17 +131,15 @@ class RefusalStats(Generic[T]):
         return met / samples if samples else 0.0
 
     def is_sampled(self, task: T, kind: RefusalKind) -> bool:
-        """Whether a decision against ``task`` is for the sample; else it is counted as carried
-        out.
-        """
+        """Whether a decision against ``task`` is in the sample; if not, count it as carried out."""
         if task.refusal_sample or self.in_sample(task):
             return True
         self.unserved[kind] += 1
         return False
 
     def refuses(self, task: T, kind: RefusalKind, *, lets_in: bool) -> bool:
-        """Whether ``task`` goes, which is judged infeasible. It stays where all is let in, or as
-        one of the sample; what it comes to is then counted."""
+        """Whether to refuse ``task``, which was judged infeasible. It stays if all work is admitted
+        (``lets_in``) or if it is in the sample; its outcome is then counted."""
         self.infeasible += 1
         goes = not lets_in and not self.is_sampled(task, kind)
         if not goes:
@@ -149,18 +147,18 @@ class RefusalStats(Generic[T]):
         return goes
 
     def sample(self, task: T, kind: RefusalKind) -> None:
-        """``task`` is let through; what it comes to is counted once, for the first decision."""
+        """Let ``task`` through. Its outcome is counted once, for the first decision."""
         if task.refusal_sample:
             return
         task.refusal_sample = True
         task.on_end.append(lambda ended: self._ended(ended, kind))
 
     def runs_on(self, task: T) -> bool:
-        """Whether no worker is to stop ``task`` before its deadline."""
+        """Whether workers must not stop ``task`` before its deadline."""
         return task.refusal_sample or self.in_sample(task)
 
     def stopped(self, task: T, code: Code | None, left_ms: float, *, spared: bool) -> None:
-        """A worker is done with ``task``: count it if that was a stop, or would have been."""
+        """Count an ended ``task`` if its worker stopped it, or would have stopped it."""
         if spared:
             self.sample(task, RefusalKind.STOPPED)
         elif code is Code.DEADLINE_EXCEEDED and left_ms > 0:
@@ -182,15 +180,15 @@ class RefusalStats(Generic[T]):
 
 
 class Times(NamedTuple):
-    """What is left of a request's deadlines, and what it is predicted to take. Ms from now."""
+    """A request's remaining time and predicted times, in ms from now."""
 
     left_ms: float
     waited_ms: float
-    """How long it has waited so far."""
+    """Its wait so far."""
     least_ms: float
-    """Less than that nothing that is known could do."""
+    """The least time that it needs, for certain."""
     route_ms: float
-    """What a worker wants to be left to start a job (DL-3)."""
+    """The least remaining time with which a worker starts a job (DL-3)."""
     start_ms: float
     first_ms: float
     first_left_ms: float
@@ -198,14 +196,14 @@ class Times(NamedTuple):
     gap_ms: float
 
     def why(self) -> tuple[str, str]:
-        """Name the constraint that binds, with the sentence that says so."""
+        """The constraint that binds, and a sentence for the client."""
         this = f"{self.left_ms:.0f} ms remain until the deadline, and this"
         had_ms = self.left_ms + self.waited_ms
         if self.left_ms <= self.least_ms:
             binding = "route" if self.least_ms <= self.route_ms else "decode"
             if self.least_ms < had_ms:  # it would have had enough: waiting took it
                 binding = "queue"
-            return binding, f"{this} cannot do with less than {self.least_ms:.0f} ms"
+            return binding, f"{this} needs at least {self.least_ms:.0f} ms"
         if self.first_left_ms < min(self.first_ms, self.left_ms):
             return "first_token", (
                 f"{self.first_left_ms:.0f} ms remain until the first token is due, and it will take"
@@ -216,8 +214,8 @@ class Times(NamedTuple):
             binding = "queue" if alone_ms < had_ms else "decode"
             return binding, f"{this} will take about {self.finish_ms:.0f} ms"
         if self.gap_ms < math.inf:
-            return "token_gap", f"no token will come {self.gap_ms:.0f} ms after another"
-        would = f"{this} would take {self.finish_ms:.0f} ms, for which others would be late"
+            return "token_gap", f"tokens cannot come {self.gap_ms:.0f} ms apart"
+        would = f"{this} would take {self.finish_ms:.0f} ms and make others late"
         return "queue", would
 
 
@@ -225,7 +223,7 @@ Found = TypeVar("Found")
 
 
 class _Looks:
-    """The time that is left for closer looks."""
+    """The CPU time budget of closer looks."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -240,7 +238,7 @@ class _Looks:
         return self._left_s > 0
 
     def take(self, look: Callable[[], Found]) -> Found:
-        """What ``look`` finds; the CPU time that it takes is taken off."""
+        """Call ``look`` and return its result; its CPU time is deducted from the budget."""
         began = self._clock.cpu_s()
         found = look()
         self._left_s -= self._clock.cpu_s() - began
@@ -248,7 +246,7 @@ class _Looks:
 
 
 class Feasibility:
-    """Decides on work that is certain to miss, and says why."""
+    """Decides which work is refused as infeasible, and explains the refusal."""
 
     def __init__(
         self,
@@ -267,10 +265,10 @@ class Feasibility:
         self._config = config
         self._looks = _Looks(clock)
         self._told: dict[str, Prospect] = {}
-        """What was found of the last request that was refused, by model."""
+        """The prospect of the last refused request, by model."""
 
     def admits(self, task: Task) -> bool:
-        """Plan a newcomer; whether it is let in (DL-7)."""
+        """Plan a new task. Returns whether it is admitted (DL-7)."""
         now, stats = self._clock.now(), self.stats
         self._forecaster.plan(task, now)
         if self._config.mode is AdmissionMode.OFF:
@@ -301,20 +299,20 @@ class Feasibility:
         return True
 
     def is_hopeless(self, task: Task) -> bool:
-        """Whether letting ``task`` in adds less to what is met than the least chance. If it does
-        not, the task keeps the number of rows that it needs (``most_rows``)."""
+        """Whether admitting ``task`` adds less than the least chance to the met requests. If not,
+        the task keeps the number of rows that it needs (``most_rows``)."""
         least = self._config.least_chance
         if not least or task.is_promised or task.completion_tokens or task.refusal_sample:
             return False
         prospect = self._schedule.of(task, least)
-        # What begins at once in a free row, and costs nobody a chance, may try its own (DL-15).
+        # A task that starts at once in a free row and lowers nobody's chance may try (DL-15).
         is_idle = prospect.start_ms[-1] == 0 and prospect.gain == prospect.chance > 0
         is_hopeless = prospect.gain < least and not is_idle
         task.most_rows = math.inf if is_hopeless else min(task.most_rows, prospect.most_rows)
         return is_hopeless
 
     def hopeless(self, model: str) -> list[Task]:
-        """Tasks of ``model`` that wait, and whose chance has fallen below the least one."""
+        """Waiting tasks of ``model`` whose chance has fallen below the least chance."""
         least = self._config.least_chance
         if not least or self._config.mode is not AdmissionMode.ENFORCE:
             return []
@@ -328,7 +326,7 @@ class Feasibility:
         ]
 
     def gives_up(self, task: Task) -> bool:
-        """Whether a waiting task without a chance goes; a sample of them gets its try."""
+        """Whether to refuse a waiting task that has no chance; a sample of them may still run."""
         if self.stats.refuses(task, RefusalKind.QUEUE, lets_in=self._is_capped):
             self.stats.refused_late()
             return True
@@ -336,7 +334,7 @@ class Feasibility:
         return False
 
     def samples(self, task: Task, kind: RefusalKind) -> bool:
-        """Whether another decision against ``task`` is not carried out, for the sample."""
+        """Whether a decision of another ``kind`` is not carried out, for the sample."""
         if not self.stats.is_sampled(task, kind):
             return False
         self.stats.sample(task, kind)
@@ -344,7 +342,8 @@ class Feasibility:
         return True
 
     def infeasible(self, task: Task) -> DeadlineInfeasible:
-        """Why a task cannot make its deadline from here, and which one it most likely would."""
+        """The error for a task that will miss its deadline; it names one that will likely be
+        kept."""
         now = self._clock.now()
         self._forecaster.plan(task, now)
         least_ms = self._forecaster.least_ms(task)
@@ -364,8 +363,8 @@ class Feasibility:
         )
         binding, why = times.why()
         return DeadlineInfeasible(
-            f"{why}: come again with a deadline {enough_ms:.0f} ms from now, which will most"
-            " likely be kept, or ask for less",
+            f"{why}: retry with a deadline {enough_ms:.0f} ms from now, which will most likely be"
+            " kept, or ask for less",
             predicted_finish_ms=times.finish_ms,
             earliest_feasible_unix_ms=self._promises.name(task, enough_ms),
             binding_constraint=binding,
@@ -373,7 +372,7 @@ class Feasibility:
         )
 
     def _prospect_of_refused(self, task: Task) -> Prospect:
-        """What ``task`` would come to; that of the one before it where there is no time to look."""
+        """The prospect of ``task``; if no CPU time is left, that of the last refused task."""
         told = self._told.get(task.model)
         if told is None or self._looks.are_left:
             look = partial(self._schedule.of, task, guesses=True)

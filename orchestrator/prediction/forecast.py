@@ -1,20 +1,20 @@
-"""The forecast: plays an instance's schedule forward, and says what becomes of every request.
+"""The forecast: simulates an instance's schedule and predicts the times of every request.
 
-Pure: no clock, no instance. Given the requests in the order in which they get rows, what a step
-takes, and how many rows there are, it draws ``DRAWS`` scenarios. In each of them every request has
-one of its equally likely lengths, the machine has one of its likely speeds, and a likely number of
-others comes later. A request keeps its place among them (common random numbers): two forecasts
-differ by what was asked, not by luck.
+Pure: it reads no clock and no instance. Its input is the requests in the order in which they get
+rows, the step times and the number of rows. It draws ``DRAWS`` scenarios. A scenario gives every
+request one of its equally likely lengths, the machine one of its likely speeds, and a likely number
+of later arrivals. A request keeps its place in the scenarios (common random numbers): two forecasts
+differ by their input and not by luck.
 
-One row makes one token a step, so the rows' lengths are counted in steps. In that time a row ends
-when its own steps are over, however long these take, and the request next in order gets it: list
-scheduling over a heap. The second pass lays steps out in milliseconds::
+A row makes one token per step, so the first pass counts time in steps. A row ends after its own
+steps, whatever their duration, and the next request in order gets it: list scheduling over a heap.
+The second pass converts steps to milliseconds::
 
     step(n) = base + row · n + context · tokens of their contexts      as long as n rows run
-    + prompt_ms                     where a request starts: its prompt holds everybody up
+    + prompt_ms                     when a request starts: its prompt delays all rows
 
-Several instances that serve the same model are played as one: rows are added up, and a prompt
-delays its own instance alone.
+Instances that serve the same model are simulated as one: their rows are summed, and a prompt delays
+only its own instance.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 DRAWS: Final = 16
-"""Scenarios, and lengths of an answer (``answer_length``), so that each length comes once."""
+"""Number of scenarios, and of an answer's lengths (``answer_length``): each length occurs once."""
 _SHUFFLES: Final = 251
-"""Orders in which requests take their lengths; prime, so that keys in steps share none."""
+"""Orders in which requests take their lengths; prime, so that evenly spaced keys share none."""
 _NORMAL: Final = np.array([NormalDist().inv_cdf((at + 0.5) / DRAWS) for at in range(DRAWS)])
 """Medians of equally likely parts of a normal distribution."""
 
@@ -37,30 +37,30 @@ Floats = NDArray[np.float64]
 
 
 class Asked(NamedTuple):
-    """One request as the forecast sees it. Times are ms from now, infinite where none is stated."""
+    """One request as the forecast sees it. Times are ms from now, infinite if none is stated."""
 
     key: int
-    """Any number that stays the request's own: its place in the scenarios follows from it."""
+    """A number that identifies the request: its place in the scenarios follows from it."""
     left: tuple[float, ...]
-    """Equally likely numbers of tokens that it still makes, in rising order."""
+    """Equally likely numbers of remaining tokens, in rising order."""
     prompt_ms: float
-    """Time of an engine that its prompt still takes; 0 once it has a token."""
+    """Engine time that its prompt still takes; 0 after the first token."""
     prompt_steps: int
-    """Steps that the prompt is computed in, at least one for a request without a token."""
+    """Steps for the prompt, at least one for a request without a token."""
     stop_ms: float
-    """When it gives up its row whatever it has: at its deadline."""
+    """When it gives up its row, finished or not: at its deadline."""
     whole_ms: float
-    """When its last token is due; infinite where an answer that is cut there is as good."""
+    """When its last token is due; infinite if an answer may be cut at its deadline."""
     first_ms: float
-    """When its next token is due, the first one or by the schedule of a stated gap."""
+    """When its next token is due: the first token, or the next by the stated gap."""
     gap_ms: float
-    """Ms by which each later token is due after the one before."""
+    """Maximum ms between a later token and the one before it."""
     context_tokens: int
-    """Tokens of its prompt and of its answer so far."""
+    """Number of tokens of its prompt and of its answer so far."""
 
 
 class Machine(NamedTuple):
-    """What serves a model: ``instances`` that are alike, with ``rows`` in all."""
+    """The capacity of a model: identical ``instances`` with ``rows`` in total."""
 
     base_ms: float
     row_ms: float
@@ -69,17 +69,17 @@ class Machine(NamedTuple):
     spread: float
     """Standard deviation of the logarithm of its speed."""
     bends: tuple[float, ...]
-    """See ``StepModel``; by the rows of one instance."""
+    """See ``StepModel``; indexed by the rows of one instance."""
     usual: int
-    """Mean number of requests there, in all: about so many come as those of now end."""
+    """Mean number of requests, running or waiting: arrivals replace those that end, up to it."""
     beside: int
-    """How many more run where those leave rows free."""
+    """How many more rows run if those leave rows free."""
     context_token_ms: float
-    """Time that a token of a row's context adds to a step."""
+    """Ms that a token of a row's context adds to a step."""
 
     def steps_ms(self, running: Floats, contexts: Floats) -> Floats:
-        """What a step takes where so many rows, with so many tokens of context in all, run on all
-        instances together."""
+        """Ms of a step, given the running rows and their context tokens over all instances
+        together."""
         each = np.maximum(running / self.instances, 1.0)
         contexts_ms = self.context_token_ms * contexts / self.instances
         if self.bends:
@@ -89,12 +89,12 @@ class Machine(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Requests as arrays, with one entry for each; ``tokens`` to come by scenario and request."""
+    """Requests as arrays of shape (requests,); remaining ``tokens``: (scenarios, requests)."""
 
     tokens: Floats
     prompt_ms: Floats
     extra_steps: Floats
-    """Steps of the prompt but the first."""
+    """Steps of the prompt after the first."""
     stop_ms: Floats
     whole_ms: Floats
     first_ms: Floats
@@ -103,27 +103,27 @@ class Table(NamedTuple):
 
     @classmethod
     def of(cls, asked: Sequence[Asked], draws: int = DRAWS) -> "Table":
-        """``draws`` scenarios: with fewer a play is cheaper and coarser."""
+        """``draws``: number of scenarios; fewer make a simulation cheaper and coarser."""
         columns = [(a.prompt_ms, max(0, a.prompt_steps - 1), *a[4:]) for a in asked]
         return cls(lengths(asked)[:draws], *np.array(columns, dtype=np.float64).reshape(-1, 7).T)
 
 
 class Played(NamedTuple):
-    """Times in ms from now and tokens to come, each by scenario and request."""
+    """Times in ms from now and remaining tokens, each of shape (scenarios, requests)."""
 
     tokens: Floats
     start_ms: Floats
     first_ms: Floats
     end_ms: Floats
-    """When the last token comes, if nothing stops the request before."""
+    """When the last token comes if nothing stops the request earlier."""
     free_ms: Floats
-    """When a row is free for one more request behind all of these, by scenario."""
+    """When a row becomes free for one more request behind all of these, by scenario."""
     step_ms: Floats
-    """What a step takes while all rows run, by scenario."""
+    """Ms of a step while all rows run, by scenario."""
 
     def behind(self, asked: Asked) -> "Played":
-        """One more request behind all of these, where they fill the rows: it delays none of
-        them."""
+        """The result of one more request behind all of these, if they fill the rows. It delays none
+        of them."""
         tokens, start = lengths([asked]), self.free_ms[:, None]
         steps = max(0, asked.prompt_steps - 1) + np.concatenate([np.ones_like(tokens), tokens], 1)
         takes = asked.prompt_ms + steps * self.step_ms[:, None]
@@ -131,7 +131,7 @@ class Played(NamedTuple):
         return Played(tokens, start, first, end, self.free_ms, self.step_ms)
 
     def chances(self, asked: "Sequence[Asked] | Table") -> Floats:
-        """The chance of each request that every part of it is in time."""
+        """Each request's chance that every part of it is in time."""
         if not asked:
             return np.empty(0)
         due = asked if isinstance(asked, Table) else Table.of(asked)
@@ -156,7 +156,7 @@ _CROWDS: Final = _NORMAL[_PLACES[1], None]
 
 
 def lengths(asked: Sequence[Asked]) -> Floats:
-    """Tokens to come, by scenario and request."""
+    """Remaining tokens, of shape (``DRAWS``, requests)."""
     if not asked:
         return np.empty((DRAWS, 0))
     lefts = np.array([one.left if len(one.left) == DRAWS else _spread(one.left) for one in asked])
@@ -166,7 +166,7 @@ def lengths(asked: Sequence[Asked]) -> Floats:
 
 
 def at_share(values: Sequence[float], share: float) -> float:
-    """The one of ``values``, in rising order, below which so large a share of them lies."""
+    """The quantile of ``values`` (in rising order) below which ``share`` of them lies."""
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
@@ -176,8 +176,7 @@ def _spread(left: Sequence[float]) -> tuple[float, ...]:
 
 
 def play(asked: Sequence[Asked] | Table, machine: Machine) -> Played:
-    """Play ``asked`` forward: the first ``machine.rows`` run now, each later one once a row is
-    free."""
+    """Simulate ``asked``: the first ``machine.rows`` run now, each later one when a row is free."""
     table = asked if isinstance(asked, Table) else Table.of(asked)
     tokens, prompts, extra, stop = table[:4]
     (draws, count), rows, share = tokens.shape, machine.rows, 1 / machine.instances
@@ -186,10 +185,10 @@ def play(asked: Sequence[Asked] | Table, machine: Machine) -> Played:
     crowd = float(min(count, rows))
     context = table.context_tokens + tokens / 2  # halfway through its answer
     busy_ms = float(machine.steps_ms(np.array(crowd), crowd * context.mean()))
-    # What does not end by its deadline is stopped there, and leaves its row to others.
+    # A request that reaches its deadline is stopped and frees its row.
     most = np.maximum(1.0, (stop - prompts) / busy_ms)
     steps = np.minimum(tokens, most) + extra
-    # The last start is that of one more request.
+    # The last column is the start of one more request.
     starts = np.zeros((draws, count + 1))
     if count >= rows:
         for scenario, own in enumerate(steps.tolist()):
@@ -200,15 +199,15 @@ def play(asked: Sequence[Asked] | Table, machine: Machine) -> Played:
                 begun.append(start)
                 heapreplace(free, start + length)
             starts[scenario, rows:] = [*begun, free[0]]
-    # Of events at one step ends come first: a prompt that takes a row delays nobody who left it.
+    # At equal steps ends come first: a prompt does not delay the request that left its row.
     at = np.concatenate([starts[:, :count] + steps, starts], axis=1)
     order = np.argsort(at, axis=1, kind="stable")
     running = np.cumsum(np.repeat((-1.0, 1.0, 0.0), (count, count, 1))[order], axis=1)
     read = np.concatenate([-context, context, np.zeros((draws, 1))], axis=1)
     contexts = np.cumsum(np.take_along_axis(read, order, axis=1), axis=1)
-    # A stationary queue returns to its mean as what it holds now leaves. The number that has come
-    # is close to a Poisson distribution, here by its normal approximation. Computed once for each
-    # number of rows that can be left, which are fewer than events.
+    # A stationary queue returns to its mean as its present requests leave. The number of arrivals
+    # is about Poisson distributed, here by its normal approximation. It is computed once for each
+    # possible number of remaining rows: there are fewer of those than events.
     left = np.arange(crowd + 1)
     others = min(machine.usual, rows) * (1 - left / crowd)
     others = np.clip(others + _CROWDS[:draws] * np.sqrt(others), 0.0, rows - left)

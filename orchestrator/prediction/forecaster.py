@@ -1,11 +1,11 @@
-"""Predicts what a task will take, from what its instances and earlier answers have taught.
+"""Predicts a task's times from measured step times and the lengths of earlier answers.
 
-A forecast says when a task will be done, which goes to clients, and whether its deadline is certain
-to be missed (DL-7). *Certain* rests on the least work that the client itself has stated
-(``min_tokens``, or all of ``max_tokens`` under ``ignore_eos``), in steps faster than the machine
-has ever made: no length that was learnt and no average is ever certain.
+A forecast says when a task will be done (clients get this time) and whether its deadline is certain
+to be missed (DL-7). *Certain* uses the least work that the client itself states (``min_tokens``, or
+all of ``max_tokens`` under ``ignore_eos``) and steps faster than any measured step. It uses no
+learned length and no average.
 
-A plan says how urgent a task is among others (``urgency``), and so its place in the queue (DL-8).
+A plan gives a task's urgency (``urgency``), which decides its place in the queue (DL-8).
 """
 
 import math
@@ -26,36 +26,36 @@ from orchestrator.tasks.task import Task
 from protocol import End, FinishReason, OnDeadline
 
 USUAL = 0.5
-"""Share of answers, or of scenarios, that take no longer than usual."""
+"""Share of answers, or of scenarios, that take no longer than the usual one."""
 LONG = 0.9
-"""The same of long ones: all but a tenth (DL-16)."""
+"""The same for a long one: only a tenth take longer (DL-16)."""
 MIN_WAIT_MS = 50.0
 """Shortest wait assumed for a task that is not chosen now, in milliseconds: a round of planning
 (``dispatch.replan``)."""
 _WAIT_PER_DRAIN = 2.0
-"""Expected wait over the time in which the waiting work could be done, for more work comes
-meanwhile. In the simulator 0.5, 1 and 2 kept 0.95, 0.98 and 1.00 of the best at twice the capacity,
-and the same below it."""
+"""Expected wait divided by the time to do all waiting work: more work arrives meanwhile. In the
+simulator 0.5, 1 and 2 kept 0.95, 0.98 and 1.00 of the best at twice the capacity, and the same at
+lower loads."""
 _WAIT_OF_PAUSED = 4.0
-"""The same for what was paused. In the simulator 2 met 0.97 of this beside batch work, and with 1
-jobs that are worth the same trade places."""
+"""The same for paused work. In the simulator 2 met 0.97 of this next to batch work, and with 1 jobs
+of equal value swapped places."""
 FIRST_GUESS_MS = 1000.0
-"""Time of a request where nothing is known of what serves its model."""
+"""Assumed time of a request if nothing is known about the instances of its model."""
 FIT_SHARE = 0.94
-"""Share of its time budget that a ``fit`` answer is told to fill; the rest is for new arrivals."""
+"""Share of the time budget that a ``fit`` answer should fill; the rest is for new arrivals."""
 ENDS_IN_TIME = (OnDeadline.FIT, OnDeadline.FINISH)
-"""Manners of answers that end in time once they have begun, however long they would get."""
+"""Deadline modes in which an answer that has started always ends in time, whatever its length."""
 FIT_HEADROOM = 4
-"""How many times longer than it is told a ``fit`` answer may get, if the machine turns out to be
-faster than it was, or less busy: it ends at its deadline all the same. KV is reserved for that."""
+"""Factor by which a ``fit`` answer may exceed its fitted length if the machine gets faster or less
+busy: it still ends at its deadline. KV is reserved for this length."""
 PROMISED = 12.0
-"""How much more urgent, as a logarithm, work is whose deadline we named ourselves."""
+"""Extra urgency, as a logarithm, of work whose deadline the service promised."""
 KEPT_S = 0.25
-"""How long what was read of instances is kept: as long as a worker may take to speak again."""
+"""Seconds for which instance data is cached: the longest time between a worker's reports."""
 MUCH_SLOWER = 3.0
-"""Steps that take this many times as long as the fastest instance's are of another machine, or of
-one that others use: nothing waits for it. In the simulator, while one of two workers is ten times
-as slow, 0.58 were met with the mean of both, more than 0.7 without the slow one."""
+"""Ratio of step times to the fastest instance's from which an instance is ignored: it is another
+machine, or others use it. In the simulator, while one of two workers is ten times as slow, 0.58
+were met with the mean of both, more than 0.7 without the slow one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,37 +66,38 @@ class Capacity:
     slots: int
     free: int
     min_start_ms: float
-    """Least ms that must be left for a worker to start a job (DL-3)."""
+    """Least remaining ms with which a worker starts a job (DL-3)."""
     part: float
-    """The part of all slots that is ours to fill, where other orchestrators have the rest."""
+    """This orchestrator's share of all slots; other orchestrators fill the rest."""
     names: tuple[str, ...] = ()
     """Addresses of the instances of ``models``, in the same order."""
 
     def least_ms(self, tokens: int) -> float:
-        """Ms that an answer of ``tokens`` needs at least, for certain. It is known only later what
-        of its prompt is cached, and where: that may be all."""
+        """Least ms that an answer of ``tokens`` takes, for certain. The prompt counts nothing: all
+        of it may be cached, which is known only later."""
         least_ms = min((model.least_ms(tokens) for model in self.models), default=0.0)
         return max(least_ms, self.min_start_ms)
 
     @property
     def rows(self) -> int:
-        """Average number of jobs among which one that starts now will run, including itself."""
+        """Average number of jobs on an instance after one more starts now, including that one."""
         count = max(1, len(self.models))
         return max(1, -(-(self.slots - self.free + count) // count))
 
 
 class AfterLoad(NamedTuple):
-    """Ms that a request takes once its model is loaded: usually, and seldom more."""
+    """Ms of a request after its model is loaded: the usual time, and one that is rarely
+    exceeded."""
 
     usual_ms: float
     slow_ms: float
 
 
 class _Serving(NamedTuple):
-    """The capacity that serves a model, and what work costs there; None until measured.
+    """The capacity that serves a model and the costs of work there; None until measured.
 
-    Work goes to the fastest instances first: ``machine`` and what follows it stand for those,
-    without the ones that take ``MUCH_SLOWER`` times as long.
+    Work goes to the fastest instances first: ``machine`` and the fields after it leave out
+    instances that take ``MUCH_SLOWER`` times as long.
     """
 
     capacity: Capacity
@@ -115,8 +116,8 @@ class _Serving(NamedTuple):
         fastest = min(models, key=lambda m: m.step_ms(rows), default=None)
         if fastest is None:
             return cls(capacity, None, None, None, frozenset(), 0.0, 1, until)
-        # Work is that of an engine with jobs in every slot, as where there is much of it; without
-        # prompts, which are the work of the jobs that bring them.
+        # Costs assume an engine with jobs in every slot, as under high load. Prompts are left out:
+        # they count as work of their own jobs.
         share_ms = fastest.plain_step_ms(fastest.slots) / fastest.slots
         costs = Costs(fastest.prompt_token_ms, fastest.step_ms(rows), share_ms, start_ms=0.0)
         least_ms = min(pace.step_ms(1) for pace in models)
@@ -161,9 +162,9 @@ class Forecaster:
     # ── plans: a place in the queue ──────────────────────────────────────────────────────────
 
     def begin_plans(self, waiting: Iterable[Task], now: float) -> None:
-        """Update how busy the instances are and how long a task waits; then ``plan`` each of them.
+        """Update each model's load and expected wait. The caller then calls ``plan`` for each task.
 
-        Only ranks of plans made at about the same time can be compared.
+        Ranks are comparable only if their plans were made at about the same time.
         """
         self._epoch = now
         work_ms: defaultdict[str, float] = defaultdict(float)
@@ -180,7 +181,7 @@ class Forecaster:
         found = self.urgency(task, now)
         task.work_ms = found.work_ms
         task.chance = found.chance
-        # What cannot be in time only gets slots that nothing else wants.
+        # Work that cannot be in time gets only slots that no other work wants.
         task.is_background = task.is_unread or not (found.chance or task.refusal_sample)
         task.rank = self._rank(found, task, now)
 
@@ -188,11 +189,10 @@ class Forecaster:
         return self._urgency(task, now, self._wait_ms[task.model])
 
     def urgency_of_running(self, task: Task, now: float) -> Urgency:
-        """How urgent it is that a running ``task`` continues.
+        """The urgency of continuing a running ``task``.
 
-        Once it has lost its place it will wait for longer than a task that comes now: others, as
-        urgent, come meanwhile. Otherwise whatever has a little slack would be paused, until all are
-        late.
+        A paused task waits longer than a new task would: equally urgent tasks arrive meanwhile.
+        Without this factor every task with a little slack would be paused, until all are late.
         """
         return self._urgency(task, now, _WAIT_OF_PAUSED * self._wait_ms[task.model])
 
@@ -201,22 +201,22 @@ class Forecaster:
         if costs is not None and task.most_rows < math.inf:
             pace = self.known_speed[task.model]
             costs = replace(costs, token_ms=pace.plain_step_ms(int(task.most_rows)))
-        if costs is None:  # nothing is known yet: by deadline
+        if costs is None:  # nothing is measured yet: rank by deadline
             return Urgency(1.0, -task.share_ms(now) / MIN_WAIT_MS, 1.0)
         made = task.completion_tokens
         new = 0 if made else self._prompt_left(task, costs, now)
         due_at = task.parts.due_at(made + 1, task.marks.first_token)
         left = self.tokens_left(task)
         due = Due(_whole_ms(task, left, new, costs, now), 1000 * (due_at - now))
-        # The calls of a run share its slack (``tasks.runs``): each may wait for its part of it.
+        # The calls of a run share its slack (``tasks.runs``): each may wait for its share of it.
         wait_ms *= 1 + task.calls_left
-        if task.job.on_deadline in ENDS_IN_TIME:  # as long as there is time for, whenever asked
+        if task.job.on_deadline in ENDS_IN_TIME:  # it fills the time that there is
             most = max(1.0, (due.whole_ms - new * costs.prompt_ms) / costs.token_ms / SURE)
             left = tuple(min(tokens, most) for tokens in left)
         found = urgency(left, new, due, costs, wait_ms)
         if not task.is_promised or not found.chance:
             return found
-        # Anything else is worth more: promised work runs as late as is safe.
+        # Other work gains more by running now: promised work runs as late as is safe.
         share = LONG if task.reserved_chance is None else task.reserved_chance
         long_ms = new * costs.prompt_ms + at_share(left, share) * costs.token_ms * SURE
         slack_ms = max(0.0, due.whole_ms - long_ms)
@@ -224,21 +224,21 @@ class Forecaster:
 
     @staticmethod
     def _prompt_left(task: Task, costs: Costs, now: float) -> float:
-        """Prompt tokens still to be computed; workers do not report them before the first token."""
+        """Remaining prompt tokens; workers do not report them before the first token."""
         if not task.prompt_ready_at:
             return task.new_prompt_tokens
         left = 1000 * (task.prompt_ready_at - now) / costs.prompt_ms
         return min(float(task.new_prompt_tokens), max(0.0, left))
 
     def _rank(self, found: Urgency, task: Task, now: float) -> float:
-        """Place in the queue as of the last ``begin_plans``: the smallest leaves first."""
+        """Rank in the queue relative to the last ``begin_plans``: the smallest leaves first."""
         if not found.chance:
             return task.deadline.at
         waited = 1000 * (now - self._epoch) / self._wait_ms[task.model]
         return waited - found.log_urgency
 
     def used_ms(self, task: Task, now: float) -> float:
-        """Ms of an engine that ``task`` has taken so far, by the same measure as ``work_ms``."""
+        """Engine ms that ``task`` has used so far, in the same measure as ``work_ms``."""
         costs = self._costs_of(task.model, now)
         if costs is None or not task.completion_tokens:
             return 0.0
@@ -246,11 +246,11 @@ class Forecaster:
         return prompt_ms + task.completion_tokens * costs.token_work_ms
 
     def _costs_of(self, model: str, now: float) -> Costs | None:
-        """Costs with as many jobs as run now; None until a step has been measured."""
+        """Costs at the present number of jobs; None until a step has been measured."""
         return self._serving_of(model, now).costs
 
     def _serving_of(self, model: str, now: float) -> _Serving:
-        """Capacity and costs, cached briefly: every plan asks, and reading them is expensive."""
+        """Capacity and costs, cached briefly: every plan needs them, and reading is expensive."""
         known = self._serving.get(model)
         if known is None or now >= known.until:
             capacity = self.capacity_of(model)
@@ -259,10 +259,10 @@ class Forecaster:
                 self.known_speed[model] = known.fastest
         return known
 
-    # ── what a forecast is made of ───────────────────────────────────────────────────────────
+    # ── inputs of a forecast ─────────────────────────────────────────────────────────────────
 
     def machine(self, model: str, now: float) -> Machine | None:
-        """What serves ``model``; None where nothing does."""
+        """The machine that serves ``model``; None if no instance does."""
         return self._serving_of(model, now).machine
 
     def fast_instances(self, model: str, now: float) -> frozenset[str]:
@@ -270,17 +270,17 @@ class Forecaster:
         return self._serving_of(model, now).names
 
     def knows(self, model: str, now: float) -> bool:
-        """Whether enough steps of ``model`` were measured, at work or when an engine was loaded, to
-        refuse by them."""
+        """Whether enough steps of ``model`` were measured, during work or at load, to refuse
+        tasks."""
         paces = self._serving_of(model, now).capacity.models
         return any(pace.known or pace.is_foreseen for pace in paces)
 
     def asked(self, task: Task, now: float) -> Asked:
-        """``task`` as a forecast sees it; something serves its model."""
+        """``task`` as input of a forecast. An instance must serve its model."""
         serving = self._serving_of(task.model, now)
         made, parts = task.completion_tokens, task.parts
         new = self._prompt_left(task, serving.costs, now) if serving.costs and not made else 0.0
-        # A number of calls that was learnt, and not stated, is seldom right: it refuses nobody.
+        # A learned number of calls, unlike a stated one, is rarely right: it refuses no task.
         left_ms = task.deadline.left_ms(now) if task.job.calls_left is None else task.share_ms(now)
         ends_cleanly = task.job.on_deadline is not OnDeadline.ERROR
         first_ms = 1000 * (parts.due_at(made + 1, task.marks.first_token) - now)
@@ -299,15 +299,15 @@ class Forecaster:
     # ── lengths ──────────────────────────────────────────────────────────────────────────────
 
     def usual_tokens(self, task: Task) -> int:
-        """The answer's usual length in all, in tokens: half of such answers are longer."""
+        """The answer's usual total length in tokens: half of such answers are longer."""
         return task.completion_tokens + math.ceil(at_share(self.tokens_left(task), USUAL))
 
     def most_tokens_left(self, task: Task) -> int:
-        """Tokens still to come of the answer, exceeded by only a tenth of such answers."""
+        """The answer's remaining tokens, exceeded by only a tenth of such answers."""
         return math.ceil(at_share(self.tokens_left(task), LONG))
 
     def tokens_left(self, task: Task) -> tuple[float, ...]:
-        """Equally likely numbers of tokens that the answer still takes, in rising order."""
+        """Equally likely numbers of remaining tokens of the answer, in rising order."""
         made, cap = task.completion_tokens, task.sampling.max_tokens
         is_stated = task.sampling.length_is_stated
         curve = STATED if is_stated else self.lengths.curve(length_key(task))
@@ -322,10 +322,10 @@ class Forecaster:
         return capacity.least_ms(least_tokens(task)) if capacity.models else 0.0
 
     def after_load(self, job: Job, prompt_tokens: int, rows: int) -> AfterLoad:
-        """Predict what ``job`` takes among ``rows`` jobs once its model, which nobody serves now,
-        is loaded.
+        """Predict the ms of ``job`` among ``rows`` jobs after its model, which is not loaded, is
+        loaded.
 
-        Uses the speed that the model had when it was last served, else the slowest of the models
+        Uses the speed of the model when it was last served, or else that of the slowest model
         served now.
         """
         now = self.capacity_of("")
@@ -346,19 +346,18 @@ class Forecaster:
         return AfterLoad(max(usual_ms, now.min_start_ms), max(usual_ms, slow_ms, now.min_start_ms))
 
     def fit(self, task: Task, budget_ms: float) -> None:
-        """Set how long a ``fit`` task's answer will usually be with ``budget_ms``, and bound it
-        (DL-6).
+        """Set the usual length of a ``fit`` task's answer for ``budget_ms``, and bound it (DL-6).
 
-        The bound is generous, for the deadline ends the answer: a pace that was measured on a
-        busier machine costs it nothing. In a run with calls to come each call keeps to its share of
-        the time, so there the usual length is the bound.
+        The bound is generous: the deadline ends the answer, so a pace that was measured on a busier
+        machine does not cut it. In a run with later calls each call must keep to its share of the
+        time, so the usual length is the bound.
         """
         tokens = self.fitting_tokens(task, budget_ms)
         task.fitted_tokens = None
         if tokens is not None and tokens < task.sampling.max_tokens:
             task.fitted_tokens = tokens
             most = tokens if task.job.calls_left else FIT_HEADROOM * tokens
-            # Where no steps were seen the pace is a guess.
+            # Until steps were measured the pace is a guess.
             is_measured = any(pace.steps for pace in self.capacity_of(task.model).models)
             if most < task.sampling.max_tokens and is_measured:
                 task.sampling = msgspec.structs.replace(task.sampling, max_tokens=most)
@@ -395,11 +394,11 @@ def length_key(task: Task) -> LengthKey:
 def _whole_ms(
     task: Task, left: Sequence[float], new_prompt_tokens: float, costs: Costs, now: float
 ) -> float:
-    """Ms from ``now`` until the last token of ``task`` has to be there, with usual lengths.
+    """Ms from ``now`` until the last token of ``task`` is due, assuming usual lengths.
 
-    Before the end of a run the calls that are to come need time of their own, about as much as this
-    one takes in all, and what passes between them. How many there will be may only be probable:
-    what they need never makes this call late by itself, it only leaves it no slack.
+    The later calls of a run need time: each about as much as this whole call, and the time between
+    calls. Their number may be an estimate: their time alone never makes this call late, it only
+    takes its slack.
     """
     left_ms = task.deadline.left_ms(now)
     if not task.calls_left:
@@ -413,7 +412,7 @@ def _whole_ms(
 
 
 def least_tokens(task: Task) -> int:
-    """Number of tokens without which the client gets no answer that it asked for."""
+    """Least number of tokens of an answer that the client accepts."""
     if task.job.on_deadline is OnDeadline.ERROR and task.sampling.length_is_stated:
         return task.sampling.max_tokens
     return max(1, task.sampling.min_tokens)

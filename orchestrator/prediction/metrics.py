@@ -15,7 +15,7 @@ def _of_bins(read: Callable[[ChanceBin], int]) -> Callable[[Quotes], Samples]:
 
 
 def refusals(prefix: str, what: str) -> tuple[MetricRow[RefusalStats[Any]], ...]:
-    """Metrics of refusals; ``what`` is the plural of what is offered."""
+    """Metrics of refusals; ``what`` is the plural of the work's name."""
     return (
         MetricRow(
             "counter",
@@ -43,7 +43,7 @@ def refusals(prefix: str, what: str) -> tuple[MetricRow[RefusalStats[Any]], ...]
             "counter",
             f"{prefix}infeasible_samples",
             what,
-            f"Sampled refusals, which were not carried out: what the {what} came to (DL-17)",
+            f"Sampled refusals, which were not carried out, by the outcome of the {what} (DL-17)",
             lambda of: [
                 ((kind, result), of.sampled[kind, met])
                 for kind in RefusalKind
@@ -68,8 +68,8 @@ QUOTES: tuple[MetricRow[Quotes], ...] = (
         "counter",
         "quoted_chance",
         "requests",
-        "Requests by the chance of being in time that was predicted when they came, in percent; of "
-        "some requests, and before it is corrected",
+        "Requests by the chance of being in time that was predicted on arrival, in percent; some "
+        "requests only, before calibration",
         _of_bins(lambda found: found.given),
         ("bin",),
     ),
@@ -88,7 +88,7 @@ PROMISES: tuple[MetricRow[Promises], ...] = (
         "counter",
         "reservations",
         "reservations",
-        "Deadlines that were reserved, by the chance with which they are to be kept, in percent",
+        "Deadlines that were reserved, by their promised chance of being kept, in percent",
         lambda promises: [((f"{100 * chance:g}",), promises.reserved[chance]) for chance in BROKEN],
         ("chance",),
     ),

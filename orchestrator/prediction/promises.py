@@ -1,11 +1,9 @@
-"""Deadlines that the service has promised, and what keeping them takes (DL-7, DL-16, DL-21).
+"""Deadlines that the service has promised, and the time to keep them (DL-7, DL-16, DL-21).
 
-A refusal as infeasible names the earliest deadline that will most likely be kept, and a quote names
-deadlines that can be reserved (``quotes``). Each is held for a while, for a client that comes back
-with it: its work then goes before all that is not promised, within a share of the capacity.
-
-How much time a level takes is learnt from the promises that were kept or broken, so that in the
-long run the stated share is kept, whatever the load does.
+An infeasibility refusal names the earliest deadline that will most likely be kept. A quote names
+deadlines that can be reserved (``quotes``). The service holds each for a while. If a client sends
+the request again with such a deadline, the request goes before all work without a promise, within a
+share of the capacity.
 """
 
 import math
@@ -25,38 +23,38 @@ from orchestrator.tasks.task import Task
 from protocol import Outcome
 
 BROKEN: Final = {0.5: 0.5, 0.9: 0.05, 0.99: 0.005}
-"""Share of promises that may be broken, by their stated chance: from 90 % on half of what it says,
-for a client counts on that. In the simulator's overload 0.1 kept 0.77 of 700 deadlines that
-refusals named, this 0.96 of 440, which were 1.2 times as late as need be at the median."""
+"""Share of promises that may be broken, by their stated chance: half of the stated share from 90 %
+on, because clients rely on those. In the simulator's overload 0.1 kept 0.77 of 700 deadlines that
+refusals named, this 0.96 of 440, which were 1.2 times as late as necessary at the median."""
 PROMISED_SHARE = 0.3
-"""Share of the capacity that promises are made of. In the simulator's overload, where all who are
-refused come again, 0.5, 0.4 and 0.3 kept 0.84, 0.88 and 0.91 of 1,500 named deadlines."""
+"""Share of the capacity for promised work. In the simulator's overload, in which all refused
+requests come again, 0.5, 0.4 and 0.3 kept 0.84, 0.88 and 0.91 of 1,500 named deadlines."""
 CLAIM_S = 2.0
 """Seconds after which a deadline that a refusal named is void."""
 MAX_HELD = 4096
-"""Most reservations that are held unused at once; tenants share them (``is_over_share``)."""
+"""Maximum number of unused reservations; tenants share them (``is_over_share``)."""
 FIRST_STRETCH: Final = 0.25
-"""Logarithm of the factor by which the first promises take longer than predicted: what a client
-counts on should not pay for what is not known yet. In the simulator's overload 0.15 kept 0.69 of
-233 named deadlines, this more than 0.9 (``tests/perf/test_sim_reported.py``)."""
+"""Logarithm of the first promises' factor over the predicted time: a safety margin while nothing
+has been learned. In the simulator's overload 0.15 kept 0.69 of 233 named deadlines, this more than
+0.9 (``tests/perf/test_sim_reported.py``)."""
 _STRETCH_STEP: Final = 0.08
-"""Least step of a stretch. Earlier ones are longer, by the root of their number (Angelopoulos,
-Barber and Bates 2024): a service that has just started is as far from what it will learn as it will
-ever be."""
+"""Least learning step of a stretch. Earlier steps are longer and shrink with the root of their
+number (Angelopoulos, Barber and Bates 2024): a service that has just started has the most to
+learn."""
 _MAX_STRETCH: Final = math.log(8.0)
 RESUBMIT_MS = 20
-"""Ms that a client needs, about, to ask again: a deadline that it states as a time span comes out
-later by no more."""
+"""Ms that a client needs, about, to send a request again: a deadline that it states as a time span
+comes out at most this much later."""
 
 
 class Stretch:
-    """Learns how much longer than predicted a promise allows, so that a stated share of promises is
-    kept whatever the load does (Gibbs and Candès 2021, eq. 2)."""
+    """Learns a promise's factor over the predicted time, so that a stated share of promises is kept
+    under any load (Gibbs and Candès 2021, eq. 2)."""
 
     def __init__(self, may_be_broken: float) -> None:
-        """``may_be_broken`` is a share of promises."""
+        """``may_be_broken``: the share (0 to 1) of promises that may be broken."""
         self.ended = 0
-        """Promises from which it has learnt."""
+        """Number of promises that it has learned from."""
         self._may_be_broken = may_be_broken
         self._log = FIRST_STRETCH
 
@@ -65,7 +63,7 @@ class Stretch:
         return math.exp(self._log)
 
     def learn(self, *, kept: bool) -> None:
-        """Move the factor's logarithm by a step times what was broken beyond the share."""
+        """Move the factor's logarithm by a step times the broken promises beyond the share."""
         self.ended += 1
         step = max(_STRETCH_STEP, 1 / math.sqrt(self.ended))
         moved = self._log + step * ((not kept) - self._may_be_broken)
@@ -74,21 +72,21 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A deadline that is held for one request of a tenant, which is no larger than the one that it
-    was named for."""
+    """A deadline that is held for one request of a tenant. The request must not be larger than the
+    one for which the deadline was named."""
 
     tenant: str
     unix_ms: int
     chance: float
-    """Chance (0 to 1) with which the promise is to be kept."""
+    """Promised chance (0 to 1) that the deadline is kept."""
     held_until: float
-    """When it is void unless it was used, in seconds of the clock."""
+    """When it becomes void if unused, in seconds of the clock."""
     work_ms: float
     model: str
     prompt_tokens: int
     max_tokens: int
     is_reserved: bool
-    """Whether a client has asked for it; a refusal named it otherwise."""
+    """Whether a client reserved it; if not, a refusal named it."""
 
     def fits(self, task: Task) -> bool:
         return (
@@ -99,12 +97,12 @@ class Reservation:
 
 
 class Promises:
-    """Open promises, and the tasks that came back for theirs."""
+    """Open promises, and the tasks that have claimed theirs."""
 
     def __init__(self, forecaster: Forecaster, clock: Clock) -> None:
         self.reserved: Counter[float] = Counter()
         self.ended: Counter[tuple[float, bool]] = Counter()
-        """Reservations that were used and ended, by their chance and by whether they were kept."""
+        """Number of used reservations that have ended, by chance and by whether they were kept."""
         self._forecaster = forecaster
         self._clock = clock
         self._held: dict[tuple[str, int], Reservation] = {}
@@ -113,21 +111,21 @@ class Promises:
         self._stretches: defaultdict[str, dict[float, Stretch]] = defaultdict(
             lambda: {chance: Stretch(share) for chance, share in BROKEN.items()}
         )
-        """How much longer than predicted the promises of each chance take, by model."""
+        """Learned factors over the predicted time, by model and promised chance."""
         self._claimed: dict[str, Task] = {}
 
     def put_off_ms(self, task: Task, prospect: Prospect) -> float:
-        """Ms by which what is promised puts ``task`` off, beyond its wait in the queue."""
+        """Ms by which promised work delays ``task``, beyond its wait in the queue."""
         promised_ms = self.wait_ms(task.job.tenant, task.work_ms)
         return max(0.0, promised_ms - at_share(prospect.start_ms, USUAL))
 
     def earliest_ms(self, task: Task, prospect: Prospect, put_off_ms: float) -> dict[float, float]:
-        """Ms from now until the earliest deadlines that can be promised ``task``, by the chances of
-        ``BROKEN``: from its place in the queue (``prospect``), ``put_off_ms`` later."""
+        """Ms from now until the earliest deadlines that can be promised to ``task``, by the chances
+        of ``BROKEN``: from its place in the queue (``prospect``), delayed by ``put_off_ms``."""
         times_ms = served_ms(task, prospect)
         least_ms = self._forecaster.least_ms(task)
         found: dict[float, float] = {}
-        # The best known first: what nobody has used yet says nothing of the other levels.
+        # Levels with the most data first: an unused level must not limit the others.
         levels = self._stretches[task.model].items()
         for chance, stretch in sorted(levels, key=lambda level: -level[1].ended):
             stretched_ms = (put_off_ms + at_share(times_ms, chance)) * stretch.factor
@@ -138,11 +136,11 @@ class Promises:
         return found
 
     def wait_ms(self, tenant: str = "", work_ms: float = math.inf) -> float:
-        """Ms until one more promise of that much work can be kept: after all earlier ones of its
-        tenant, and of each other tenant at most as much as it has itself with this, so that none
-        makes another wait by reserving more (OR-24).
+        """Ms until one more promise of ``work_ms`` can be kept: after its tenant's earlier
+        promises, and after each other tenant's, up to as much work as its own tenant has with this
+        one. So no tenant delays another by reserving more (OR-24).
 
-        Promises get a share of the capacity, so that they can be kept whatever else comes.
+        Promises get a share of the capacity, so that they can be kept under any other load.
         """
         self._void(self._clock.now())
         promised: defaultdict[str, float] = defaultdict(float)
@@ -156,8 +154,8 @@ class Promises:
         return before_ms / (PROMISED_SHARE * max(1, ready))
 
     def reserve(self, task: Task, within_ms: float, chance: float, hold_s: float) -> Reservation:
-        """Reserve a deadline of a task's quote, for a client that comes with it within ``hold_s``
-        seconds. Raises ``RateLimited`` where the tenant holds too many."""
+        """Reserve a deadline of a task's quote for ``hold_s`` seconds. Raises ``RateLimited`` if
+        the tenant holds too many."""
         now, tenant = self._clock.now(), task.job.tenant
         self._void(now)
         reserved = [one for one in self._held.values() if one.is_reserved]
@@ -174,8 +172,8 @@ class Promises:
         return self._hold(task, within_ms, chance, hold_s, is_reserved=True)
 
     def name(self, task: Task, within_ms: float) -> int:
-        """Promise ``task`` a deadline that a refusal names, with the chance ``LONG``. Returns the
-        deadline in epoch milliseconds."""
+        """Promise ``task`` a deadline for a refusal, with the chance ``LONG``. Returns the deadline
+        in epoch milliseconds."""
         return self._hold(task, within_ms, LONG, CLAIM_S, is_reserved=False).unix_ms
 
     def _hold(
@@ -199,7 +197,7 @@ class Promises:
         return promise
 
     def claim(self, task: Task) -> None:
-        """Promise ``task`` if its deadline was reserved or named, once for each of these."""
+        """Mark ``task`` as promised if its deadline was reserved or named, once per promise."""
         now, stated = self._clock.now(), task.deadline.unix_ms
         for unix_ms in range(stated, stated - RESUBMIT_MS, -1):
             promise = self._held.get((task.job.tenant, unix_ms))
@@ -215,21 +213,21 @@ class Promises:
     def _ended(self, promise: Reservation, task: Task) -> None:
         self._claimed.pop(task.id, None)
         assert task.ending is not None
-        # One that never got into the queue came too late, or found it full: no safety cures that.
-        # Nor is anything learnt of one that was cancelled, or failed.
+        # A task that never got into the queue came too late or found it full: more margin does not
+        # help. A task that was cancelled or failed teaches nothing either.
         if task.marks.queued and task.ending.outcome not in (Outcome.ABORTED, Outcome.FAILED):
             kept = task.ending.outcome is Outcome.MET
             self._stretches[promise.model][promise.chance].learn(kept=kept)
             self.ended[promise.chance, kept] += promise.is_reserved
 
     def _void(self, now: float) -> None:
-        """Forget promises that nobody came for: a few times a second, for refusals may be many."""
+        """Forget unclaimed promises: a few times a second, as there may be many refusals."""
         if now >= self._next_void:
             self._next_void = now + KEPT_S
             self._held = {place: one for place, one in self._held.items() if now < one.held_until}
 
 
 def served_ms(task: Task, prospect: Prospect) -> Sequence[float]:
-    """When ``task`` will be served; an answer that ends in time once it has begun only has to
-    begin."""
+    """When ``task`` is served: at its end, or at its first token if its answer always ends in
+    time."""
     return prospect.first_ms if task.job.on_deadline in ENDS_IN_TIME else prospect.end_ms

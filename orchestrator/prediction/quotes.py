@@ -1,9 +1,9 @@
 """Quotes: the chance that a request is in time, by deadline, before it is sent.
 
-A quote says two things of a request that somebody thinks of sending:
+A quote says two things about a request that a client may send:
 
-- the chance of being in time if it is sent now as any other request, by deadline: the schedule is
-  played with it (``schedule``). What such chances really came to is learnt, and corrects them
+- its chance of being in time if it is sent now without a reservation, by deadline. The schedule is
+  simulated with it (``schedule``). The outcomes of earlier predictions calibrate the chances
   (``Reliability``);
 - the earliest deadlines that can be reserved, with a chance of 50, 90 and 99 %. A reserved deadline
   is a promise (``promises``).
@@ -26,27 +26,27 @@ from orchestrator.tasks.task import Task
 from protocol import Outcome
 
 EDGES: Final = (0.02, *(at / 10 for at in range(1, 10)), 0.98)
-"""Chances at which the bins meet; the first and last are narrow, since much is nearly certain."""
+"""Edges of the bins of chances; the outer bins are narrow, as many chances are nearly certain."""
 BINS: Final = len(EDGES) + 1
 _KEPT: Final = 0.5 ** (1 / HALF_LIFE)
 _MIDDLES: Final = np.convolve((0.0, *EDGES, 1.0), (0.5, 0.5), "valid")
 
 
 class ChanceBin(NamedTuple):
-    """Outcomes of the predictions of one bin, without any loss of weight."""
+    """Outcomes of the predictions of one bin, all with full weight."""
 
     given: int
     chances: float
-    """Sum of the chances that were predicted; ``met`` should come out about as large."""
+    """Sum of the predicted chances; ``met`` should be about as large."""
     met: int
 
 
 class Reliability:
-    """Maps predicted chances to calibrated ones, learnt from the outcomes of earlier predictions.
+    """Maps predicted chances to calibrated ones, learned from the outcomes of earlier predictions.
 
-    Outcomes are counted in bins of the predicted chance (Zadrozny and Elkan 2001), and the bins'
-    shares are made to rise with it by pooling neighbors that do not (isotonic regression, Zadrozny
-    and Elkan 2002). Old outcomes lose their weight.
+    Outcomes are counted in bins of the predicted chance (Zadrozny and Elkan 2001). Neighboring bins
+    whose shares do not rise are pooled (isotonic regression, Zadrozny and Elkan 2002). Old outcomes
+    lose their weight.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Reliability:
         self._met = np.zeros(BINS)
 
     def add(self, chance: float, *, met: bool) -> None:
-        """Learn from a prediction's outcome; ``chance`` as it was predicted, not calibrated."""
+        """Learn from a prediction's outcome; ``chance`` is the one before calibration."""
         at = int(np.searchsorted(EDGES, chance, side="right"))
         given, chances, all_met = self.bins[at]
         self.bins[at] = ChanceBin(given + 1, chances + chance, all_met + met)
@@ -65,8 +65,8 @@ class Reliability:
             sums[at] += more
 
     def calibrated(self, chance: float) -> float:
-        """The share of such predictions that is met, by what is known."""
-        weights = self._weights + PRIOR  # of the belief that a prediction means what it says
+        """The estimated share of such predictions that are met."""
+        weights = self._weights + PRIOR  # the prior: predictions are calibrated
         predicted = (self._chances + PRIOR * _MIDDLES) / weights
         met = (self._met + PRIOR * _MIDDLES) / weights
         return float(np.interp(chance, predicted, _rising(met, weights)))
@@ -87,7 +87,7 @@ def _rising(values: Floats, weights: Floats) -> Floats:
 
 
 _LATER_MS: Final = 3_600_000.0
-"""Time until a deadline that puts a request behind all that waits."""
+"""Time until a deadline that puts a request behind all waiting requests."""
 
 
 class ChanceBy(NamedTuple):
@@ -99,17 +99,17 @@ class ChanceBy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """What may be expected of one request. Times are ms from now."""
+    """The forecast of one request for its client. Times are ms from now."""
 
     curve: tuple[ChanceBy, ...]
-    """Chances if it is sent now without a reservation; deadlines and chances rise."""
+    """Chances if it is sent now without a reservation, in rising order of deadlines and chances."""
     stated: ChanceBy | None
-    """The chance by the deadline that the request itself states; None if it states none."""
+    """The chance at the deadline that the request states; None if it states none."""
     earliest: tuple[ChanceBy, ...]
 
 
 class Quotes:
-    """Makes quotes, and learns from what becomes of them."""
+    """Makes quotes, and learns from the outcomes of predictions."""
 
     def __init__(
         self,
@@ -127,8 +127,8 @@ class Quotes:
         self._next_at = 0.0
 
     def quote(self, task: Task) -> Quote:
-        """Quote ``task``, which is read and fitted to its model, and will not be sent. Its deadline
-        and plan are left as some other ones."""
+        """Quote ``task``, which is read and fitted to its model. It must not be sent: this
+        overwrites its deadline and plan."""
         self.made += 1
         now = self._clock.now()
         stated = None if task.deadline.is_default else task.deadline.left_ms(now)
@@ -153,7 +153,7 @@ class Quotes:
         return self.reliability.calibrated(raw)
 
     def _prospect(self, task: Task, now: float, within_ms: float) -> Prospect:
-        """What ``task`` comes to with that much time: more time means a later place."""
+        """The prospect of ``task`` with this time to its deadline: more time, a later place."""
         task.deadline = replace(task.deadline, at=now + within_ms / 1000, is_default=False)
         self._forecaster.plan(task, now)
         return self._schedule.of(task, guesses=True)
@@ -161,8 +161,8 @@ class Quotes:
     # ── learning ─────────────────────────────────────────────────────────────────────────────
 
     def offered(self, task: Task) -> None:
-        """Predict whether ``task``, which is let in now, is in time, and learn from its end. Done
-        for some of those that state a deadline which can be missed, once quotes are asked for."""
+        """Predict whether ``task``, which is admitted now, is in time, and learn from its end. Done
+        for some of the tasks whose stated deadline can be missed, after the first quote."""
         now = self._clock.now()
         if (
             not self.made

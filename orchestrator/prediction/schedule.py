@@ -1,7 +1,7 @@
-"""The schedule of a model's instances as it is now, played forward (``forecast``).
+"""The present schedule of a model's instances, simulated forward (``forecast``).
 
-What runs comes first, then what waits, in the order of the queue. From this follow the chance of a
-request, what others would lose by it, and when it will start and end.
+Running requests come first, then waiting requests in the order of the queue. The simulation gives a
+request's chance, the loss of others by it, and its start and end.
 """
 
 import math
@@ -23,33 +23,33 @@ from orchestrator.tasks.task import Task
 from protocol import OnDeadline, Outcome
 
 MOST: Final = 256
-"""Most requests that are played, the first in order: 400 took 4 ms of CPU. What waits behind them
-is taken to come right after."""
+"""Maximum number of simulated requests, the first in order: 400 took 4 ms of CPU. Requests behind
+them are assumed to come right after."""
 LOSS_WEIGHT: Final = 0.5
-"""Part of the chances which others lose that counts: what they have is too hopeful, for later
-requests take of it, and a worker holds a prompt up before rows miss a token. In 9 cells of the
-simulator 0, 0.5 and 1 met 0.995, 1.030 and 1.029 of what was met without; with 1, conversations
-with deadlines for parts met 0.85 at twice the capacity, with 0.5 no cell met less than 0.99."""
+"""Weight of the chances that others lose: those chances are too optimistic, because later requests
+lower them, and a worker delays a prompt before rows miss a token. In 9 cells of the simulator 0,
+0.5 and 1 met 0.995, 1.030 and 1.029 of the number met without it; with 1, conversations with
+deadlines for parts met 0.85 at twice the capacity, with 0.5 no cell met less than 0.99."""
 ROW_DRAWS: Final = 4
-"""Scenarios by which numbers of rows are compared. In the simulator sixteen met 1.00 of what these
-meet, and took twice the CPU."""
+"""Number of scenarios to compare numbers of rows. In the simulator sixteen met 1.00 of what these
+met and took twice the CPU."""
 FRESH_S: Final = 0.01
-"""Seconds for which a line that was looked at is good, as long as the same requests are in it."""
+"""Seconds for which a line stays valid while it holds the same requests."""
 KEPT: Final = 4
-"""Lines kept of a model: as they are, and as they become with or without the request at hand."""
+"""Number of cached lines per model: the present ones, and those with or without one request."""
 ROWS_EVERY_S: Final = 0.1
-"""Seconds between two decisions on the number of rows (``dispatch.rows``). One plays the schedule
-once while all is met, else a dozen times, at 0.6 ms of CPU each with 164 requests, with pauses
-(``replan.PAUSE_S``). In the simulator 0.05 and 0.2 seconds met 1.00 and 0.995 of that, and one
-number for each doubling instead of two 0.99."""
+"""Seconds between two decisions on the number of rows (``dispatch.rows``). One decision simulates
+the schedule once while all requests are met, otherwise a dozen times with pauses
+(``replan.PAUSE_S``), at 0.6 ms of CPU each with 164 requests. In the simulator 0.05 and 0.2 seconds
+met 1.00 and 0.995 of that, and one number for each doubling instead of two 0.99."""
 AMPLE: Final = 10.0
-"""How many times the time left of an urgent request those must have that are paused for it: enough
-that it is over long before they, and what comes meanwhile, run short of time."""
+"""Requests are paused for an urgent one only if their remaining time is this multiple of its own:
+it then ends long before they, and new requests, run short of time."""
 USUAL_S: Final = 10.0
-"""Seconds over which it is averaged how many requests are there. In the simulator, over twelve
-cells of two traces and sixteen more, 10 met as many as where all rows that run are taken to stay
-full, and 3 and 30 met 0.5 % less. Live, of 70 requests to SmolLM2 at 0.7 of its capacity 64, 62 and
-59 were met, where rows stay full 56, 53 and 60, with fixed rows 66 and 61."""
+"""Seconds over which the number of present requests is averaged. In the simulator, over twelve
+cells of two traces and sixteen more, 10 met as many as the assumption that all running rows stay
+full, and 3 and 30 met 0.5 % less. Live, of 70 requests to SmolLM2 at 0.7 of its capacity, it met
+64, 62 and 59, that assumption met 56, 53 and 60, and fixed rows met 66 and 61."""
 
 
 class RunningJob(Protocol):
@@ -62,33 +62,33 @@ class RunningJob(Protocol):
 
 
 class Prospect(NamedTuple):
-    """What is to be expected of one request. Times are equally likely, in ms from now, rising."""
+    """The forecast of one request. Times are equally likely, in ms from now, in rising order."""
 
     chance: float
     """Chance (0 to 1) that every stated part of it is in time."""
     gain: float
-    """``chance`` less what others lose by it (``LOSS_WEIGHT``)."""
+    """``chance`` minus the chances that others lose by it (``LOSS_WEIGHT``)."""
     start_ms: tuple[float, ...]
     first_ms: tuple[float, ...]
     """When its first token comes."""
     end_ms: tuple[float, ...]
-    """When its answer is complete, at its own length, whatever its deadline is."""
+    """When its answer is complete at its full length, regardless of its deadline."""
     most_rows: float = math.inf
-    """Rows that each instance may run until it ends, for this to hold."""
+    """Most rows per instance, until the request ends, for which this forecast holds."""
 
 
 UNKNOWN: Final = Prospect(1.0, 1.0, (0.0,), (0.0,), (0.0,))
-"""The prospect where too few steps were measured yet: ignorance refuses nobody."""
+"""The prospect before enough steps were measured: missing data refuses no request."""
 HOPELESS: Final = Prospect(0.0, -math.inf, (0.0,), (0.0,), (0.0,))
 """Worse than any other prospect."""
 
 
 class _Presence:
-    """How many requests are there on average, running or waiting."""
+    """The average number of requests, running or waiting."""
 
     def __init__(self) -> None:
         self.urgent = self.all = 0.0
-        """Those of interactive work, and all."""
+        """Averages of interactive requests, and of all."""
         self._last = 0, 0
         self._at = -math.inf
 
@@ -100,16 +100,16 @@ class _Presence:
 
 
 class _Line:
-    """What runs for a model and what waits for it, in order, and the result when played."""
+    """A model's running and waiting requests in order, and the result of simulating them."""
 
     def __init__(self, machine: Machine, tasks: list[Task], asked: list[Asked], at: float) -> None:
         self.machine = machine
         self.tasks = tasks
         self.asked = asked
         self.at = at
-        """When the requests were looked at, in seconds of the clock."""
+        """When the requests were read, in seconds of the clock."""
         self.prospects: dict[Hashable, Prospect] = {}
-        """What one more request would come to here, by what it asks for and by its place."""
+        """Prospects of one more request here, by its properties and its place."""
 
     @cached_property
     def played(self) -> Played:
@@ -132,7 +132,7 @@ class _Line:
 
 
 class Schedule:
-    """Plays what runs and what waits for a model."""
+    """Simulates the running and waiting requests of a model."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Schedule:
         running: Iterable[RunningJob],
         clock: Clock,
     ) -> None:
-        """``running`` iterates all jobs on workers, as they are at that moment."""
+        """``running`` iterates over all jobs on workers at the moment of iteration."""
         self._queue = queue
         self._forecaster = forecaster
         self._running = running
@@ -149,7 +149,7 @@ class Schedule:
         self.may_free_row: Callable[[Task], bool] = lambda task: True
         """Whether a job could be paused for a task."""
         self.adapts_rows: Callable[[str], bool] = lambda model: True
-        """Whether all instances of a model run fewer rows where that meets more."""
+        """Whether all instances of a model run fewer rows if that meets more requests."""
         self._lines: dict[str, deque[_Line]] = {}
         self._present: defaultdict[str, _Presence] = defaultdict(_Presence)
         self._engine_times: defaultdict[str, EngineTime] = defaultdict(
@@ -157,7 +157,7 @@ class Schedule:
         )
 
     def offered(self, task: Task) -> None:
-        """Learn what engine time is worth from the end of ``task``, which has arrived."""
+        """Learn the value of engine time from the end of ``task``, which has just arrived."""
         if task.priority is Priority.INTERACTIVE:
             task.on_end.append(self._ended)
 
@@ -169,12 +169,11 @@ class Schedule:
         self._engine_times[task.model].ended(used_ms, met=met)
 
     def of(self, task: Task, enough: float = 0.0, *, guesses: bool = False) -> Prospect:
-        """The prospect of ``task``, which waits, or would come now. Where too few steps were
-        measured it is ``UNKNOWN``, unless a guess will do, as for what a client is told.
+        """The prospect of ``task``, which waits or arrives now. It is ``UNKNOWN`` if too few steps
+        were measured and not ``guesses``; clients may get guesses.
 
-        It is that of its place in the queue. Where this gains less than ``enough``, it is that of a
-        row which it gets at once, from a job that is paused for it, or among fewer rows, if that is
-        better.
+        The prospect is that of its place in the queue. If its gain is below ``enough``, a row at
+        once (from a paused job) and then fewer rows are tried; the best prospect is returned.
         """
         line = self._line(task.model, task.priority)
         if line is None or not (guesses or self._knows(task.model)):
@@ -194,8 +193,8 @@ class Schedule:
         return max(found, self._among_fewer(task), key=lambda prospect: prospect.gain)
 
     def _among_fewer(self, task: Task) -> Prospect:
-        """The prospect of ``task`` where jobs that have ample time are paused until steps are fast
-        enough for it."""
+        """The prospect of ``task`` if jobs with ample time are paused until steps are fast enough
+        for it."""
         everybody = self._line(task.model, Priority.BATCH)
         if task.priority is Priority.BATCH or everybody is None:
             return HOPELESS
@@ -217,35 +216,35 @@ class Schedule:
         return at_share(self._at(place, task, line).start_ms, USUAL)
 
     def left_ms(self, task: Task) -> float:
-        """Ms from now until ``task``, which runs or waits, has probably ended: at its deadline, at
-        the latest."""
+        """Ms from now until ``task``, which runs or waits, probably ends: at its deadline at the
+        latest."""
         left_ms = max(0.0, task.deadline.left_ms(self._clock.now()))
         line = self._line(task.model, Priority.BATCH)
         if line is None:
             return min(left_ms, FIRST_GUESS_MS)
         if task in line.tasks:
             return min(left_ms, float(np.median(line.played.end_ms[:, line.tasks.index(task)])))
-        # Its instance takes no more work: as long as it takes among as many as elsewhere.
+        # Its instance takes no new work: assume as many rows as on the other instances.
         machine, asked = line.machine, self._forecaster.asked(task, self._clock.now())
         rows = np.array(float(min(len(line.tasks), machine.rows)))
         step_ms = float(machine.steps_ms(rows, rows * float(asked.context_tokens)))
         return min(left_ms, asked.prompt_ms + at_share(asked.left, USUAL) * step_ms)
 
     def room_ms(self, model: str) -> float:
-        """Ms from now until the queue has room for one more task: one starts, or gives up."""
+        """Ms from now until the queue has room for one more task: until one starts or expires."""
         now = self._clock.now()
         leaves_at = self._queue.next_expiry
         room_ms = FIRST_GUESS_MS if leaves_at is None else 1000 * (leaves_at - now)
         line = self._line(model, Priority.BATCH)
         if line is not None and line.tasks:
-            # The first that starts makes room in the queue, or the first that ends beyond it.
+            # The first start of a waiting task makes room, or, if none waits, the first end.
             waiting = [at for at, task in enumerate(line.tasks) if task in self._queue]
             soon = line.played.start_ms[:, waiting] if waiting else line.played.end_ms
             room_ms = min(room_ms, line.machine.base_ms + float(np.median(soon.min(axis=1))))
         return max(1.0, room_ms)
 
     def chances(self, model: str) -> dict[Task, float]:
-        """The chance of each task of ``model`` that waits, up to ``MOST`` of them."""
+        """The chance of each waiting task of ``model``, up to ``MOST`` of them."""
         chances: dict[Task, float] = {}
         for priority in Priority:
             line = self._line(model, priority)
@@ -257,8 +256,8 @@ class Schedule:
         return chances
 
     def most_rows(self, model: str) -> dict[str, float]:
-        """Rows that an instance may run, by its address, so that what was let in on that condition
-        is met; that of ``""`` holds for all, for what waits may start on any."""
+        """Most rows per instance, by address, for tasks that were admitted on that condition. The
+        limit of ``""`` holds for all instances: waiting tasks may start on any."""
         line, most = self._line(model, Priority.BATCH), dict[str, float]()
         for task in line.tasks if line else ():
             if task.most_rows < math.inf and not task.paused_on:
@@ -266,16 +265,16 @@ class Schedule:
         return most
 
     def count(self, model: str) -> int:
-        """How many requests for ``model`` run or wait, up to ``MOST``."""
+        """The number of running and waiting requests for ``model``, up to ``MOST``."""
         line = self._line(model, Priority.BATCH)
         return 0 if line is None else len(line.tasks)
 
     def met_with(self, model: str, rows: Sequence[int], foreign: int = 0) -> Iterator[float]:
-        """Play for each number of ``rows`` an instance which share (0 to 1) of what runs and waits
-        for ``model`` at this moment is met, by tenants' shares; none where that cannot be told.
+        """Simulate each number of ``rows`` per instance. Yields the share (0 to 1) of running and
+        waiting requests for ``model`` that is met, weighted by tenants' shares; nothing if unknown.
 
-        ``foreign`` rows of the instances are not ours. Batch work is taken to run in what rows are
-        left. Gaps between tokens do not count: workers keep those by themselves
+        ``foreign``: rows of the instances that other orchestrators use. Batch work is assumed to
+        run in the remaining rows. Gaps between tokens do not count: workers keep those themselves
         (``worker.scheduler.scheduler``).
         """
         everything = self._line(model, Priority.BATCH)
@@ -294,7 +293,7 @@ class Schedule:
             machine = line.machine._replace(
                 rows=max(1, count * instances - foreign),
                 beside=beside,
-                spread=0.0,  # a machine that is slower is so with each number
+                spread=0.0,  # a slower machine is slower at every number of rows
             )
             yield float(play(table, machine).chances(table) @ weights / weights.sum())
 
@@ -302,8 +301,8 @@ class Schedule:
         return self._forecaster.knows(model, self._clock.now())
 
     def _at(self, place: int, task: Task, others: _Line, enough: float = 0.0) -> Prospect:
-        """The prospect of ``task`` behind ``place`` of ``others``. Equal requests that come at the
-        same time have the same one."""
+        """The prospect of ``task`` behind ``place`` of ``others``. Equal requests that arrive at
+        the same time share one."""
         asked = self._forecaster.asked(task, self._clock.now())
         key = (place, task.tenant, task.priority, task.job.on_deadline, *_about(asked))
         found = others.prospects.get(key)
@@ -321,10 +320,9 @@ class Schedule:
         """The prospect of ``task`` at its ``place`` in ``line``; ``others`` is that line without
         it.
 
-        While the task is there, requests like those that it delays now come and go: each loss
-        counts once for every stay of such a request in that time. As time gets scarce, some of
-        these are given up for others, so together they lose no more than the task's engine time
-        would be worth to them.
+        During the task's stay, requests like those that it delays now come and go: each loss counts
+        once per stay of such a request in that time. When engine time is scarce, some of those are
+        given up for others, so their total loss is at most the value of the task's engine time.
         """
         lost = others.chances - np.delete(line.chances, place)
         lost *= _weights(task, others.tasks)
@@ -342,8 +340,8 @@ class Schedule:
         return _outlook(chance, chance - loss, played, place)
 
     def _line(self, model: str, priority: Priority) -> _Line | None:
-        """What runs or waits for ``model`` as a task of ``priority`` finds it: interactive work
-        finds no batch work, which gives way to it (DL-8). None where nothing serves ``model``."""
+        """The line of ``model`` for a task of ``priority``. Interactive work sees no batch work,
+        which gives way to it (DL-8). None if no instance serves ``model``."""
         now = self._clock.now()
         machine = self._forecaster.machine(model, now)
         if machine is None:
@@ -362,7 +360,7 @@ class Schedule:
         return self._keep(model, _Line(machine, tasks, asked, now))
 
     def _keep(self, model: str, line: _Line) -> _Line:
-        """Keep ``line``: what is let in or given up next makes the line that was played for it."""
+        """Cache ``line``: an admission or a refusal turns the present line into a simulated one."""
         self._lines.setdefault(model, deque(maxlen=KEPT)).append(line)
         return line
 
@@ -370,19 +368,19 @@ class Schedule:
         return task in self._queue and task in line.tasks
 
     def _place(self, task: Task, line: _Line) -> int:
-        """How many requests of ``line`` are before ``task``."""
+        """The number of requests of ``line`` before ``task``."""
         if self._waits_in(line, task):
             return line.tasks.index(task)
         waiting = sum(other in self._queue for other in line.tasks)
         return len(line.tasks) - waiting + min(waiting, self._queue.place_of(task))
 
     def _tasks(self, model: str) -> list[Task]:
-        """Tasks that run, then tasks that wait, in order, at most ``MOST`` together."""
+        """Running tasks, then waiting tasks in order; at most ``MOST`` together."""
         jobs = (job.task for job in self._running if not job.is_paused)
         running = list(dict.fromkeys(task for task in jobs if task.model == model))
         fast = self._forecaster.fast_instances(model, self._clock.now())
         running = [task for task in running if not fast.isdisjoint((task.instance, ""))]
-        # Rows that decode make their next token before anybody's prompt is done.
+        # Decoding rows make their next token before any prompt is done.
         running.sort(key=lambda task: not task.completion_tokens)
         most = max(0, MOST - len(running))
         return running + [task for task in self._queue.first(most) if task.model == model]
@@ -390,7 +388,7 @@ class Schedule:
 
 @lru_cache
 def row_counts(most: int) -> tuple[int, ...]:
-    """Numbers of rows to try, up to ``most``: two for each doubling."""
+    """The numbers of rows to try, up to ``most``: two for each doubling."""
     found = {round(2 ** (half / 2)) for half in range(1 + int(2 * math.log2(most)))}
     return tuple(sorted(found | {most}))
 
@@ -405,7 +403,7 @@ def _among_fewer(task: Task, asked: Asked, everybody: _Line) -> Prospect:
     )
     if not play([own], machine._replace(usual=0)).chances([own])[0]:
         return best
-    # The most urgent keep their rows; those that do not are of the same tenant (OR-24).
+    # The most urgent keep their rows; paused ones must belong to the task's tenant (OR-24).
     order = sorted(range(len(everybody.asked)), key=lambda at: everybody.asked[at].stop_ms)
     line = [own, *(everybody.asked[at] for at in order)]
     now = min(len(line), machine.rows) // machine.instances
@@ -434,16 +432,16 @@ def _outlook(chance: float, gain: float, played: Played, at: int) -> Prospect:
 
 
 def _about(asked: Asked) -> tuple[Hashable, ...]:
-    """What ``asked`` asks for, without whose it is; times to ``FRESH_S``."""
+    """The properties of ``asked`` without its identity; times are rounded to ``FRESH_S``."""
     times = (asked.stop_ms, asked.whole_ms, asked.first_ms)
     near = (ms if ms == math.inf else round(ms / (1000 * FRESH_S)) for ms in times)
     return asked.left, asked.prompt_ms, asked.gap_ms, *near
 
 
 def _weights(task: Task, others: Sequence[Task]) -> NDArray[np.float64]:
-    """What a loss of each of ``others`` counts against ``task``: nothing where the task is batch
-    work, which waits for them in any case, or is cut to what time there is; of a tenant with more
-    requests than the task's own only as much as an equal share of them."""
+    """Weights (0 to 1) of the losses of ``others`` by ``task``: 0 if the task is batch work, which
+    waits for them anyway, or if its answer is cut to the available time. A tenant with more
+    requests than the task's tenant weighs only as much as an equal number of them."""
     if task.priority is Priority.BATCH or task.job.on_deadline is not OnDeadline.ERROR:
         return np.zeros(len(others))
     counts = Counter(other.tenant for other in others)

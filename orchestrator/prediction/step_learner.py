@@ -1,4 +1,4 @@
-"""Learns what an instance's steps take, from the differences between its worker's totals
+"""Learns an instance's step times from the differences between its worker's totals
 (``step_filter``)."""
 
 import math
@@ -11,30 +11,30 @@ from orchestrator.prediction.step_model import LEAST_SPREAD, ROW_SHARE, StepMode
 from protocol import CERTAIN_AFTER_STEPS, CERTAIN_SHARE, StepCosts, WorkerStats
 
 _FIRST_GUESS_MS = 20.0
-"""Time of a step of one row; what the worker did before replaces it."""
+"""Guessed time of a step of one row; the worker's earlier steps replace it."""
 _WINDOW_MS = 500.0
-"""Ms of steps that are compared with what was foretold, about as long as deadlines are, and over
-which a rate is taken."""
+"""Ms of steps that are compared with their prediction (about as long as deadlines), and over which
+a token rate is measured."""
 _GUESSED: Final = 1.4
-"""Standard deviation of the logarithms of guessed coefficients: a row of a GPU costs a sixteenth of
+"""Standard deviation of the logarithms of guessed coefficients: a GPU's row costs a sixteenth of
 the guess, two of these."""
 _AT_LOAD: Final = 0.4
-"""The same of what was measured at load. Of three demo models that were loaded next to busy
-processes a step of 64 rows took 11.3, 20.0 and 26.8 ms."""
+"""The same for costs measured at load. A step of 64 rows took 11.3, 20.0 and 26.8 ms for three demo
+models that were loaded next to busy processes."""
 _CONTEXT_OF_A_ROW: Final = 1024
-"""Tokens of context that cost as much as a row does by itself, where nothing was measured at load.
-80 for the demo model on a CPU; a GPU's memory is faster, and the first crowd shows by how much."""
+"""Guessed context tokens that cost as much as a row alone, if nothing was measured at load. 80 for
+the demo model on a CPU; a GPU's memory is faster, and the first busy steps show how much."""
 _MIN_SHARE: Final = 1e-3
-"""Least of a coefficient, as a share of a step: the filter takes logarithms."""
+"""Least value of a coefficient, as a share of a step: the filter takes logarithms."""
 _BEGINNING: Final = WorkerStats(0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0.0)
-"""The statistics of a worker that has done nothing yet."""
+"""The statistics of a worker without any work yet."""
 
 
 class StepLearner:
     """Learns one instance's step times from its statistics."""
 
     def __init__(self, slots: int, step_tokens: int, costs: StepCosts | None = None) -> None:
-        """``costs``: what steps took when the engine was loaded, where that was measured."""
+        """``costs``: step times measured when the engine was loaded; None if not measured."""
         self._slots = max(1, slots)
         self._step_tokens = max(1, step_tokens)
         self._bends: tuple[float, ...] = ()
@@ -52,15 +52,15 @@ class StepLearner:
         self._fitted = costs is not None
         self._fastest_ms = math.inf
         self._bound_steps = 0
-        """Number of steps since the bound was last beaten."""
+        """Number of steps since a step was last faster than the bound."""
         self._steps_at_pace = 0
         self._best_rate = 0.0
-        """Most tokens per second over at least ``_WINDOW_MS`` of steps, at the present pace."""
+        """Highest tokens per second over at least ``_WINDOW_MS`` of steps, at the present speed."""
         self._rate_tokens, self._rate_ms = 0, 0.0
         self._last_running = 0
         self._model: StepModel | None = None
         self._known: tuple[float, ...] = ()
-        """Coefficients at the beginning of the steps that are judged."""
+        """Coefficients at the start of the steps that are judged."""
         self._foretold_ms = self._judged_ms = 0.0
         self._square = LEAST_SPREAD**2
 
@@ -68,8 +68,8 @@ class StepLearner:
     def is_measured(self) -> bool:
         """Whether any steps were seen; until then the model is a guess.
 
-        What a worker did before anybody listened (compiling, warming up, another load) is part of
-        the guess: an instance that is judged by a slow past may never get the work to show better.
+        A worker's steps before the first report (compiling, warming up, another load) only improve
+        the guess: an instance judged by a slow past may never get the work to show otherwise.
         """
         return self._fitted
 
@@ -98,23 +98,23 @@ class StepLearner:
 
     @property
     def _bound_ms(self) -> float:
-        """The least time per token, in ms, once enough was seen."""
-        # An instance that was never idle has not shown how fast it is alone: the fit tells it.
+        """The least time per token, in ms; valid after enough steps."""
+        # An instance that was never idle has not shown its single-row speed: the fit predicts it.
         base, row, *_ = self._filter.coefficients
         return min(self._fastest_ms, base + row)
 
     def observe(self, stats: WorkerStats) -> None:
-        """Take in a worker's statistics; statistics without new steps change nothing."""
+        """Learn from a worker's statistics; statistics without new steps change nothing."""
         if not (math.isfinite(stats.busy_ms_total) and math.isfinite(stats.step_ms)):
-            return  # a forecast that is not a number would refuse everybody
+            return  # a forecast of NaN would refuse every request
         last, self._last = self._last, stats
-        if not stats.steps_total:  # a worker that does not count its steps reports their mean only
+        if not stats.steps_total:  # a worker without a step count reports only their mean
             if stats.step_ms > 0 and stats.step_ms != self._last_step_ms:
                 self._last_step_ms = stats.step_ms
                 self._fit([1.0, self._bent(stats.running), 0.0, 0.0], stats.step_ms)
                 self._count(1, stats.running, stats.step_ms)
             return
-        is_past = last is None or stats.steps_total < last.steps_total  # a process's first word
+        is_past = last is None or stats.steps_total < last.steps_total  # a process's first report
         if last is None or is_past:
             last = _BEGINNING
         steps = stats.steps_total - last.steps_total
@@ -134,7 +134,7 @@ class StepLearner:
             self._bound_steps = 0
         self._fastest_ms = min(self._fastest_ms, token_ms)
         if is_past:
-            if not self._fitted:  # what it did before anybody listened is no more than a guess
+            if not self._fitted:  # steps before the first report only improve the guess
                 self._speed_up(features, busy_ms / steps)
             return
         self._prompts_per_step += SMOOTHING * (prompts - self._prompts_per_step)
@@ -144,7 +144,7 @@ class StepLearner:
         self._count(steps, made, busy_ms)
 
     def _bent(self, rows: float) -> float:
-        """What ``rows`` on average are worth on the straight line (``StepModel.bends``)."""
+        """``rows`` (an average) mapped to the straight line (``StepModel.bends``)."""
         if not self._bends:
             return rows
         low = min(int(rows), self._slots - 1)
@@ -152,8 +152,8 @@ class StepLearner:
         return first + (rows - low) * (second - first)
 
     def _judge(self, features: list[float], steps: int, busy_ms: float) -> None:
-        """Learn how far off half a second of steps is from what was known at its beginning. The
-        filter's noise is no measure of that: it begins large, so that the first steps teach."""
+        """Learn the error of half a second of steps against the prediction at its start. The
+        filter's noise does not measure it: it starts large, so that the first steps teach."""
         if not self._fitted:
             return
         if not self._judged_ms:
@@ -166,7 +166,7 @@ class StepLearner:
             self._foretold_ms = self._judged_ms = 0.0
 
     def _count(self, steps: int, tokens: int, busy_ms: float) -> None:
-        """Count the steps that predictions rest on, and the tokens that come of them."""
+        """Count the steps that predictions rest on, and their tokens."""
         self._bound_steps += steps
         self._steps_at_pace += steps
         self._rate_tokens += tokens
@@ -176,7 +176,7 @@ class StepLearner:
             self._rate_tokens, self._rate_ms = 0, 0.0
 
     def _speed_up(self, features: list[float], step_ms: float) -> None:
-        """Take up the speed that a window shows, with the shape as it is."""
+        """Adopt a window's speed and keep the ratios of the coefficients."""
         self._filter.speed_up(step_ms / self._filter.predicted(features))
         self._model = None
 
@@ -192,8 +192,8 @@ class StepLearner:
 
 def _line_of(costs: StepCosts, slots: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The straight line through the steps of one row and of ``slots``, as a filter's coefficients,
-    and what each number of rows from 0 on is worth on it: itself, where the shape is as much in
-    doubt as a line is off."""
+    and each number of rows from 0 on mapped to that line: the identity if the measured shape is as
+    uncertain as a line is wrong."""
     times = np.interp(np.arange(slots + 1), costs.rows, costs.step_ms)
     first_ms, last_ms = costs.step_ms[0], float(times[-1])
     row_ms = max((last_ms - first_ms) / max(1, slots - 1), _MIN_SHARE * first_ms)

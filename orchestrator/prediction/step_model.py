@@ -1,10 +1,10 @@
-"""Models what steps take on an instance, and what work takes in such steps: pure and frozen.
+"""Models an instance's step times, and the time of work in such steps: pure and frozen.
 
 Every engine step computes some prompt tokens and one token for each running row::
 
     step_ms = base + row · rows + context · tokens of the rows' contexts + prompt · prompt tokens
 
-``StepLearner`` fits the four, and how far steps scatter around them.
+``StepLearner`` fits the four costs and the scatter of steps around them.
 """
 
 import math
@@ -14,14 +14,14 @@ from typing import Final
 from protocol import CERTAIN_SHARE
 
 ROW_SHARE = 0.08
-"""What a row costs where nothing is known of many, as a share of a step's base. Measured on CPUs:
-0.088 (the demo model), 0.076 (SmolLM2-135M); a GPU's rows cost less, as the first few show."""
+"""Assumed cost of a row, as a share of a step's base, until many rows were seen. Measured on CPUs:
+0.088 (the demo model), 0.076 (SmolLM2-135M); a GPU's rows cost less, as its first steps show."""
 LEAST_SPREAD: Final = 0.09
-"""How far off a straight line through step times is at least: the demo model on an AMD EPYC took
-4.9, 8.8, 10.0 and 15.1 ms with 1, 8, 16 and 32 rows, which the best line misses by 9 % (root mean
-square)."""
+"""Least error of a straight line through step times, as a logarithm: the demo model on an AMD EPYC
+took 4.9, 8.8, 10.0 and 15.1 ms with 1, 8, 16 and 32 rows, which the best line misses by 9 % (root
+mean square)."""
 SELDOM: Final = 3.0
-"""Standard deviations of a job's time that few exceed, one in 700 of a normal distribution."""
+"""Standard deviations that a job's time rarely exceeds: one in 700 of a normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The work that an instance already has: its jobs, and the tokens that they still need.
+    """An instance's present work: its jobs and the tokens that they still need.
 
     ``prefill_tokens`` are prompt tokens not yet computed, ``decode_tokens`` answers' tokens not
     yet generated, each over all running and waiting jobs together.
@@ -54,10 +54,10 @@ FIRST_TOKEN = Work(1, 0, 1)
 
 @dataclass(frozen=True, slots=True)
 class StepUnderLoad:
-    """A ``StepModel`` under one load, worked out as far as it does not depend on the job.
+    """A ``StepModel`` under one load: everything that does not depend on the job, precomputed.
 
-    For placement, which asks it of every instance: ``finish_ms`` is that of the model and load.
-    All times are usual ones, in ms. ``ahead_tokens`` are others' prompt tokens that come first.
+    For placement, which asks every instance: ``finish_ms`` equals that of the model with the load.
+    All times are usual times in ms. ``ahead_tokens``: other jobs' prompt tokens that come first.
     """
 
     wait_ms: float
@@ -70,7 +70,7 @@ class StepUnderLoad:
     """Measured tokens per second of all jobs together; see ``StepModel``."""
 
     def finish_ms(self, new_tokens: int, output_tokens: int) -> float:
-        """Ms from now on, for a job that computes ``new_tokens``, makes ``output_tokens``."""
+        """Ms from now for a job that computes ``new_tokens`` and makes ``output_tokens``."""
         prompt = (new_tokens if new_tokens > 1 else 1) + self.ahead_tokens
         return (
             self.wait_ms
@@ -84,13 +84,12 @@ class StepUnderLoad:
 class StepModel:
     """An instance's step times at one moment. Pure; a few microseconds an estimate.
 
-    ``fastest_ms`` is the least time per token that any row ever took, 0 while too few were seen.
-    ``prompt_tokens_per_step`` is what other jobs' prompts added to recent steps, and
+    ``fastest_ms`` is the least measured time per token of a row, 0 until enough steps were seen.
+    ``prompt_tokens_per_step`` is the mean number of other jobs' prompt tokens in recent steps, and
     ``context_per_row`` the mean context of their rows, in tokens.
 
-    ``tokens_per_s`` is what all jobs together were really given in the best half second,
-    0 until measured. ``steps`` is how many the figures rest on: those since the speed last
-    jumped.
+    ``tokens_per_s`` is the measured rate of all jobs together in the best half second, 0 until
+    measured. ``steps`` is the number of measured steps since the speed last jumped.
     """
 
     slots: int
@@ -103,12 +102,12 @@ class StepModel:
     tokens_per_s: float
     steps: int
     spread: float
-    """Standard deviation of the logarithm of steps' times around what is modelled."""
+    """Standard deviation of the logarithm of step times around the model."""
     doubt: float
-    """How little is known (0 to 1) of steps with every row taken."""
+    """Uncertainty (0 to 1) about steps with every row taken."""
     bends: tuple[float, ...]
-    """How many rows of a straight line each number of rows is worth, from 0 on: a step's time is
-    no straight line over them. Empty where only a line is known."""
+    """Maps each number of rows, from 0 on, to rows of a straight line: step time is not linear in
+    rows. Empty if only a line is known."""
     context_token_ms: float
     context_per_row: float
 
@@ -119,7 +118,7 @@ class StepModel:
 
     @property
     def careful_row_ms(self) -> float:
-        """What a row costs; where many rows were never seen, no less than on a slow machine."""
+        """Cost of a row in ms; until many rows were seen, at least that of a slow machine."""
         return self.row_ms + self.doubt * max(0.0, ROW_SHARE * self.base_ms - self.row_ms)
 
     @property
@@ -128,34 +127,33 @@ class StepModel:
 
     @property
     def slow(self) -> float:
-        """How many times as long as modelled few jobs take."""
+        """The factor over the modeled time that a job rarely exceeds."""
         return math.exp(SELDOM * max(self.spread, LEAST_SPREAD))
 
     def step_ms(self, rows: int) -> float:
         return self.plain_step_ms(rows) + self.prompt_token_ms * self.prompt_tokens_per_step
 
     def plain_step_ms(self, rows: int) -> float:
-        """Ms of a step of that many rows, with usual contexts, in which no prompt is computed."""
+        """Ms of a step with ``rows`` rows, usual contexts and no prompt."""
         rows = min(rows, self.slots)
         contexts_ms = self.context_token_ms * self.context_per_row * rows
         return self.base_ms + self.row_ms * (self.bends[rows] if self.bends else rows) + contexts_ms
 
     def finish_ms(self, work: Work, load: Load = IDLE) -> float:
-        """Ms from now until the usual finish of ``work`` that is sent now to an instance with that
+        """Ms from now until the usual finish of ``work`` if it is sent now to an instance with
         ``load``."""
         new = work.prompt_tokens - work.cached_tokens
         return self.under(load).finish_ms(new, work.output_tokens)
 
     def upper_ms(self, work: Work, load: Load = IDLE) -> float:
-        """Ms from now until a finish that few such jobs exceed."""
+        """Ms from now until a finish time that such a job rarely exceeds."""
         return self.finish_ms(work, load) * self.slow
 
     def under(self, load: Load) -> StepUnderLoad:
         """The model under one load: ``finish_ms`` for many jobs.
 
-        A job that finds all slots taken waits for as many others to leave as stand in its way.
-        Running jobs are half done on average, so jobs of mean length L leave at a rate of
-        slots / (L · step).
+        A job that finds all slots taken waits until enough other jobs leave. Running jobs are half
+        done on average, so jobs of mean length L leave at a rate of slots / (L · step).
         """
         jobs = load.running + load.waiting
         step = self.step_ms(jobs + 1)
@@ -175,20 +173,20 @@ class StepModel:
         )
 
     def least_ms(self, tokens: int) -> float:
-        """Ms that an answer of ``tokens`` takes for certain: never an average, and nothing that a
-        slow moment could move. A cached prompt still needs a step. 0 while too little was seen."""
+        """Least ms that an answer of ``tokens`` takes, for certain: not an average, and unaffected
+        by slow moments. A cached prompt still needs a step. 0 until enough steps were seen."""
         return CERTAIN_SHARE * self.fastest_ms * tokens
 
     def service_ms(self, work: Work, rows: int | None = None) -> float:
-        """The usual time from start to finish among ``rows`` jobs; by default in every slot."""
+        """Usual ms from start to finish among ``rows`` jobs; by default all slots run one."""
         rows = self.slots if rows is None else rows
         new = max(1, work.prompt_tokens - work.cached_tokens)
         steps = -(-new // self.step_tokens) + work.output_tokens - 1
         return steps * self.step_ms(rows) + new * self.prompt_token_ms
 
     def tokens_within(self, budget_ms: float, work: Work, rows: int | None = None) -> int:
-        """How many output tokens usually fit into ``budget_ms`` after ``work``'s prompt; 0 if none
-        do.
+        """The usual number of output tokens in ``budget_ms`` after ``work``'s prompt; 0 if none
+        fit.
         """
         rows = self.slots if rows is None else rows
         left = budget_ms - self.service_ms(Work(work.prompt_tokens, work.cached_tokens, 1), rows)

@@ -1,17 +1,17 @@
-"""Computes what a task gains from running now: the rule by which tasks are ranked (DL-8).
+"""Computes the gain of running a task now: the rule that ranks tasks (DL-8).
 
 The rule is the apparent tardiness cost of Vepsalainen and Morton (1987), for work whose length is a
 distribution::
 
     urgency = Σ over lengths ℓ:  P(ℓ) · P(in time | ℓ) · exp(−slack(ℓ) / W)  ÷  expected work
 
-``slack`` is what is left of the deadline after a length's work, ``W`` how long somebody who is not
-chosen now will probably wait. With little waiting W is short and the rule is least slack first; the
-more waits, the more it is the chance of being in time per unit of work, which is what gains most
-when not everybody can be served. Work that cannot be in time has no urgency.
+``slack`` is the time until the deadline minus the work of that length. ``W`` is the expected wait
+of a task that is not chosen now. With few waiting tasks W is short and the rule is least slack
+first. With more waiting tasks the rule tends to the chance of being in time per unit of work, which
+is best if not all can be served. Work that cannot be in time has no urgency.
 
-While a length's slack is positive its term grows as e^(t/W), for every task alike: ranks that are
-as of one moment keep until a length falls out or W changes.
+While a length's slack is positive its term grows as e^(t/W), equally for all tasks. So ranks
+computed at one moment stay valid until a length drops out or W changes.
 """
 
 import math
@@ -22,19 +22,19 @@ from math import exp
 from typing import NamedTuple
 
 SURE = 1.3
-"""Multiple of the usual time with which a length is surely in time."""
+"""Multiple of a length's usual time at which it is surely in time."""
 LOST = 0.75
-"""Multiple with which it is surely not. The two are far apart, for the speed moves: work that is
-given up too early is lost, work that is tried in vain only costs time."""
+"""Multiple at which it is surely late. The two are far apart because the speed varies: work that is
+given up too early is lost, a vain try only costs time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What work takes on the instances of a model, in ms, with jobs in every slot.
+    """Costs of work on the instances of a model, in ms, with jobs in every slot.
 
-    ``prompt_ms`` and ``token_ms`` are times of one prompt token and of one token of an answer for
-    the job itself, ``token_work_ms`` is the share of the engine's time that the latter costs. A
-    prompt's tokens cost the engine all of their time.
+    ``prompt_ms`` and ``token_ms`` are the job's times of one prompt token and of one answer token.
+    ``token_work_ms`` is an answer token's share of the engine's time. Prompt tokens cost the engine
+    all of their time.
     """
 
     prompt_ms: float
@@ -45,10 +45,10 @@ class Costs:
 
 
 class Due(NamedTuple):
-    """Ms left until a task's deadlines; infinite if nothing is stated.
+    """Ms until a task's deadlines; infinite if none is stated.
 
-    ``next_token_ms`` is the time until the next token has to be there: the first one, or by the
-    schedule of a stated gap.
+    ``next_token_ms`` is the time until the next token is due: the first token, or the next by a
+    stated gap.
     """
 
     whole_ms: float
@@ -56,9 +56,9 @@ class Due(NamedTuple):
 
 
 class Urgency(NamedTuple):
-    """How urgent work is: ``log_urgency`` is −inf if it cannot be in time.
+    """The urgency of work: ``log_urgency`` is −inf if it cannot be in time.
 
-    ``work_ms`` is the engine time that it is expected to take.
+    ``work_ms`` is the expected engine time.
     """
 
     chance: float
@@ -74,11 +74,11 @@ def urgency(
     ``wait_ms`` is W.
     """
     if left[0] == left[-1]:
-        left = left[:1]  # as where a length is stated: one stands for all
+        left = left[:1]  # a stated length: one stands for all
     first_ms = costs.start_ms + new_prompt_tokens * costs.prompt_ms
     next_ms = first_ms + costs.token_ms
     count, token_ms, room_ms = len(left), costs.token_ms, due.whole_ms - first_ms
-    # An answer that does not end by then is stopped: it costs no more than up to the deadline.
+    # An answer is stopped at its deadline: it costs no work after that.
     most_tokens = max(1.0, room_ms / token_ms)
     whole = bisect_right(left, most_tokens)
     tokens = sum(left[:whole])
@@ -86,15 +86,15 @@ def urgency(
         tokens += (count - whole) * most_tokens
     work_ms = new_prompt_tokens * costs.prompt_ms + tokens * costs.token_work_ms / count
     first_chance = _in_time(due.next_token_ms, next_ms)
-    # Lengths rise: up to ``sure`` all are in time, from ``lost`` on none is.
+    # Lengths rise: all before ``sure`` are surely in time, none from ``lost`` on is.
     lost = bisect_left(left, room_ms / (LOST * token_ms))
     if not first_chance or not lost:
         return Urgency(0.0, -math.inf, work_ms)
     sure = bisect_right(left, room_ms / (SURE * token_ms))
     next_slack_ms = max(0.0, due.next_token_ms - next_ms)
-    # All others have more slack than the longest that may be in time: no sum underflows.
+    # Relative to the least slack, that of the longest that may be in time: no sum underflows.
     least_slack_ms = max(0.0, min(room_ms - left[lost - 1] * token_ms, next_slack_ms))
-    # The shortest have as much as the next token has, the others what is left after their work.
+    # The shortest lengths have the next token's slack, the others the time after their work.
     level = min(sure, bisect_right(left, (room_ms - next_slack_ms) / token_ms))
     chance = float(sure)
     gain = level * exp((least_slack_ms - next_slack_ms) / wait_ms) if level else 0.0
@@ -115,5 +115,5 @@ def urgency(
 
 
 def _in_time(left_ms: float, needed_ms: float) -> float:
-    """The chance that what usually takes ``needed_ms`` does not take ``left_ms``."""
+    """The chance that work of usually ``needed_ms`` takes less than ``left_ms``."""
     return min(1.0, max(0.0, (left_ms / needed_ms - LOST) / (SURE - LOST)))

@@ -12,7 +12,7 @@ from orchestrator.tasks.job import Priority
 
 
 class SortKey(NamedTuple):
-    """A place in line: the smallest rank first, then who came first."""
+    """A place in the queue: smallest rank first, then earliest arrival."""
 
     rank: float
     arrival: int
@@ -35,7 +35,7 @@ BACKGROUND_TIERS = (Tier.BACKGROUND, Tier.BACKGROUND_BATCH)
 
 
 class TierQueue:
-    """One tier: every tenant's keys in order, and the tenants in order of their first keys."""
+    """One tier: each tenant's keys in order, and the tenants in the order of their first keys."""
 
     def __init__(self) -> None:
         self.keys: dict[str, list[SortKey]] = {}
@@ -73,8 +73,8 @@ class TierQueue:
 
 
 class QueueOrder(StrEnum):
-    """How the next waiting task is chosen. ``slack`` is Tidegate's own; the others are there for
-    comparison, and ``fifo`` ignores classes as well."""
+    """Orders of the queue. ``slack`` is Tidegate's own; the others are for comparison, and ``fifo``
+    also ignores classes."""
 
     SLACK = "slack"
     DEADLINE = "deadline"
@@ -82,7 +82,7 @@ class QueueOrder(StrEnum):
 
 
 class RowPolicy(StrEnum):
-    """How many rows an instance runs at once."""
+    """Policies for the number of rows that an instance runs at once."""
 
     ADAPTIVE = "adaptive"
     """The number of rows that meets the most deadlines (``dispatch.rows``)."""
@@ -91,15 +91,15 @@ class RowPolicy(StrEnum):
 
 
 class QueuePolicy(StrEnum):
-    """What happens to work that finds the queue full."""
+    """Policies for work that arrives at a full queue."""
 
     REJECT = "reject"
     DROP_LRU = "drop-lru"
-    """The batch task that has waited longest makes room."""
+    """The longest-waiting batch task makes room."""
 
 
 class Waiting(Protocol):
-    """What an order may look at in a task that waits. Times are seconds of the clock."""
+    """The fields of a waiting task that an order may read. Times are seconds of the clock."""
 
     @property
     def deadline(self) -> Deadline: ...
@@ -109,16 +109,16 @@ class Waiting(Protocol):
     def tenant(self) -> str: ...
     @property
     def rank(self) -> float:
-        """How urgent it is by what is predicted of it (``prediction.urgency``): smallest first."""
+        """Its predicted urgency (``prediction.urgency``): the smallest rank leaves first."""
 
     @property
     def is_background(self) -> bool:
-        """Whether it has next to no chance of being in time."""
+        """Whether it has almost no chance of being in time."""
 
 
 class Place(NamedTuple):
-    """A task's place: ``tier`` after tier, in a tier the tenants in turn, of a tenant's tasks the
-    one of the smallest ``rank``, of equal ones who came first."""
+    """A task's place. Tiers leave in order, and tenants take turns in a tier. Among a tenant's
+    tasks the smallest ``rank`` leaves first, then the earliest arrival."""
 
     tier: Tier
     tenant: str
@@ -126,17 +126,17 @@ class Place(NamedTuple):
 
 
 class Order(Protocol):
-    """An order of the queue. It keeps nothing: a task that changes is placed again."""
+    """An order of the queue. It is stateless: a task that changes is placed again."""
 
     @property
     def makes_room(self) -> bool:
-        """Whether tasks that wait in a full queue may lose their places to others."""
+        """Whether waiting tasks in a full queue may lose their places to others."""
 
     def place_of(self, task: Waiting) -> Place: ...
 
 
 class SlackOrder:
-    """Tidegate's own: most urgent first, and hopeless work after all other."""
+    """Tidegate's own order: most urgent first, and hopeless work last."""
 
     makes_room = True
 
@@ -149,7 +149,7 @@ class SlackOrder:
 
 
 class DeadlineOrder:
-    """Earliest deadline first within a class, whatever the work takes."""
+    """Earliest deadline first within a class, regardless of the amount of work."""
 
     makes_room = True
 
@@ -159,7 +159,7 @@ class DeadlineOrder:
 
 
 class FifoOrder:
-    """First come, first served, for every client."""
+    """First come, first served, for all clients together."""
 
     makes_room = False
 

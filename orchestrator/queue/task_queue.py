@@ -1,30 +1,30 @@
-"""Tasks that wait for an instance: bounded, fair between tenants, least slack first (DL-8, OR-4).
+"""The bounded queue of waiting tasks: fair between tenants, least slack first (DL-8, OR-4).
 
 The order in which tasks leave::
 
     interactive ─▶ batch ─▶ background
       └─ but every 17th is batch while batch waits
 
-Within a class the tenants go first that have had no more than four jobs' worth of work beyond the
-least served one (virtual time as in start-time fair queueing; Goyal, Vin and Cheng, 1996), and
-among their tasks the one with the smallest *rank*, which is its urgency (``prediction.urgency``).
-Tasks with next to no chance of being in time are *background*: they get what nobody else wants, and
-come back as soon as a plan gives them a chance. At its deadline a task is taken out.
+Within a class, eligible tenants are those with at most four jobs' worth of service more than the
+least served tenant (virtual time as in start-time fair queueing; Goyal, Vin and Cheng, 1996). Among
+their tasks the one with the smallest *rank*, which is its urgency (``prediction.urgency``), leaves
+first. Tasks with almost no chance of being in time are *background*: they get only unused slots,
+and lose this mark when a plan gives them a chance. The queue removes a task at its deadline.
 
-A task that comes to a full queue takes the place of one that would have left late::
+A task that arrives at a full queue replaces a task that would leave late::
 
     newcomer is interactive   batch work of its own tenant
     newcomer is of a tenant   any work of the tenant with the most places, batch work first
     with fewer places
 
-so that no tenant keeps more than its share of the places while others want theirs, and one that is
-alone has all of them (longest queue drop; Suter et al., 1999). Tasks that hold their places, such
-as durable ones, are never sent away; a tenant has no more of them than three times what is left.
+So no tenant keeps more than its share of the places while others want theirs, and a single tenant
+has all places (longest queue drop; Suter et al., 1999). Tasks that hold their places, such as
+durable ones, are never replaced; a tenant has at most three times as many of them as free places.
 
-Each operation takes O(log n) in tasks, and linear time in the tenants that wait; only finding whose
-place to take may look at all that hold theirs.
+Each operation takes O(log n) time in tasks and linear time in waiting tenants. Only the search for
+a task to replace may look at all tasks that hold their places.
 
-No clock and no tasks of its own: the dispatcher says what time it is.
+It has no clock and no asyncio tasks: the dispatcher passes the time.
 """
 
 from bisect import bisect_left, insort
@@ -53,16 +53,16 @@ from orchestrator.tasks.job import Priority
 from orchestrator.telemetry.metrics import MetricRow
 
 BATCH_EVERY = 16
-"""Most interactive tasks that leave in a row while a batch task could go."""
+"""Most interactive tasks that leave in a row while a batch task waits."""
 AT_ONCE = 16
-"""How many waiting tasks are looked at in one go, so that no stream is delayed: a plan for each
-takes half a millisecond in all, a closer look a millisecond each."""
+"""Maximum number of waiting tasks to examine without a pause, so that no stream is delayed: plans
+for all of them take half a millisecond, a closer look takes a millisecond each."""
 
 
 class Queueable(Waiting, Protocol):
-    """What the queue needs to know about a task, in addition to what its order looks at.
+    """The fields of a task that the queue reads, in addition to those of its order.
 
-    It may change while the task waits: call ``reorder`` then.
+    They may change while the task waits: then call ``reorder``.
     """
 
     @property
@@ -75,7 +75,7 @@ class Queueable(Waiting, Protocol):
 
     @property
     def holds_place(self) -> bool:
-        """Whether nobody may take the task's place: it was promised, or the task has begun."""
+        """Whether no task may take its place: it was promised, or the task has begun."""
 
 
 T = TypeVar("T", bound=Queueable)
@@ -100,10 +100,10 @@ class TaskQueue(Generic[T]):
         order: Order | None = None,
         policy: QueuePolicy = QueuePolicy.REJECT,
     ) -> None:
-        """``bound`` -1 is unbounded, 0 refuses everything that cannot start at once. ``order`` None
-        is ``SlackOrder``.
+        """``bound``: -1 is unbounded, 0 refuses tasks that cannot start at once. ``order`` None is
+        ``SlackOrder``.
 
-        ``policy`` tells callers of ``push`` what to do if the queue is full.
+        ``policy`` tells callers of ``push`` how to handle a full queue.
         """
         self.bound = bound
         self.policy = policy
@@ -116,9 +116,9 @@ class TaskQueue(Generic[T]):
         self._drops: list[SortKey] = []
         self._arrivals = 0
         self._places: dict[str, int] = {}
-        """Number of tasks that wait for their start, by tenant."""
+        """Number of tasks that wait to start, by tenant."""
         self.new = 0
-        """Number of all of these."""
+        """Total number of tasks that wait to start."""
         self._since_batch = 0
 
     def __len__(self) -> int:
@@ -145,11 +145,11 @@ class TaskQueue(Generic[T]):
         self._add(task, arrival)
 
     def remove(self, task: T) -> bool:
-        """Take a task out without charging its tenant. False if it is not queued."""
+        """Remove a task without charging its tenant. False if it is not queued."""
         return self._discard(task.id) is not None
 
     def take(self, task: T) -> None:
-        """Take a task out to run it: its tenant's share pays for it, once."""
+        """Remove a task to run it, and charge its tenant's share once."""
         entry = self._discard(task.id)
         assert entry is not None, f"task {task.id} is not queued"
         if entry.is_paused:
@@ -161,7 +161,7 @@ class TaskQueue(Generic[T]):
             self._since_batch += 1
 
     def expired(self, now: float) -> list[T]:
-        """Take out every task whose deadline is past."""
+        """Remove and return all tasks whose deadline has passed."""
         gone = []
         while self._drops and self._drops[0].rank <= now:
             entry = self._discard(self._ids[self._drops[0].arrival])
@@ -178,12 +178,12 @@ class TaskQueue(Generic[T]):
         places, own = self._places, self._places.get(newcomer.tenant, 0)
         larger = sorted((one for one in places if places[one] > own + 1), key=lambda t: -places[t])
         batch = larger
-        if newcomer.priority is Priority.INTERACTIVE:  # its own tenant has the fewest of these
+        if newcomer.priority is Priority.INTERACTIVE:  # its own tenant comes last
             batch = [*larger, newcomer.tenant]
         return self._last(BATCH_TIERS, batch) or self._last(INTERACTIVE_TIERS, larger)
 
     def is_at_share(self, newcomer: T) -> bool:
-        """Whether ``newcomer`` would hold a place that its tenant must leave to others (OR-24)."""
+        """Whether ``newcomer`` would hold a place beyond its tenant's share (OR-24)."""
         if not newcomer.holds_place or self.bound < 0:
             return False
         own = self._places.get(newcomer.tenant, 0)
@@ -194,8 +194,8 @@ class TaskQueue(Generic[T]):
         return is_over_share(held.count(newcomer.tenant), 1, self.bound - len(held))
 
     def oldest_batch(self, newcomer: T) -> T | None:
-        """The batch task that has waited longest, of a tenant with at least as many places as the
-        tenant of ``newcomer``. Under ``drop-lru`` it makes room for ``newcomer``."""
+        """The longest-waiting batch task of tenants with at least as many places as the tenant of
+        ``newcomer``, or None. Under ``drop-lru`` it makes room for ``newcomer``."""
         own = self._places.get(newcomer.tenant, 0)
         batch = [
             entry
@@ -207,8 +207,8 @@ class TaskQueue(Generic[T]):
         return min(batch, key=lambda entry: entry.key.arrival).task if batch else None
 
     def lets_in(self, *, others: bool) -> bool:
-        """Whether a place could be had now: by interactive work of a tenant that has tasks waiting,
-        or, with ``others``, by a tenant that has none."""
+        """Whether the queue has a place now for interactive work of a tenant that has waiting tasks
+        or, with ``others``, of a tenant that has none."""
         if not self.full:
             return True
         if self._last(BATCH_TIERS, self._places) is not None:
@@ -217,8 +217,8 @@ class TaskQueue(Generic[T]):
         return others and self._last(INTERACTIVE_TIERS, several) is not None
 
     def _last(self, tiers: Sequence[Tier], tenants: Iterable[str]) -> T | None:
-        """The task that would leave last and does not hold its place, of the first of ``tenants``
-        with such a task in ``tiers``; None if there is none."""
+        """The last task that does not hold its place, of the first of ``tenants`` with such a task
+        in ``tiers``; None if there is none."""
         for tenant in tenants:
             for tier in reversed(tiers):
                 for key in reversed(self._tiers[tier].keys.get(tenant, ())):
@@ -228,7 +228,7 @@ class TaskQueue(Generic[T]):
         return None
 
     def reorder(self, tasks: Iterable[T]) -> None:
-        """Read the times of ``tasks`` again after predictions changed; skips those that left."""
+        """Update the places of ``tasks`` after their predictions changed; skips tasks that left."""
         for task in tasks:
             entry = self._discard(task.id)
             if entry is not None:
@@ -240,12 +240,12 @@ class TaskQueue(Generic[T]):
     # ── order ────────────────────────────────────────────────────────────────────────────────
 
     def __iter__(self) -> Iterator[T]:
-        """Waiting tasks in order. Only the task just yielded may be taken out meanwhile."""
+        """Waiting tasks in order. Between steps only the task just yielded may be removed."""
         return self.leaving()
 
     def leaving(self, *, only_interactive: bool = False) -> Iterator[T]:
         """Waiting tasks in the order in which they leave; with ``only_interactive``, only
-        interactive ones that have a chance of being in time."""
+        interactive tasks with a chance of being in time."""
         passed: dict[Tier, dict[str, int]] = {tier: {} for tier in TIERS}
         while (chosen := self._choose(passed, only_interactive)) is not None:
             yield chosen.task
@@ -254,7 +254,7 @@ class TaskQueue(Generic[T]):
                 skipped[chosen.tenant] = skipped.get(chosen.tenant, 0) + 1
 
     def first(self, most: int) -> list[T]:
-        """Up to ``most`` tasks that leave first by rank and class, as ``place_of`` counts."""
+        """The first ``most`` tasks by class and rank, as in ``place_of``."""
         found: list[T] = []
         for flow in self._tiers.values():
             keys = islice(merge(*flow.keys.values()), most - len(found))
@@ -264,8 +264,8 @@ class TaskQueue(Generic[T]):
         return found
 
     def place_of(self, task: T) -> int:
-        """How many tasks leave before ``task`` by rank and class, or would if it came now. Fair
-        shares between tenants may still change that."""
+        """The number of tasks that leave before ``task`` by class and rank, or would if it arrived
+        now. Fair shares between tenants may change this."""
         tier, _, rank = self._order.place_of(task)
         key = SortKey(rank, self._arrivals)
         if (entry := self._entries.get(task.id)) is not None:
@@ -275,7 +275,7 @@ class TaskQueue(Generic[T]):
 
     @property
     def next_expiry(self) -> float | None:
-        """The earliest deadline of all waiting tasks; None while nothing waits."""
+        """The earliest deadline of all waiting tasks; None if the queue is empty."""
         return self._drops[0].rank if self._drops else None
 
     def _choose(
@@ -294,7 +294,7 @@ class TaskQueue(Generic[T]):
         return None
 
     def _heads(self, tier: Tier, skipped: dict[str, int]) -> list[tuple[SortKey, str]]:
-        """Tenants in the order of their first keys, after ``skipped`` many keys of each tenant."""
+        """Tenants in the order of their first keys after ``skipped`` keys of each tenant."""
         flow = self._tiers[tier]
         if not skipped:
             return flow.heads
@@ -369,19 +369,19 @@ class TaskQueue(Generic[T]):
 
 
 QUEUE: tuple[MetricRow[TaskQueue[Any]], ...] = (
-    MetricRow("gauge", "queue_depth", "tasks", "Tasks that wait", len),
+    MetricRow("gauge", "queue_depth", "tasks", "Waiting tasks", len),
     MetricRow(
         "gauge",
         "queue_background",
         "tasks",
-        "Waiting tasks that have next to no chance of being in time",
+        "Waiting tasks that have almost no chance of being in time",
         lambda queue: queue.background,
     ),
     MetricRow(
         "gauge",
         "queue_work_ms",
         "ms",
-        "Engine time that all waiting tasks will probably take",
+        "Expected engine time of all waiting tasks",
         lambda queue: queue.work_ms,
     ),
 )

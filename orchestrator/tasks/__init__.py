@@ -1,11 +1,11 @@
-"""A request as one object, and the records that are kept of it.
+"""A request as one object, and its records.
 
-- ``job``         what a client asks for, the same from every dialect
-- ``deadline``    points on the monotonic clock: of the whole, and of parts of the answer
-- ``task``        how far it got; ends exactly once; kept as long as it can be asked about
+- ``job``         a client's request, the same for all API dialects
+- ``deadline``    points on the monotonic clock: for the answer and its parts
+- ``task``        its progress; ends exactly once; kept while clients can ask about it
 - ``transcript``  tokens and text so far: replay, one-piece answers, resume
-- ``ending``      its outcome, and where the time went
-- ``verdicts``    what a worker's ``End`` means for the client
+- ``ending``      its outcome and time budget
+- ``verdicts``    maps a worker's ``End`` to the client's ending
 - ``settle``      ends tasks: metrics, log line, journal
 - ``journal``     the record of ended tasks, and durable tasks
 """

@@ -1,6 +1,6 @@
-"""Deadlines on the monotonic clock: of a request (DL-1, DL-2) and of parts of its answer (DL-14).
+"""Deadlines on the monotonic clock: of a request (DL-1, DL-2) and parts of its answer (DL-14).
 
-``api.http.deadlines`` reads what clients state.
+``api.http.deadlines`` parses the deadlines that clients state.
 """
 
 import math
@@ -15,14 +15,14 @@ from worker.environment import Section
 
 DEFAULT: Final = "default"
 REPORT_GRACE_S: Final = 0.02
-"""Seconds past a deadline in which a worker may still report it; then the orchestrator ends the
-task: some steps and the way back, and less than a client would notice."""
+"""Seconds after a deadline in which a worker may still report it; then the orchestrator ends the
+task. Enough for some steps and the way back, too short for a client to notice."""
 RUN: Final = "run"
 """Source of a deadline that an earlier call of the same run stated."""
 
 
 class Part(StrEnum):
-    """Parts of an answer that have deadlines of their own, and can be missed (DL-14)."""
+    """Parts of an answer that have their own deadlines and can be missed (DL-14)."""
 
     FIRST_TOKEN = "first_token"
     TOKEN_GAP = "token_gap"
@@ -30,37 +30,37 @@ class Part(StrEnum):
 
 
 class DeadlineConfig(Section):
-    """Deadlines, as the operator bounds them (DL-1, DL-3)."""
+    """The operator's limits on deadlines (DL-1, DL-3)."""
 
     default_s: float = Field(default=300.0, gt=0)
     """Deadline of requests that state none."""
     max_s: float = Field(default=1800.0, gt=0)
-    """Longest deadline; a later one is cut, and the answer says so."""
+    """Longest deadline; a longer one is shortened, and the answer says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A point on the monotonic clock. ``unix_ms`` is the same point on the wall clock, for logs
-    only."""
+    """A point on the monotonic clock. ``unix_ms`` is the same point on the wall clock in ms, only
+    for logs."""
 
     at: float
     unix_ms: int
     clamped_ms: float | None = None
-    """The maximum in ms, if the client asked for more; else None."""
+    """The maximum in ms if the client asked for more, otherwise None."""
     is_default: bool = False
-    """Whether the client stated none. A proxy may wait for less than the default."""
+    """Whether the client stated none. A proxy may wait for a shorter time than the default."""
     source: str = ""
-    """The header or field that it was read from, ``default`` or ``run``; empty where that is no
-    longer known."""
+    """The header or field that it was read from, ``default`` or ``run``; empty if no longer
+    known."""
     unbounded: "Deadline | None" = None
-    """The client's deadline, or the default, if a gateway or an SDK waits for less; else None."""
+    """The client's deadline, or the default, if a gateway or SDK waits for less; otherwise None."""
 
     def left_ms(self, now: float) -> float:
-        """Milliseconds that remain at ``now``; negative once it is past."""
+        """Milliseconds that remain at ``now``; negative after the deadline."""
         return (self.at - now) * 1000
 
     def moved(self, by_s: float) -> "Deadline":
-        """Equivalent deadline on a clock that is ``by_s`` seconds ahead."""
+        """The same deadline on a clock that is ``by_s`` seconds ahead."""
         unbounded = None if self.unbounded is None else self.unbounded.moved(by_s)
         return replace(self, at=self.at + by_s, unbounded=unbounded)
 
@@ -82,21 +82,20 @@ class Deadline:
 class Parts:
     """Deadlines for parts of an answer (DL-14); infinite if unstated.
 
-    ``first_token_at`` is a point on the monotonic clock. ``token_gap_s`` makes a schedule, not a
-    stopwatch between two packets: token ``n`` is due ``n - 1`` gaps after the first-token deadline,
-    or after the first token where no such deadline is stated. Tokens that came early may be read
-    while a later token is late. (QoServe, earlier Niyama, arXiv 2503.22562; Andes, arXiv
-    2404.16283.)
+    ``first_token_at`` is a point on the monotonic clock. ``token_gap_s`` defines a schedule, not a
+    limit between two packets: token ``n`` is due ``n - 1`` gaps after the first-token deadline, or
+    after the first token if no such deadline is stated. A client may read early tokens while a
+    later one is late. (QoServe, earlier Niyama, arXiv 2503.22562; Andes, arXiv 2404.16283.)
     """
 
     first_token_at: float = math.inf
     token_gap_s: float = math.inf
     cut_at: float = math.inf
-    """Time by which the request ends if it has no token. Never before ``first_token_at``, which may
-    be a target that ends nothing."""
+    """Time at which a request without a token ends. Never before ``first_token_at``, which may be a
+    target only."""
 
     def due_at(self, number: int, first_came_at: float) -> float:
-        """When token ``number``, from 1, is due; ``first_came_at`` is when the first one came."""
+        """When token ``number`` (from 1) is due; the first token came at ``first_came_at``."""
         if number <= 1:
             return self.first_token_at
         start = self.first_token_at if self.first_token_at < math.inf else first_came_at
@@ -115,4 +114,4 @@ class Parts:
 
 
 NO_PARTS: Final = Parts()
-"""The parts of most requests; compared by identity, because every token pays for the check."""
+"""The parts of most requests; compared by identity, because the check runs for every token."""

@@ -9,7 +9,7 @@ from protocol import AbortCause, FinishReason, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A task's spent and remaining time, in ms (DL-9)."""
+    """A task's spent and remaining times in ms (DL-9)."""
 
     queue_ms: float = 0.0
     route_ms: float = 0.0
@@ -27,12 +27,12 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The one terminal record of a task. ``error`` is None when the text ended well: ``met``,
-    ``partial``, or ``missed`` for a part that stops nothing.
+    """The one terminal record of a task. ``error`` is None if the text ended well: ``met``,
+    ``partial``, or ``missed`` for a part that does not stop the task.
 
-    ``cause`` is set if it was stopped from outside. ``tail`` is text that belongs after the last
-    token. ``missed_part`` is set for ``missed`` only. ``stop`` is the stop string that ended the
-    text, empty if none did.
+    ``cause`` is set if the task was stopped from outside. ``tail`` is text after the last token.
+    ``missed_part`` is set for ``missed`` only. ``stop`` is the stop string that ended the text,
+    empty if none did.
     """
 
     outcome: Outcome

@@ -1,4 +1,4 @@
-"""An image in a chat: the file that a client sent, which only a worker decodes."""
+"""An image in a chat: the client's file, which only a worker decodes."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ IMAGE_BYTES = 256
 
 
 class Image(msgspec.Struct, frozen=True, gc=False):
-    """One image. Its size in pixels is the one that its header states."""
+    """One image. Width and height in pixels come from its header."""
 
     data: bytes
     width: int

@@ -1,4 +1,4 @@
-"""A client's request in a form that is the same from every dialect."""
+"""A client's request in one form for all API dialects."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ class Tool(msgspec.Struct, frozen=True):
     chars: int = 0
     """Approximate length of the tool as JSON, in characters."""
     is_free_text: bool = False
-    """Whether clients get the text of its only argument in the place of arguments."""
+    """Whether clients get the text of its only argument instead of arguments."""
 
     def stated(self) -> JsonObject:
-        """The tool in the form that templates take."""
+        """The tool in the form that templates expect."""
         function: dict[str, object] = {"name": self.name}
         if self.description:
             function["description"] = self.description
@@ -40,7 +40,7 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A call that the model has made in an earlier turn."""
+    """A call that the model made in an earlier turn."""
 
     id: str
     name: str
@@ -49,14 +49,14 @@ class ToolCall(msgspec.Struct, frozen=True):
     """Approximate length of the call as JSON, in characters."""
 
     def stated(self, *, in_text: bool = False) -> JsonObject:
-        """The call in the form that templates take: arguments are an object, unless ``in_text``."""
+        """The call in the form for templates: arguments are an object unless ``in_text``."""
         text = json.dumps(self.arguments, ensure_ascii=False) if in_text else ""
         function = {"name": self.name, "arguments": text or self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 ROOM_FIELDS: Final = ("max_run_tokens", "max_run_cost")
-"""Fields of a ``Job`` that mean nothing without an optional room that sees to them."""
+"""Fields of a ``Job`` that have no effect without an optional room that implements them."""
 IDLE_KEEP_S: Final = 30.0
 """``idle_keep_s`` of conversations that state none."""
 MAX_IDLE_KEEP_S: Final = 600.0
@@ -74,14 +74,14 @@ class Api(StrEnum):
 
 
 class OnDisconnect(StrEnum):
-    """What happens to a task when its client leaves (WP-1)."""
+    """Handling of a task when its client disconnects (WP-1)."""
 
     CANCEL = "cancel"
     CONTINUE = "continue"
 
 
 class Priority(StrEnum):
-    """Classes of the queue: batch work waits while interactive work does (DL-8)."""
+    """Classes of the queue: batch work waits while interactive work waits (DL-8)."""
 
     INTERACTIVE = "interactive"
     BATCH = "batch"
@@ -94,17 +94,17 @@ class PlacementMode(StrEnum):
     PIN = "pin"
     """One of the named instances, or no instance."""
     PREFER = "prefer"
-    """One of the named instances where possible."""
+    """One of the named instances if possible."""
     AVOID = "avoid"
     """Any but the named instances."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementConstraint:
-    """Constraint on where a task runs; ``instances`` are named as the registry names them.
+    """Constraint on where a task runs; ``instances`` are the registry's names.
 
-    All other fields are compared with what an instance reports about itself: an instance that does
-    not report something does not have it.
+    All other fields are compared with an instance's own report: a property that it does not report
+    counts as missing.
     """
 
     mode: PlacementMode = PlacementMode.AUTO
@@ -112,9 +112,9 @@ class PlacementConstraint:
     quantization: tuple[str, ...] = ()
     """Acceptable quantizations, in the engines' words; empty for any."""
     vram_bytes: int = 0
-    """Least GPU memory, in bytes."""
+    """Minimum GPU memory in bytes."""
     compute_capability: tuple[int, int] = (0, 0)
-    """Least CUDA compute capability."""
+    """Minimum CUDA compute capability."""
     capabilities: frozenset[Feature] = frozenset()
     """Features needed in addition to the request's own."""
 
@@ -125,24 +125,23 @@ class PlacementConstraint:
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """One turn of a chat. There may be a hundred thousand, which garbage collection need not
-    visit."""
+    """One turn of a chat. There may be a hundred thousand, so garbage collection skips them."""
 
     role: str
     content: str
     is_open: bool = False
-    """Whether the model continues this turn, rather than answer it; only the last one may be
+    """Whether the model continues this turn instead of answering it; only the last turn may be
     open."""
     calls: tuple[ToolCall, ...] = ()
-    """Calls that the model made in this turn of its own."""
+    """Calls that the model made in this turn, which is its own."""
     reasoning: str = ""
     call_id: str = ""
     """Id of the call whose result this turn is; empty for any other turn."""
     name: str = ""
     """Name of the tool whose result this turn is."""
     parts: tuple[Part, ...] = ()
-    """Text and images of this turn in their order, where it has images; ``content`` is then the
-    text alone."""
+    """Text and images of this turn in order, if it has images; ``content`` is then only the
+    text."""
 
     @property
     def images(self) -> list[Image]:
@@ -159,22 +158,22 @@ TemplateArgument = bool | int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A chat with its template's other inputs."""
+    """A chat and the other inputs of its template."""
 
     messages: tuple[Message, ...]
     add_generation_prompt: bool = True
-    """Whether the model's turn is next. An open last message needs no such thing."""
+    """Whether the model's turn is next. Not needed after an open last message."""
     template_arguments: Mapping[str, TemplateArgument] = field(default_factory=dict)
     tools: tuple[Tool, ...] = ()
 
 
 Written = str | tuple[int, ...] | tuple[Message, ...]
-"""A prompt as the native API takes it: a text, token ids, or the turns of a chat."""
+"""A prompt of the native API: a text, token ids, or the turns of a chat."""
 Prompt = Written | Chat
 
 
 class PromptEnd(NamedTuple):
-    """A grammar to match instead where the prompt ends with a tag, one of those around a model's
+    """A grammar to use instead if the prompt ends with ``tag``, one of the tags around a model's
     thinking."""
 
     tag: str
@@ -182,23 +181,23 @@ class PromptEnd(NamedTuple):
 
 
 class TellTime(NamedTuple):
-    """How the model is told of the time that is left (``prompts.time_left``)."""
+    """How the model is told the remaining time (``prompts.time_left``)."""
 
     wind_down: float = 0.2
-    """Share left at which it is told to finish."""
+    """Share of the time left at which it is told to finish."""
     tools_until: float = 0.0
-    """Share left at which it is shown no tools any more."""
+    """Share of the time left below which it is shown no tools."""
     is_asked: bool = True
-    """Whether the request says so, and not only its key."""
+    """Whether the request asks for it, and not only its key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A client's request, the same from every dialect, without the prompt itself.
+    """A client's request, the same for all API dialects, without the prompt itself.
 
-    ``model`` is empty where the client leaves it to us. ``sampling.max_tokens`` means nothing while
-    ``max_tokens`` is None: admission then fits it to the context. For fields of ``sampling`` that
-    are ``unstated``, the model's defaults count.
+    ``model`` is empty if the client leaves the choice to the service. ``sampling.max_tokens`` is
+    meaningless while ``max_tokens`` is None: admission then fits it to the context. The model's
+    defaults apply to the ``unstated`` fields of ``sampling``.
     """
 
     api: Api
@@ -209,14 +208,14 @@ class Job:
     deadline: Deadline
     correlation_id: str
     request_id: str = ""
-    """The client's own additional name for the request, which its answer repeats."""
+    """The client's additional name for the request; the answer repeats it."""
     arrived: float
-    """When the request's head was read, in seconds of the clock."""
+    """When the request's headers were read, in seconds of the clock."""
     parts: Parts = NO_PARTS
     default_max_tokens: int | None = None
-    """Tokens generated where ``max_tokens`` is None; None leaves that to the operator."""
+    """Maximum tokens if ``max_tokens`` is None; None leaves it to the operator."""
     cuts_max_tokens: bool = False
-    """Whether ``max_tokens`` is cut to what the context holds, rather than refused."""
+    """Whether ``max_tokens`` is cut to fit into the context instead of being refused."""
     on_deadline: OnDeadline = OnDeadline.ERROR
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     keep: bool = False
@@ -225,37 +224,37 @@ class Job:
     """Fingerprint of the client's token, for logs."""
     priority: Priority = Priority.INTERACTIVE
     tenant: str = ""
-    """Tenant that pays with its share; by default the key's name."""
+    """Tenant whose share pays for it; by default the key's name."""
     session_id: str = ""
-    """The conversation that this belongs to, empty for none."""
+    """The conversation that it belongs to; empty if none."""
     idle_keep_s: float = 0.0
-    """Seconds for which the conversation's KV is kept for the next turn, once this one is over."""
+    """Seconds for which the conversation's KV is kept for the next turn after this one ends."""
     states_idle_keep: bool = False
-    """Whether the client has stated ``idle_keep_s`` itself."""
+    """Whether the client stated ``idle_keep_s``."""
     calls_left: int | None = None
-    """Calls of its run that follow this one, if the client says so (``runs``)."""
+    """Number of later calls of its run if stated by the client (``runs``)."""
     max_run_tokens: int = 0
-    """Most tokens of prompts and answers that all calls of its run may come to; 0: unstated."""
+    """Maximum tokens of prompts and answers of all calls of its run; 0: unstated."""
     max_run_cost: float = 0.0
-    """Most money that all calls of its run may come to; 0: unstated."""
+    """Maximum cost of all calls of its run; 0: unstated."""
     shares_calls: bool = False
-    """Whether ``calls_left`` comes from its run, which counts parallel calls."""
+    """Whether ``calls_left`` comes from its run, which handles parallel calls."""
     tell_time: TellTime | None = None
     run_began: float | None = None
-    """When the first call of its run came, in seconds of the clock; None where none is known."""
+    """When the first call of its run arrived, in seconds of the clock; None if unknown."""
     placement: PlacementConstraint = PlacementConstraint()
     trace: TraceContext | None = None
     grammar: Grammar | None = None
     """Grammar that the whole text of the answer must match, from its first token; the grammar
     includes thinking before it."""
     prompt_ends: tuple[PromptEnd, ...] = ()
-    """Grammars to match instead, if the prompt has begun or ended the model's thinking."""
+    """Grammars to use instead if the prompt begins or ends the model's thinking."""
     durable: bool = False
-    """Whether it is written down before it is taken on, and outlives the orchestrator (OR-5)."""
+    """Whether it is journaled before it is accepted, and survives the orchestrator (OR-5)."""
     idempotent: bool = False
-    """Whether its text may be generated again after a restart if it cannot be continued exactly."""
+    """Whether its text may be regenerated after a restart if it cannot be continued exactly."""
     idempotency_key: str = ""
     body_digest: bytes = b""
     needs_ids: bool = False
-    """Whether it is useless without the ids of its tokens: they are returned to the client, or the
-    next turn's prompt is made of them."""
+    """Whether it needs the ids of its tokens: they are returned to the client or form the next
+    turn's prompt."""

@@ -1,4 +1,4 @@
-"""Metrics of requests: their outcomes, and how long each part of them took."""
+"""Metrics of requests: their outcomes and the time of each part."""
 
 from functools import cache
 from typing import Final
@@ -51,7 +51,7 @@ class GenAiMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self.duration = metrics.standard_histogram(
             "gen_ai_server_request_duration_seconds",
-            "`gen_ai.server.request.duration`: from arrival to the end; `error_type` is the code",
+            "`gen_ai.server.request.duration`: from arrival to the end; `error_type` is its code",
             _DURATION_S,
             *_LABELS,
             "error_type",
@@ -89,11 +89,11 @@ class GenAiMetrics:
 
 
 class TaskMetrics:
-    """Counted by the settler; lanes and dispatch add the tokens that came too late."""
+    """Metrics that the settler counts; lanes and dispatch add the tokens that came too late."""
 
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
         self.offered = metrics.counter(
-            "offered", "requests", "Requests offered, each in the process that let it in", "api"
+            "offered", "requests", "Requests submitted, each in the process that admitted it", "api"
         )
         self.recovered = metrics.counter(
             "recovered",
@@ -104,7 +104,7 @@ class TaskMetrics:
         self.outcomes = metrics.counter(
             "outcomes",
             "requests",
-            "What offered requests came to (DL-10)",
+            "Outcomes of submitted requests (DL-10)",
             "api",
             "model",
             "class",
@@ -114,12 +114,12 @@ class TaskMetrics:
         self.tenant_outcomes = metrics.counter(
             "tenant_outcomes",
             "requests",
-            "What offered requests came to, by tenant, the first 20, then `other`; for operators",
+            "Outcomes of submitted requests by tenant, the first 20, then `other`; for operators",
             TENANT,
             "outcome",
         )
         self.missed_parts = metrics.counter(
-            "missed_parts", "requests", "Requests missed, by what of them was late (DL-14)", "part"
+            "missed_parts", "requests", "Requests missed, by the part that was late (DL-14)", "part"
         )
         for part in Part:
             self.missed_parts.labels(part)
@@ -129,24 +129,25 @@ class TaskMetrics:
         for stage in MissStage:
             self.misses.labels(stage)
         self.missed_ms = metrics.counter(
-            "missed_time_ms", "ms", "Where the time of requests missed went", "stage"
+            "missed_time_ms", "ms", "Time of missed requests, by stage", "stage"
         )
         for stage in TIMED:
             self.missed_ms.labels(stage)
         self.admission_ms = metrics.histogram("admission_ms", "From arrival to the queue")
-        self.queue_ms = metrics.histogram("queue_ms", "From the queue to a lane")
+        self.queue_ms = metrics.histogram("queue_ms", "From entering the queue to a lane")
         self.dispatch_ms = metrics.histogram(
             "dispatch_ms", "From a lane to the start of generation"
         )
         self.ttft_ms = metrics.histogram("ttft_ms", "From arrival to the first token")
         self.tpot_ms = metrics.histogram(
-            "time_per_output_token_ms", "Between tokens, each request's mean after its first (LB-2)"
+            "time_per_output_token_ms",
+            "Each request's mean time between tokens after its first (LB-2)",
         )
         self.total_ms = metrics.histogram("total_ms", "From arrival to the end")
         self.gen_ai = GenAiMetrics(metrics)
         self.windows = Windows(clock)
         self.settled = dict.fromkeys(Outcome, 0)
-        """How many requests came to each outcome (DL-10)."""
+        """Number of requests by outcome (DL-10)."""
         self.tokens_generated = 0
         self.tokens_wasted = 0
         self.tokens_late = 0
@@ -207,11 +208,11 @@ class TaskMetrics:
 
     @property
     def waste(self) -> float:
-        """Share (0 to 1) of tokens for requests that ended neither met nor partial (DL-10)."""
+        """Share (0 to 1) of tokens for requests that were neither met nor partial (DL-10)."""
         return self.tokens_wasted / self.tokens_generated if self.tokens_generated else 0.0
 
     def count_late(self, tokens: int) -> None:
-        """Count tokens that came after their task had ended, as waste and separately."""
+        """Count tokens that came after the end of their task: as waste, and separately."""
         self.tokens_generated += tokens
         self.tokens_wasted += tokens
         self.tokens_late += tokens
@@ -222,14 +223,14 @@ _ROWS: tuple[MetricRow[TaskMetrics], ...] = (
         "gauge",
         "attainment",
         "share",
-        "Requests met, of all that ended (DL-10)",
+        "Share of ended requests that were met (DL-10)",
         lambda of: of.attainment,
     ),
     MetricRow(
         "gauge",
         "waste",
         "share",
-        "Tokens for requests not met, of all tokens (DL-10)",
+        "Share of tokens for requests that were not met (DL-10)",
         lambda of: of.waste,
     ),
     MetricRow(
@@ -271,7 +272,7 @@ JOURNAL: tuple[MetricRow[DurableTasks], ...] = (
         "gauge",
         "journal_left",
         "tasks",
-        "Durable tasks that a drain has left to the next process, which counts their outcome",
+        "Durable tasks that a drain left to the next process, which counts their outcomes",
         lambda durable: durable.left,
     ),
     MetricRow(
@@ -285,8 +286,8 @@ JOURNAL: tuple[MetricRow[DurableTasks], ...] = (
         "counter",
         "journal_lost",
         "tasks",
-        "Tasks that another orchestrator took over while this one stalled; those that ended here"
-        " too (ended) are in both outcomes",
+        "Tasks that another orchestrator took over while this one stalled; those that also ended"
+        " here (ended) are in both outcomes",
         lambda durable: [(("live",), durable.lost), (("ended",), durable.outdone)],
         ("stage",),
     ),

@@ -1,7 +1,7 @@
-"""The kind of a task's prompt, as far as the length of its answer may depend on it.
+"""The kind of a task's prompt: the properties that may predict the length of its answer.
 
-A kind consists of hashes only, keyed by this process: it reveals no text, and cannot be compared
-with another process's.
+A kind consists of hashes with a key of this process. It reveals no text, and kinds of different
+processes are not comparable.
 """
 
 import os
@@ -16,19 +16,18 @@ from protocol import Grammar
 
 _KEY = os.urandom(32)
 _MAX_CHARS = 4096
-"""Characters of a text that are examined: prompts of one kind begin alike."""
+"""Number of leading characters that are hashed: prompts of one kind begin alike."""
 _OPENING_WORDS = (1, 3)
 _HEAD_TOKENS = 16
-"""Leading token ids that count as the instructions of a prompt of ids, without the first one, which
-only begins a text. Prompts that are hardly longer have no instructions."""
+"""Number of leading token ids, after the first (which only begins a text), that count as the
+instructions of a prompt of ids. Prompts that are hardly longer have no instructions."""
 _SYSTEM_ROLES = ("system", "developer")
 
 
 class PromptKind(NamedTuple):
-    """Hashes of a prompt. ``instructions`` are of system messages, tools and the grammar;
-    ``opening`` are of the first word of the last turn, and of the first few; for a prompt that
-    comes as token ids, of the first ids after the one that says that a text begins. Empty where
-    there are none."""
+    """Hashes of a prompt. ``instructions``: of system messages, tools and the grammar. ``opening``:
+    of the first word of the last turn and of its first few words; for a prompt of token ids, of the
+    first ids after the begin-of-text id. Empty if there are none."""
 
     instructions: bytes = b""
     opening: tuple[bytes, ...] = ()

@@ -1,11 +1,11 @@
 """Learns the number of calls of runs that do not state it, and the time between them. Calls form a
-run if they have the same ``session_id``, or the same trace, and state the same deadline: an agent
-hands its user's deadline from call to call. When a run is over, its number of calls is learned by
-tenant and by the agent's instructions. A call's share of the time then allows for the expected
-later calls, and for the agent's work between them. The expected number is the mean of the rest, by
-the shares of runs that ended after each number of calls (Kaplan and Meier 1958: a run that was cut
-short had at least that many). Small samples lean on larger ones: an agent's on its tenant's, a
-tenant's on all. Without any, no calls are expected.
+run if they have the same ``session_id`` or trace and state the same deadline: an agent passes its
+user's deadline from call to call. When a run is over, its number of calls is learned by tenant and
+by the agent's instructions. A call's share of the time then allows for the expected later calls and
+for the agent's work between them. The expected number is the mean of the remaining calls, from the
+shares of runs that ended after each number of calls (Kaplan and Meier 1958: a run that was cut
+short had at least that many). Small samples are shrunk towards larger ones: an agent's towards its
+tenant's, a tenant's towards all. Without data, no calls are expected.
 """
 
 import math
@@ -21,12 +21,12 @@ from orchestrator.tasks.runs import SAME_DEADLINE_S, RunName, run_names
 from orchestrator.tasks.task import Task
 
 MAX_CALLS: Final = 128
-"""Most calls of a run that are counted; after them no more are expected."""
+"""Maximum number of calls that are counted in a run; after them no more are expected."""
 MAX_WATCHED: Final = 16_384
 MAX_KINDS: Final = 4096
 HALF_LIFE: Final = 64
 _LEANING: Final = 3.0
-"""Weight, in runs, of a wider kind's sample."""
+"""Weight of a wider kind's sample, in runs."""
 _MIN_ALIVE: Final = 0.02
 _FEWEST: Final = 0.1
 _KEPT: Final = 0.5 ** (1 / HALF_LIFE)
@@ -52,15 +52,15 @@ class _Node:
 
     def __init__(self) -> None:
         self.reached = [0.0] * (MAX_CALLS + 1)
-        """Weight of the runs that had a call of that number."""
+        """Weight of the runs that had a call of each number."""
         self.ended = [0.0] * (MAX_CALLS + 1)
-        """Weight of those that ended after it."""
+        """Weight of the runs that ended after it."""
         self.between_s = 0.0
-        """Seconds between calls, summed over ``gaps`` of them."""
+        """Sum of the seconds between calls, over ``gaps`` gaps."""
         self.gaps = 0.0
 
     def add(self, calls: int, *, ended: bool) -> None:
-        """Count a run that had that many calls, or at least as many if it has not ``ended``."""
+        """Count a run of ``calls`` calls, or of at least as many if it has not ``ended``."""
         calls = min(calls, MAX_CALLS)
         self.reached = [_KEPT * weight for weight in self.reached]
         self.ended = [_KEPT * weight for weight in self.ended]
@@ -75,11 +75,11 @@ class _Node:
 
 
 class RunLengths:
-    """Statistics of runs by kind. A kind is a chain of names, the widest first."""
+    """Statistics of runs by kind. A kind is a chain of names, widest first."""
 
     def __init__(self) -> None:
         self._nodes: OrderedDict[Kind, _Node] = OrderedDict()
-        """The least recently used first."""
+        """Least recently used first."""
 
     def add(self, kinds: Sequence[Kind], calls: int, *, ended: bool) -> None:
         for kind in kinds:
@@ -91,7 +91,7 @@ class RunLengths:
             self._node(kind).add_gap(seconds)
 
     def to_come(self, kinds: Sequence[Kind], made: int) -> CallsToCome:
-        """Expectation after call number ``made`` of a run of these kinds."""
+        """Expected calls after call number ``made`` of a run of these kinds."""
         nodes = [self._nodes[kind] for kind in kinds if kind in self._nodes]
         if not nodes:
             return NONE_TO_COME
@@ -117,8 +117,8 @@ class RunLengths:
 
 
 def _ends_after(nodes: Sequence[_Node], number: int) -> float:
-    """Share of runs with that many calls that have no more: by each node, leaning on the wider one
-    before it."""
+    """Share of runs with ``number`` calls that have no more: each node's, shrunk towards the wider
+    node before it."""
     share = 1.0
     for node in nodes:
         reached, ended = node.reached[number], node.ended[number]
@@ -136,13 +136,13 @@ class _Watched:
     calls: int = 0
     running: int = 0
     ended_at: float = math.inf
-    """When its latest call ended; infinite if none has."""
+    """When its latest call ended; infinite if none has ended."""
     is_cut: bool = False
-    """Whether a call of it did not end well: then the run ended for that, if it did."""
+    """Whether its latest call failed: if the run ends now, that is why."""
 
 
 class RunWatch:
-    """Follows unannounced runs, and estimates what follows each call. For the event loop."""
+    """Follows runs that state no number of calls and predicts later calls. For the event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self.lengths = RunLengths()
@@ -150,13 +150,13 @@ class RunWatch:
         self._by_name: OrderedDict[RunName, _Watched] = OrderedDict()
         """Runs that may be live, least recently used first."""
         self._due: list[tuple[float, int, _Watched]] = []
-        """Runs by when they are over for certain: a heap."""
+        """Heap of runs by the time when they are certainly over."""
         self._order = count()
 
     def begin(self, task: Task) -> None:
-        """Note a call with a read prompt, and set what its share of the time must allow for.
-        Ignores calls that state their number of later calls, whose model is told when to finish,
-        that state no deadline, or have neither session nor trace."""
+        """Record a call whose prompt was read, and set its expected later calls. Ignores calls that
+        state their number of later calls, whose model is told when to finish, that state no
+        deadline, or that have neither session nor trace."""
         job = task.job
         if job.calls_left is not None or job.tell_time is not None or job.deadline.is_default:
             return

@@ -1,27 +1,26 @@
-"""Runs: several calls, one after the other, under one deadline, as an agent makes them.
+"""Runs: consecutive calls under one deadline, as an agent makes them.
 
 ::
 
-    call 1  X-Deadline: T   calls_left: 3    ─▶ a quarter of what is left is this call's share
-    call 2  (nothing said)                   ─▶ T, 2 to come: a third
-    call 3  (nothing said)                   ─▶ T, 1 to come: half
-    call 4  (nothing said)                   ─▶ T, none to come: all that is left
+    call 1  X-Deadline: T   calls_left: 3    ─▶ its share: a quarter of the remaining time
+    call 2  (nothing stated)                 ─▶ T, 2 later calls: a third
+    call 3  (nothing stated)                 ─▶ T, 1 later call: half
+    call 4  (nothing stated)                 ─▶ T, no later call: all of the remaining time
 
-Calls that go out side by side, and say nothing, are one step of the run: with calls 2 and 3 at once
-each has 1 to come.
+Parallel calls that state nothing are one step of the run: if calls 2 and 3 are parallel, each has 1
+later call.
 
-The calls of a run have the same ``session_id``, or the trace of the same ``traceparent``. Only a
-call that says how many are to come makes a run, or one with a deadline of which the model is told:
-nobody else's calls are counted, or inherit a deadline. A call that ended well is done; one that
-failed may be made again. A call that states a deadline or a number itself is taken at its word, and
-later ones go by that.
+The calls of a run have the same ``session_id``, or the trace of the same ``traceparent``. A run
+begins with a call that states its number of later calls, or with a deadline that the model is told:
+other calls are not counted and inherit no deadline. A call that ended well is done; a failed call
+may be repeated. If a call states a deadline or a number, later calls use it.
 
-A call is ranked by an equal share of the run's slack, which is what the usual work of all its calls
-leaves of the time (Kao and Garcia-Molina, 1993: *Deadline assignment in a distributed soft
-real-time system*; ``Forecaster``), computed again whenever it is planned. A ``fit`` answer and the
-worker's own queue go by an equal share of the time. The deadline that ends a call is the run's.
+A call is ranked by an equal share of the run's slack: the remaining time minus the usual work of
+all calls (Kao and Garcia-Molina, 1993: *Deadline assignment in a distributed soft real-time
+system*; ``Forecaster``). Each plan recomputes it. A ``fit`` answer and the worker's own queue use
+an equal share of the time. A call ends at the run's deadline.
 
-Orchestrators that share a state tell each other of their runs' calls (``on_news``, ``hear``).
+Orchestrators with a shared state exchange news of their runs' calls (``on_news``, ``hear``).
 """
 
 from collections import OrderedDict
@@ -39,16 +38,16 @@ from orchestrator.tasks.task import Task
 MAX_RUNS = 16_384
 MAX_CALLS_LEFT = 1000
 ANOTHER_RUN = 0.1
-"""Share of what is left by which a later deadline is another run's. By less it is the same one,
-stated as what is left of it and delayed on its way; a user's next run is later by all the time that
-has passed since the last one began."""
+"""A deadline that is later by more than this share of the remaining time belongs to another run. A
+smaller difference is network delay of the same deadline, stated as remaining time. A user's next
+run is later by all the time since the last one began."""
 SAME_DEADLINE_S = 0.02
-"""Seconds by which the deadlines of a run's calls may differ: some clients state what is left.
-Calls that follow each other more closely, each with as long a deadline, are rare."""
+"""Seconds by which the deadlines of a run's calls may differ: some clients state the remaining
+time. Calls of different runs that are this close and have equally long deadlines are rare."""
 
 
 class RunName(NamedTuple):
-    """Name of a run, which is its key's and tenant's own."""
+    """Name of a run, unique per key and tenant."""
 
     key: str
     tenant: str
@@ -60,18 +59,18 @@ class RunName(NamedTuple):
 class _Run:
     deadline: Deadline
     calls: int | None
-    """Number of calls that have not ended well yet, those to come included; None where nobody has
-    said: the run is known for its beginning alone."""
+    """Number of calls that have not ended well yet, later ones included; None if no call stated it:
+    then only the run's start is known."""
     began: float
-    """When its first call came."""
+    """When its first call arrived, in seconds of the clock."""
     counted: float = -1.0
-    """When the call came that was counted last: its other choices are not further calls."""
+    """Arrival time of the last counted call: its other choices are not further calls."""
     running: list[Task] = field(default_factory=list)
     """The run's calls that have not ended."""
 
     def share(self) -> None:
-        """Calls that run side by side are one step of the run: what is to come after each of them
-        is what is left without all of them (a DAG's longest path, not its number of calls)."""
+        """Set the later calls of running calls. Parallel calls are one step of the run: each has
+        the later calls without all of them (a DAG's longest path, not its number of calls)."""
         if self.calls is None or not any(task.job.shares_calls for task in self.running):
             return
         at_once = len({task.job.arrived for task in self.running})  # choices come together
@@ -81,28 +80,28 @@ class _Run:
 
 
 class RunNews(msgspec.Struct, frozen=True, array_like=True):
-    """What happened to a run at one orchestrator."""
+    """A change of a run at one orchestrator."""
 
     names: tuple[RunName, ...]
     calls: int | None = None
-    """Number of calls that have not ended well yet, as a call has stated it; None where one has
-    ended well."""
+    """Number of calls that have not ended well yet, as stated by a call; None if a call ended
+    well."""
     left_s: float = 0.0
-    """Seconds until the run's deadline, when this was sent."""
+    """Seconds until the run's deadline when the news was sent."""
     unix_ms: int = 0
     """Deadline of the run on the wall clock, in ms since 1970, for logs."""
 
 
 class Runs:
-    """The runs that have calls to come. A run that is past its deadline is forgotten."""
+    """The runs with later calls. A run is removed after its deadline."""
 
     def __init__(self, clock: Clock, max_runs: int = MAX_RUNS) -> None:
         self.on_news: Callable[[RunNews], None] = lambda news: None
-        """Called with what others have to know of the runs here."""
+        """Called with the news that other orchestrators need."""
         self._clock = clock
         self._max_runs = max_runs
         self._by_key: dict[str, OrderedDict[RunName, _Run]] = {}
-        """Runs of each key, by each of their names, the least recently used first."""
+        """Runs by key and by each of their names, least recently used first."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -110,7 +109,7 @@ class Runs:
 
     def join(self, job: Job) -> Job:
         """``job`` with its run's number of later calls, and a deadline if it has none. The caller
-        must ``follow`` its task. Runs on the event loop, as everything here."""
+        must ``follow`` its task. Like everything here, it runs on the event loop."""
         names = run_names(job)
         run = self._find(names)
         if run is None:
@@ -144,7 +143,7 @@ class Runs:
         return replace(job, calls_left=max(0, run.calls - 1), shares_calls=states_none)
 
     def follow(self, task: Task) -> None:
-        """Count the task's call once it has ended well."""
+        """Count the task's call after it has ended well."""
         names = run_names(task.job)
         if task.job.calls_left is None or not names:
             return
@@ -178,7 +177,7 @@ class Runs:
     # ── together with other orchestrators ────────────────────────────────────────────────────
 
     def _tell(self, names: Sequence[RunName], run: _Run) -> None:
-        if run.calls is None:  # others begin to count its time when they hear its first call
+        if run.calls is None:  # others start its clock at its first call there
             return
         deadline = run.deadline
         left_s = deadline.at - self._clock.now()
@@ -213,7 +212,7 @@ class Runs:
             own[name] = run
             own.move_to_end(name)
         while self._count > self._max_runs:
-            # The key with most runs loses one: no key displaces others' runs by making more.
+            # The key with the most runs loses one, so that no key displaces others' runs.
             most = max(self._by_key.values(), key=len)
             self._forget(next(iter(most)))
 

@@ -1,4 +1,4 @@
-"""The end of every task: its outcome, then metrics and one log line (DL-10)."""
+"""Ends tasks: sets the outcome, then updates metrics and writes one log line (DL-10)."""
 
 from dataclasses import replace
 
@@ -24,18 +24,17 @@ class Settler:
     def settle(
         self, task: Task, ending: Ending, end: End | None = None, *, is_left: bool = False
     ) -> bool:
-        """End a task, with its worker's ``End`` where there is one. False if it has ended before.
+        """End a task, with its worker's ``End`` if there is one. False if it has already ended.
 
-        Fills in the budget, the part that was missed, and the rest of an earlier process's text. A
-        task that ``is_left`` to the next process has its outcome there, and here none in any metric
-        or log.
+        Fills in the budget, the missed part, and the rest of an earlier process's text. A task that
+        ``is_left`` to the next process gets its outcome there; here no metric or log counts it.
         """
         if task.ending is not None:
             return False
         task.restore()
         now = self._clock.now()
         if end is not None:
-            # A continued job had its generated tokens in its prompt.
+            # A continued job's prompt included its generated tokens.
             task.cached_tokens = min(end.cached_tokens, task.prompt_tokens)
         _settle_fit(task, ending)
         outcome, missed_part = _with_parts(task, ending, now)
@@ -76,7 +75,7 @@ class Settler:
 
 
 def log_end(work: AnyWork, ending: Ending, api: str, **more: Field) -> None:
-    """Write the one log line of a task's or clip's end."""
+    """Write the log line for the end of a task or clip."""
     error, trace = ending.error, work.job.trace
     told = of_ending(ending.outcome, error.code if error is not None else None, ending.cause)
     access_log.info(
@@ -109,7 +108,7 @@ def _settle_fit(task: Task, ending: Ending) -> None:
 
 
 def _with_parts(task: Task, ending: Ending, now: float) -> tuple[Outcome, Part | None]:
-    """The outcome and the missed part: a text is met if all its parts are (DL-14)."""
+    """The outcome and the missed part: a text is met if all of its parts are met (DL-14)."""
     if ending.outcome in (Outcome.MET, Outcome.PARTIAL):
         part = task.missed_at(now)
         return (ending.outcome if part is None else Outcome.MISSED), part

@@ -1,4 +1,4 @@
-"""Traces (OR-16): a request's life as spans of OpenTelemetry, beneath the caller's own.
+"""Traces (OR-16): a request as OpenTelemetry spans, children of the caller's span.
 
     POST /v1/chat/completions          the HTTP request, until its answer is written
      └ chat llm                        the task: outcome, tokens, budget
@@ -9,9 +9,9 @@
            ├ prefill
            └ decode                    all tokens, never one span each
 
-Spans are made when what they describe is over, from times that are kept anyway: a worker's own are
-in its ``End``, so nothing runs on the path of a token, and workers need no OpenTelemetry. A span
-carries what a log line does: no prompt, no text, no query string.
+Spans are created after their phase ends, from times that are recorded anyway. A worker's times are
+in its ``End``, so no span code runs per token, and workers need no OpenTelemetry. A span has the
+same data as a log line: no prompt, no text, no query string.
 """
 
 import asyncio
@@ -41,14 +41,14 @@ from orchestrator.telemetry.trace_context import TraceContext
 from protocol import End, Outcome
 
 CLOSE_S: Final = 2.0
-"""Seconds that the last spans have to be sent."""
+"""Seconds to send the last spans at shutdown."""
 SET_S: Final = 0.05
 """Difference in seconds between wall and monotonic time that shows a changed clock."""
 _NO_FAULT = (Outcome.MET, Outcome.PARTIAL, Outcome.ABORTED)
 
 
 class Tracing:
-    """Makes spans; one per orchestrator. Their times are of the clock, in seconds."""
+    """Creates spans; one per orchestrator. Times are seconds of the clock."""
 
     def __init__(self, provider: TracerProvider, clock: Clock) -> None:
         self._provider = provider
@@ -57,7 +57,7 @@ class Tracing:
         self._offset_s = clock.unix() - clock.now()
 
     def of_request(self, name: str, parent: TraceContext | None) -> "RequestSpan":
-        """Begin the span of an HTTP request, beneath the caller's span where it names one."""
+        """Start the span of an HTTP request, as a child of the caller's span if there is one."""
         span = self._tracer.start_span(
             name,
             None if parent is None else context_of(parent),
@@ -67,12 +67,12 @@ class Tracing:
         return RequestSpan(span, self)
 
     def of_task(self, task: Task) -> "TaskSpans | None":
-        """Spans of a task, beneath its request's; None where the caller's trace is not kept."""
+        """Spans of a task, children of its request's span; None if the trace is not sampled."""
         trace = task.job.trace
         return None if trace is None or not trace.sampled else TaskSpans(self, task, trace)
 
     async def close(self) -> None:
-        """Send the remaining spans, waiting at most ``CLOSE_S`` seconds."""
+        """Send the remaining spans; waits at most ``CLOSE_S`` seconds."""
         done, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def shut_down() -> None:
@@ -80,12 +80,12 @@ class Tracing:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(done.set)
 
-        # A daemon thread: a receiver that hangs must not keep the process.
+        # A daemon thread: a hanging receiver must not block the exit.
         threading.Thread(target=shut_down, name="tidegate-traces", daemon=True).start()
         try:
             await asyncio.wait_for(done.wait(), CLOSE_S)
         except TimeoutError:
-            service_log.warning("the last traces could not be sent: the receiver does not answer")
+            service_log.warning("the last traces were not sent: the OTLP receiver does not answer")
 
     def add(
         self,
@@ -98,7 +98,7 @@ class Tracing:
         kind: SpanKind = SpanKind.INTERNAL,
         error: str = "",
     ) -> Span:
-        """Make a span of something that is over. ``error`` is a code, empty where it went well."""
+        """Create the span of an ended phase. ``error`` is an error code, empty if none."""
         span = self._tracer.start_span(
             name,
             parent,
@@ -116,12 +116,11 @@ class Tracing:
         span.end(self._unix_ns(self._clock.now()))
 
     def start(self, name: str, parent: Context, begun: float) -> Span:
-        """Begin a span that others go beneath before it is over."""
+        """Start a span that gets children before it ends."""
         return self._tracer.start_span(name, parent, start_time=self._unix_ns(begun))
 
     def _unix_ns(self, at: float) -> int:
-        # One offset for all, so that what follows begins no earlier; a new one if wall time was
-        # set.
+        # One offset for all spans keeps their order; a new one if the wall clock was set.
         offset_s = self._clock.unix() - self._clock.now()
         if abs(offset_s - self._offset_s) > SET_S:
             self._offset_s = offset_s
@@ -140,7 +139,7 @@ class RequestSpan:
         )
 
     def end(self, attributes: Mapping[str, Field], *, failed: bool) -> None:
-        """End the span, because the answer is written, or never will be."""
+        """End the span: the answer was written, or never will be."""
         for key, value in attributes.items():
             if value is not None:
                 self._span.set_attribute(key, value)
@@ -150,8 +149,8 @@ class RequestSpan:
 
 
 class TaskSpans:
-    """The spans of one task. They may end in any order: a worker confirms the end of a job that was
-    stopped after its task has ended."""
+    """The spans of one task. They may end in any order: a worker confirms the end of a stopped job
+    after its task has ended."""
 
     def __init__(self, tracing: Tracing, task: Task, parent: TraceContext) -> None:
         self._tracing = tracing
@@ -182,7 +181,7 @@ class TaskSpans:
         )
         if end is None:
             return
-        # The worker tells how long, not when: the first token is the border of the two.
+        # The worker reports durations, not times: the first token separates prefill and decode.
         parent, prefilled = set_span_in_context(lane), first_token_at
         if not dispatched_at <= prefilled <= now:
             prefilled = now - end.decode_ms / 1000
@@ -245,7 +244,7 @@ class TaskSpans:
 
 
 def context_of(trace: TraceContext) -> Context:
-    """The context for spans beneath a trace's span."""
+    """The context for children of a trace's span."""
     flags = TraceFlags(TraceFlags.SAMPLED if trace.sampled else TraceFlags.DEFAULT)
     made = SpanContext(int(trace.trace_id, 16), int(trace.span_id, 16), True, flags)
     return set_span_in_context(NonRecordingSpan(made))

@@ -1,4 +1,4 @@
-"""Repeated submissions: one task per key that a client gives (``Idempotency-Key``)."""
+"""Repeated submissions: one task per client key (``Idempotency-Key``)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ from orchestrator.errors import KeyInUse, KeyReused
 
 
 class Named(Protocol):
-    """A task, or a clip."""
+    """A task or a clip."""
 
     id: str
 
@@ -23,14 +23,14 @@ class Store(Protocol[T]):
     on_forget: list[Callable[[T], None]]
 
     def __contains__(self, task: T) -> bool:
-        """Whether it is kept."""
+        """Whether the store has it."""
 
     def prune(self) -> None:
-        """Forget what is over a bound."""
+        """Remove items beyond the store's bounds."""
 
 
 class SubmissionKey(NamedTuple):
-    """A client's own name for its submission, which is valid with its own token only."""
+    """A client's name for its submission, valid only with the same token."""
 
     token: str
     name: str
@@ -51,7 +51,7 @@ class _Entry(Generic[T]):
 
 
 class Submissions(Generic[T]):
-    """Remembers a key for as long as the store keeps its task or clip."""
+    """Remembers a key while the store keeps its task or clip."""
 
     def __init__(self, store: Store[T]) -> None:
         self._store = store
@@ -71,31 +71,31 @@ class Submissions(Generic[T]):
         wait_s: float,
         before: Callable[[], Awaitable[T | None]] | None = None,
     ) -> Submitted[T]:
-        """The key's task; ``submit`` makes it, unless it has been made. ``digest`` is the body's.
-        ``before`` looks for one that is no longer known here.
+        """The key's task; ``submit`` creates it unless it exists. ``digest`` is the request body's.
+        ``before`` looks for a task that is not known here.
 
-        A submission that comes while another one is being decided waits for that, ``wait_s`` at
-        most. A refusal is not a task: it keeps no key. Raises what ``submit`` raises, ``KeyReused``
-        and ``KeyInUse``.
+        A submission that arrives while another with its key is decided waits for that, at most
+        ``wait_s`` seconds. A refusal keeps no key. Raises ``KeyReused``, ``KeyInUse`` and the
+        errors of ``submit``.
         """
-        self._store.prune()  # an expired task is gone for its clients
+        self._store.prune()  # clients can no longer get an expired task
         try:
             async with asyncio.timeout(wait_s):
                 known = await self._known(key, digest)
         except TimeoutError:
             raise KeyInUse(
-                "the first submission with this Idempotency-Key is still being looked at; "
-                "send it again, with a later deadline"
+                "the first submission with this Idempotency-Key is still being processed; "
+                "send it again with a later deadline"
             ) from None
         if known is not None:
             return Submitted(known, is_repeated=True)
         entry = self._entries[key] = _Entry[T](digest)
         try:
             task = None if before is None else await before()
-            if task is not None:  # it keeps no key here, for ``before`` finds it again
+            if task is not None:  # no key is kept here: ``before`` finds it again
                 return Submitted(task, is_repeated=True)
             task = await submit()
-            if task in self._store:  # else it ended so soon that it is forgotten
+            if task in self._store:  # otherwise it ended and was already removed
                 entry.task = task
                 self._keys[task.id] = key
         finally:
@@ -105,7 +105,7 @@ class Submissions(Generic[T]):
         return Submitted(task, is_repeated=False)
 
     async def _known(self, key: SubmissionKey, digest: bytes) -> T | None:
-        """The key's task, once it is decided; None if it has none. Raises ``KeyReused``."""
+        """The key's task after it is decided; None if it has none. Raises ``KeyReused``."""
         while (entry := self._entries.get(key)) is not None:
             if entry.digest != digest:
                 raise KeyReused.by_header()

@@ -1,4 +1,4 @@
-"""A request for text as a task, which moves through the stages of ``work`` and ends exactly once.
+"""A text request as a task. It moves through the stages of ``work`` and ends exactly once.
 
 Everything here runs on the event loop's thread and never waits.
 """
@@ -32,41 +32,41 @@ _NO_FEATURES: frozenset[Feature] = frozenset()
 
 
 class Listener(Protocol):
-    """Hears what happens to one task, in order, synchronously. Must neither wait nor raise."""
+    """Receives the events of one task, in order and synchronously. Must neither wait nor raise."""
 
     def started(self, task: "Task") -> None:
-        """The worker began; comes at most once, before any token."""
+        """The worker has started; called at most once, before any token."""
 
     def tokens(self, task: "Task", delta: Delta) -> None:
-        """New tokens came. ``task.completion_tokens`` already includes them."""
+        """New tokens arrived; ``task.completion_tokens`` already includes them."""
 
     def ended(self, task: "Task") -> None:
-        """The task has ended, and ``task.ending`` is set; nothing follows."""
+        """The task has ended and ``task.ending`` is set; the last event."""
 
 
 class Abandonable(Protocol):
     """A task's job on a worker, as the task sees it."""
 
     def prompt_computed(self) -> None:
-        """Note that the first token has come."""
+        """Record that the first token has arrived."""
 
     def abandon(self, ending: Ending) -> None:
-        """Stop the job, because the task has ended without the worker; count what still comes."""
+        """Stop the job, because the task has ended without the worker; count late tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierText:
-    """Text that an earlier process had generated for a task, and may have sent to its client."""
+    """A task's text from an earlier process, which may have sent it to the client."""
 
     ids: list[int]
     texts: list[str]
     differs: Callable[[], None]
-    """Ends the task, because the text that is made again is not the same."""
+    """Ends the task because the regenerated text is different."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A lost attempt: its lane was cut, or its worker hangs or died; which one, mostly shows
+    """A lost attempt: its lane was cut, or its worker hangs or died. Which one is mostly known only
     later."""
 
     address: str
@@ -75,11 +75,11 @@ class Loss:
     at: float
     """When it was lost, in seconds of the clock."""
     is_death: bool = False
-    """Whether the worker itself said that its engine had failed as a whole."""
+    """Whether the worker itself reported that its whole engine failed."""
 
 
 class Task(WorkItem[Job, Listener]):
-    """One offered request for text."""
+    """One submitted text request."""
 
     what: ClassVar[str] = "task"
 
@@ -135,94 +135,90 @@ class Task(WorkItem[Job, Listener]):
     def __init__(self, task_id: str, job: Job) -> None:
         super().__init__(task_id, job, job.parts)
         self.leader_id = task_id
-        """Id of the first choice of a request, which the answer is called by."""
+        """Id of the first choice of the request; the answer has this id."""
         self.late_part: Part | None = None
         """The first part of the answer that came too late (DL-14)."""
         self.calls_left: float = job.calls_left or 0
-        """Later calls that must fit before its deadline, too: stated by its client or expected
-        (``run_lengths``)."""
+        """Number of later calls that must also fit before its deadline: stated by its client or
+        expected (``run_lengths``)."""
         self.between_calls_ms = 0.0
-        """Ms that are expected to pass between these calls, in all."""
+        """Expected total ms between these calls."""
         self.time_spent = TimeSpent(job.arrived)
         self.adapter: Adapter | None = None
-        """The model's LoRA adapter that was asked for by its name; None for the model itself."""
+        """The model's LoRA adapter that the client named; None for the model itself."""
         self.vocabulary = b""
         self.features: frozenset[Feature] = _NO_FEATURES
-        """Features that its engine must have; known once it was admitted."""
+        """Features that its engine must have; known after admission."""
         self.cache_salt = ""
-        """Prompts share cached prefixes with those of the same salt (``prefix_salt``)."""
+        """Only prompts with the same salt share cached prefixes (``prefix_salt``)."""
         self.sampling = job.sampling
         self.token_ids: Sequence[int] = ()
         """Token ids of the prompt; dropped when the task ends."""
         self.images: Sequence[Image] = ()
-        """The prompt's images, for which ``token_ids`` have the places; dropped likewise."""
+        """The prompt's images, with placeholders in ``token_ids``; also dropped at the end."""
         self.prompt_tokens = 0
         self.prompt_kind = ANY_KIND
         self.cached_tokens = 0
-        """Prompt tokens that its worker found in the prefix cache; known at the end."""
+        """Number of prompt tokens that its worker found in the prefix cache; known at the end."""
         self.likely_cached = 0
-        """Prompt tokens that an instance's prefix cache held when the task came or was sent, or as
-        its worker said with the first token."""
+        """Number of prompt tokens in an instance's prefix cache: when the task arrived or was sent,
+        or as its worker reported with the first token."""
         self.prefix_hashes: Sequence[bytes] = ()
-        """Hashes of the prompt's full KV blocks, of ``block_tokens`` each; empty if no instance
+        """Hashes of the prompt's full KV blocks of ``block_tokens`` tokens; empty if no instance
         caches."""
         self.block_tokens = 0
         self.work_ms = 0.0
-        """Plan: time of an engine that the task will probably take, in ms."""
+        """Plan: expected engine time of the task, in ms."""
         self.chance = 1.0
-        """Plan: chance (0 to 1) of being in time, if it ran now."""
+        """Plan: chance (0 to 1) of being in time if it starts now."""
         self.rank = job.deadline.at
-        """Plan: its place among those that wait, the smallest first."""
+        """Plan: its place among waiting tasks, smallest first."""
         self.most_rows = math.inf
-        """Rows among which it was let in: its instance may run no more until it has ended."""
+        """Most rows that its instance may run until it ends: a condition of its admission."""
         self.is_background = False
-        """Plan: whether it only gets free slots that no other task wants."""
+        """Plan: whether it gets only free slots that no other task wants."""
         self.is_promised = False
-        """Whether we named its deadline as feasible, so that it goes first."""
+        """Whether the service promised its deadline, so that it goes first."""
         self.reserved_chance: float | None = None
-        """The chance with which its deadline was reserved (``prediction.quotes``); None if it was
-        not."""
+        """The chance of its reserved deadline (``prediction.quotes``); None if it was not
+        reserved."""
         self.is_unread = False
-        """Whether its client is behind with reading: others may have its slot until it reads
+        """Whether its client has fallen behind: others may use its slot until the client reads
         again."""
         self.paused_on = ""
-        """The instance that keeps its KV while it is paused; empty if it is not."""
+        """The instance that keeps its KV while it is paused; empty if not paused."""
         self.paused_at = 0.0
         self.pauses = 0
         self.prompt_ready_at = 0.0
-        """When its prompt will probably be computed; 0 while no worker has it."""
+        """Expected time at which its prompt is computed; 0 while no worker has it."""
         self.fitted_tokens: int | None = None
-        """The value that ``max_tokens`` was reduced to, to fit the deadline (DL-6); None if it was
-        not."""
+        """``max_tokens`` after its reduction to fit the deadline (DL-6); None if not reduced."""
         self.given_chance: float | None = None
-        """The chance (0 to 1) of being in time that it had when it was first sent to a worker."""
+        """Its chance (0 to 1) of being in time when it was first sent to a worker."""
         self.losses: list[Loss] = []
         self.is_resumable = False
-        """Whether another instance could continue what it has generated, which ``transcript``
-        keeps."""
+        """Whether another instance could continue its text, which ``transcript`` keeps."""
         self.begun_by_weights: str | None = None
-        """Digest of the weights that its text continues with; None if it cannot be continued
-        anywhere."""
+        """Digest of the weights that can continue its text; None if no instance can."""
         self.needs_continue = False
-        """Whether only workers that can take up any text can continue it."""
+        """Whether only workers that can continue any text can continue it."""
         self.completion_tokens = 0
         self.prompt_logprobs: list[PromptLogprobs] = []
-        """Log-probabilities in the order of the prompt, for those that ask for them; complete with
-        the first token, or at the end of a task that has none."""
+        """Log-probabilities in the order of the prompt, if requested; complete at the first token,
+        or at the end of a task without tokens."""
         self.transcript: Transcript | None = None
         self.earlier: EarlierText | None = None
-        """An earlier process's text, until ``restore``, or until all of it was made again and is
-        the same."""
+        """An earlier process's text, until ``restore`` or until it was regenerated identically."""
         self.attempt: Abandonable | None = None
         self.hedge: Abandonable | None = None
-        """A second job for the same task, until one of the two has a token."""
+        """A second job for the same task, until one of them has a token."""
         self.spans: TaskSpans | None = None
         self.entry: Entry | None = None
-        """Place of the task in the journal; None for most tasks."""
+        """The task's entry in the journal; None for most tasks."""
         self.first_id_free = 0
-        """A number below which all event numbers lie that an earlier process has sent."""
+        """Upper bound (exclusive) of the event numbers that an earlier process sent."""
         self.is_text_removed = False
-        """Whether it ended so long ago that its text is no longer kept."""
+        """Whether its text was removed because it ended long ago."""
 
     @property
     def served_name(self) -> str:
@@ -230,11 +226,11 @@ class Task(WorkItem[Job, Listener]):
 
     @property
     def new_prompt_tokens(self) -> int:
-        """Prompt tokens that will probably have to be computed, because they are not cached."""
+        """Number of prompt tokens that are probably not cached and must be computed."""
         return self.prompt_tokens - self.likely_cached
 
     def prompt_tokens_in(self, blocks: int) -> int:
-        """How many of the prompt's tokens ``blocks`` cached KV blocks spare; never all of them."""
+        """Number of prompt tokens that ``blocks`` cached KV blocks save; never all of them."""
         return max(0, min(self.prompt_tokens - 1, self.block_tokens * blocks))
 
     @property
@@ -253,7 +249,7 @@ class Task(WorkItem[Job, Listener]):
 
     @property
     def kept_bytes(self) -> int:
-        """Approximate memory that keeping this takes, in bytes, with what its client stated."""
+        """Approximate memory of the kept task in bytes, including the client's parameters."""
         job = self.job
         stated = sum(map(getsizeof, (*job.sampling.stop, *job.placement.instances)))
         stated += _BIAS_BYTES * len(job.sampling.logit_bias)
@@ -262,18 +258,18 @@ class Task(WorkItem[Job, Listener]):
 
     @property
     def has_text(self) -> bool:
-        """Whether a client that accepts a partial answer gets anything."""
+        """Whether a client that accepts a partial answer gets any text."""
         return self.completion_tokens > 0 or self.earlier is not None
 
     def missed_at(self, now: float) -> Part | None:
-        """The missed part of a text that ends well at ``now``; None without one."""
+        """The missed part of a text that ends well at ``now``; None if none was missed."""
         if self.late_part is None and not self.completion_tokens:
             return Part.FIRST_TOKEN if now > self.parts.first_token_at else None
         return self.late_part
 
     def record(self, *, keeps_logprobs: bool = True) -> Transcript:
-        """Keep the task's output; call it before the first token. Log-probabilities, which take
-        most memory, are kept only on request.
+        """Keep the task's output; call it before the first token. Log-probabilities take the most
+        memory and are kept only on request.
         """
         if self.transcript is None:
             self.transcript = Transcript()
@@ -297,12 +293,12 @@ class Task(WorkItem[Job, Listener]):
             listener.started(self)
 
     def deliver(self, delta: Delta, now: float) -> None:
-        """Take tokens from the worker. The hot path: everything here is paid per frame and task."""
+        """Accept tokens from the worker. The hot path: this runs for every frame and task."""
         if self.earlier is not None and not self._repeats(self.earlier, delta):
             return
         if not self.completion_tokens:
-            self.begin(now, 0.0)  # has happened already, unless the worker forgot to say so
-            # A frame's time is taken when it comes, a moment before its ``started`` is reported.
+            self.begin(now, 0.0)  # usually already done, unless the worker did not report it
+            # A frame's time is its arrival, a moment before its ``started`` is reported.
             self.marks.first_token = max(now, self.marks.started)
             if now > self.parts.first_token_at:
                 self.late_part = Part.FIRST_TOKEN
@@ -325,16 +321,16 @@ class Task(WorkItem[Job, Listener]):
         return self.share_of(self.deadline.left_ms(now))
 
     def share_of(self, ms: float) -> float:
-        """Ms that this call may take of ``ms``: an equal part with each call that is to come, of
-        the time that does not pass between them; that is half of it at most."""
+        """Ms of ``ms`` for this call: it and its later calls share equally the time that is not
+        spent between calls, which is at most half of ``ms``."""
         return (ms - min(self.between_calls_ms, ms / 2)) / (1 + self.calls_left)
 
     def restore(self) -> None:
-        """Make an earlier process's text the task's, as far as it was not generated again;
-        listeners get it like any text. No effect without one."""
+        """Add the part of an earlier process's text that was not regenerated; listeners get it like
+        any text. No effect if there is none."""
         earlier, self.earlier = self.earlier, None
         if earlier is None or (self.transcript is not None and self.transcript.logprobs):
-            return  # log-probabilities are not journalled, and a text has all of them or none
+            return  # logprobs are not journaled, and a text has all or none
         self.record()
         first, marks = self.completion_tokens, self.marks
         is_started, marks.started = bool(marks.started), marks.started or marks.received or -1.0
@@ -346,14 +342,14 @@ class Task(WorkItem[Job, Listener]):
                 if not is_started:
                     listener.started(self)
                 listener.tokens(self, delta)
-            except Exception:  # must not cost the task its end, which may be next
+            except Exception:  # the task must still end, perhaps right after this
                 service_log.exception(
-                    "a listener failed at the earlier text of a task",
+                    "a listener failed on the earlier text of a task",
                     extra=fields(task_id=self.id, correlation_id=self.correlation_id),
                 )
 
     def _repeats(self, earlier: EarlierText, delta: Delta) -> bool:
-        """Whether new tokens are those of the earlier text; if not, the task ends."""
+        """Whether new tokens match the earlier text; if not, the task ends."""
         first, end = self.completion_tokens, self.completion_tokens + len(delta.ids)
         known = earlier.ids[first:end]
         if delta.ids[: len(known)] != known:
@@ -364,7 +360,7 @@ class Task(WorkItem[Job, Listener]):
         return True
 
     def deliver_prompt(self, logprobs: PromptLogprobs) -> None:
-        """Take the worker's log-probabilities of the prompt; after a retry they begin again."""
+        """Accept the worker's log-probabilities of the prompt; after a retry they start over."""
         if logprobs.first == 1:
             self.prompt_logprobs = []
         self.prompt_logprobs.append(logprobs)
@@ -380,16 +376,16 @@ class Task(WorkItem[Job, Listener]):
 
 
 class TaskStore(KeptStore[Task]):
-    """Tasks by id, with all that they produced (``Task.kept_bytes``)."""
+    """Tasks by id, with all of their output (``Task.kept_bytes``)."""
 
     def __init__(self, clock: Clock, retention: Retention) -> None:
         super().__init__(clock, retention, "task")
 
     def add(self, task: Task) -> None:
-        """Keep a task, with all that it will produce."""
+        """Keep a task and its output."""
         task.record()
         super().add(task)
 
     def is_awaited(self, task: Task) -> bool:
-        """Whether its client may come back for it. The next process has a durable one."""
+        """Whether its client may come back for it. The next process has durable tasks."""
         return task.entry is None and task.job.on_disconnect is OnDisconnect.CONTINUE

@@ -1,8 +1,8 @@
-"""How a task's time is spent (DL-9, DL-18).
+"""Measures where a task's time goes (DL-9, DL-18).
 
-A task is in exactly one phase at every moment, by the orchestrator's clock, so the parts of its
-budget never overlap and always sum to the time since it was received. The worker's report only
-divides the time from dispatch to the first token, which the orchestrator cannot see into::
+A task is always in exactly one phase, by the orchestrator's clock. So the parts of its budget never
+overlap, and their sum is the time since it was received. The worker's report only divides the time
+from dispatch to the first token, which the orchestrator cannot observe::
 
     received ──▶ sent ─────────────▶ started ──▶ first token ──▶ ended
        WAITING       SENT               PREFILL      DECODE
@@ -17,10 +17,10 @@ from protocol import End
 
 
 class Phase(IntEnum):
-    """The phases of a task; those before ``DECODE`` end with its attempt's first token."""
+    """The phases of a task; phases before ``DECODE`` end at the attempt's first token."""
 
     SENT = 0
-    """The task was sent to a worker, which has not said that it began."""
+    """The task was sent to a worker that has not reported a start."""
     PREFILL = 1
     DECODE = 2
     WAITING = 3
@@ -28,7 +28,7 @@ class Phase(IntEnum):
 
 
 class TimeSpent:
-    """One task's time by part. All times are in seconds of the clock."""
+    """One task's time by part. All times are seconds of the clock."""
 
     __slots__ = ("_earlier", "_paused_in", "_since", "_spent", "_worker_wait_s", "phase")
 
@@ -36,11 +36,11 @@ class TimeSpent:
         self.phase = Phase.WAITING
         self._since = received
         self._spent = [0.0] * len(Phase)
-        """Seconds by phase, of the present attempt and of the wait before and in it."""
+        """Seconds by phase of the present attempt, including waits before and during it."""
         self._earlier = (0.0, 0.0, 0.0, 0.0)
-        """Seconds of queue, route, prefill and decode of the attempts before the present one."""
+        """Seconds of queue, route, prefill and decode of all earlier attempts."""
         self._worker_wait_s: float | None = None
-        """How long the worker had the attempt in its queue; None until it has begun."""
+        """Seconds that the attempt waited in the worker's queue; None until it starts."""
         self._paused_in = Phase.DECODE
 
     def sent(self, now: float) -> None:
@@ -51,7 +51,7 @@ class TimeSpent:
         self.phase = Phase.SENT
 
     def started(self, now: float, wait_ms: float) -> None:
-        """Note that the attempt's worker began, after ``wait_ms`` in its own queue."""
+        """Record that the attempt's worker started, after ``wait_ms`` in its own queue."""
         if self.phase is Phase.SENT:
             self._enter(Phase.PREFILL, now)
             self._worker_wait_s = wait_ms / 1000
@@ -61,7 +61,7 @@ class TimeSpent:
             self._enter(Phase.DECODE, now)
 
     def waits(self, now: float) -> None:
-        """Note that the task is paused, or its attempt is over and another may follow."""
+        """Record that the task is paused, or that its attempt ended and another may follow."""
         if self.phase is not Phase.WAITING:
             self._paused_in = self.phase
             self._enter(Phase.WAITING, now)
@@ -70,8 +70,8 @@ class TimeSpent:
         self._enter(self._paused_in, now)
 
     def restore(self, spent_s: Sequence[float], now: float) -> None:
-        """Add the time that an earlier process had counted, in the order of ``seconds``; the time
-        since then counts as waiting. No part is negative even if the clock was set back."""
+        """Add the times that an earlier process counted, in the order of ``seconds``; the time
+        since then counts as waiting. No part is negative, even if the clock was set back."""
         total, passed = sum(spent_s), max(0.0, now - self._since)
         share = min(1.0, passed / total) if total > 0 else 0.0
         queue, route, prefill, decode = (share * part for part in spent_s)
@@ -83,12 +83,12 @@ class TimeSpent:
         return self._parts(now, None)
 
     def budget(self, now: float, left_ms: float, end: End | None = None) -> Budget:
-        """The parts up to ``now``; ``end`` is the worker's own account of the present attempt."""
+        """The parts up to ``now``; ``end`` is the worker's report of the present attempt."""
         queue, route, prefill, decode = self._parts(now, end)
         return Budget(1000 * queue, 1000 * route, 1000 * prefill, 1000 * decode, left_ms)
 
     def _enter(self, phase: Phase, now: float) -> None:
-        # A frame's time is its arrival, which may be before a later report.
+        # A frame's time is its arrival, which may precede a later report.
         now = max(now, self._since)
         self._spent[self.phase] += now - self._since
         self.phase, self._since = phase, now
@@ -101,7 +101,7 @@ class TimeSpent:
             wait, prefill = end.wait_ms / 1000, end.prefill_ms / 1000
         elif self._worker_wait_s is not None:
             wait, prefill = self._worker_wait_s, spent[Phase.PREFILL]
-        else:  # it has not begun: presumably it waits there
+        else:  # not started: assume that it waits there
             wait, prefill = to_first_token, 0.0
         wait = min(max(0.0, wait), to_first_token)
         prefill = min(max(0.0, prefill), to_first_token - wait)

@@ -1,4 +1,4 @@
-"""Set-up of traces: whether and where they are sent. Only if they are, OpenTelemetry is loaded."""
+"""Set-up of traces: whether and where to send them. Loads OpenTelemetry only if needed."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +14,7 @@ TRACES_PATH: Final = "/v1/traces"
 
 
 def open_tracing(endpoint: str | None, clock: Clock) -> "Tracing | None":
-    """Traces to an OTLP receiver over HTTP; None where no endpoint is set or the SDK is missing.
+    """Traces to an OTLP receiver over HTTP; None if no endpoint is set or the SDK is missing.
 
     Sampling, headers, resource attributes and batching follow OpenTelemetry's own variables
     (``OTEL_TRACES_SAMPLER``, ``OTEL_EXPORTER_OTLP_HEADERS``, ``OTEL_RESOURCE_ATTRIBUTES`` …).

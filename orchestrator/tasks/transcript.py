@@ -1,4 +1,4 @@
-"""Tokens and text so far: for replay, answers in one piece, and continuing on another instance."""
+"""A task's tokens and text so far: for replay, non-streamed answers, and retries elsewhere."""
 
 from protocol import Delta, TokenLogprob
 
@@ -6,13 +6,13 @@ TASK_BYTES = 3072
 TOKEN_BYTES = 104
 LOGPROB_BYTES = 136
 TOP_LOGPROB_BYTES = 118
-"""Bytes that keeping a task costs, each of its tokens, a token's log-probability, and each
+"""Memory in bytes of a kept task, of each token, of a token's log-probability, and of each
 alternative (tracemalloc, CPython 3.11, ids above 256, texts of 8 characters). A token with the 20
-most likely ones costs 2.6 KB, 25 times as much as without."""
+most likely alternatives takes 2.6 KB, 25 times as much as without."""
 
 
 class Transcript:
-    """Everything that a task produced, for answers in one piece and for replay."""
+    """All output of a task, for non-streamed answers and for replay."""
 
     __slots__ = ("ids", "keeps_logprobs", "logprobs", "texts")
 

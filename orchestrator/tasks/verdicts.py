@@ -1,4 +1,4 @@
-"""Outcomes of tasks, and what a worker's ``End`` means for the client. Pure functions.
+"""Maps a worker's ``End`` and other events to the client's ending. Pure functions.
 
 These endings lack the budget, which the ``Settler`` fills in.
 """
@@ -28,7 +28,7 @@ _OUT_OF_TIME = (Code.DEADLINE_EXCEEDED, Code.DEADLINE_INFEASIBLE)
 
 
 def judge(task: Task, end: End, now: float) -> Ending:
-    """The client's ending by the worker's terminal record and the deadline."""
+    """The client's ending, from the worker's terminal record and the deadline."""
     if end.code is None and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
         if task.earlier is not None:
             return differs(task)
@@ -42,8 +42,8 @@ def judge(task: Task, end: End, now: float) -> Ending:
 
 
 def overdue(task: Task, now: float) -> Ending:
-    """Ending for a deadline that is past: an error, or the text so far if the client asked for it
-    (DL-6). A ``fit`` answer that is complete in time is met.
+    """Ending for a passed deadline: an error, or the text so far if the client asked for it (DL-6).
+    A ``fit`` answer that is complete in time is met.
     """
     tokens = task.completion_tokens
     is_fit = task.job.on_deadline is OnDeadline.FIT and tokens >= max(1, task.sampling.min_tokens)
@@ -52,14 +52,14 @@ def overdue(task: Task, now: float) -> Ending:
     if _takes_part(task):
         return Ending(Outcome.PARTIAL, FinishReason.DEADLINE)
     late_ms = max(0.0, -task.deadline.left_ms(now))
-    when = f"after {tokens} tokens" if tokens else "before any"
+    when = f"after {tokens} tokens" if tokens else "before any token"
     error = DeadlineExceeded(f"the deadline passed {when}", exceeded_by_ms=late_ms)
     return Ending(Outcome.MISSED, FinishReason.DEADLINE, error)
 
 
 def no_first_token(task: Task, now: float) -> Ending:
     error = DeadlineExceeded(
-        "the first token's deadline passed before any came",
+        "the first token's deadline passed before any token",
         exceeded_by_ms=1000 * (now - task.parts.cut_at),
         part=Part.FIRST_TOKEN,
     )
@@ -69,7 +69,7 @@ def no_first_token(task: Task, now: float) -> Ending:
 def aborted(cause: AbortCause) -> Ending:
     error: Aborted
     if cause is AbortCause.DISCONNECT:
-        error = ClientDisconnected("the client is gone")
+        error = ClientDisconnected("the client disconnected")
     else:
         error = Cancelled("the request was cancelled")
     return Ending(Outcome.ABORTED, FinishReason.CANCELLED, error, cause)
@@ -81,31 +81,29 @@ def failed(error: TidegateError) -> Ending:
 
 def lost(task: Task, error: TidegateError) -> Ending:
     """Ending for an accepted task that no instance can continue; ``error`` says why. A client that
-    would take part of the text at the deadline gets the text so far at once (DL-6)."""
+    accepts a partial text at the deadline gets the text so far at once (DL-6)."""
     return Ending(Outcome.PARTIAL, FinishReason.DEADLINE) if _takes_part(task) else failed(error)
 
 
 def poisonous(task: Task) -> Ending:
-    """Ending for a task that two workers had when they died: a third is not risked."""
+    """Ending for a task with which two workers died: it is not sent to a third."""
     return lost(
         task,
         PoisonRequest(
-            "two workers died while they worked on this, so that it may be what they die of; it is"
-            " not sent to a third. Their logs say more; send it again once that is understood"
+            "two workers died while they worked on this request, which may be the cause; it is not"
+            " sent to a third. See their logs; send it again after the cause is known"
         ),
     )
 
 
 def lost_in_restart(task: Task, why: str) -> Ending:
     """Ending for a durable task of an earlier process that cannot be continued."""
-    return lost(
-        task, InstanceLost(f"the service was restarted, and the task cannot continue: {why}")
-    )
+    return lost(task, InstanceLost(f"the service restarted and the task cannot continue: {why}"))
 
 
 def differs(task: Task) -> Ending:
-    """Ending for an earlier process's text that did not come out the same again."""
-    return lost_in_restart(task, "the same text did not come out again")
+    """Ending for an earlier process's text that was regenerated differently."""
+    return lost_in_restart(task, "the regenerated text is different")
 
 
 def refused(error: TidegateError) -> Ending:
@@ -113,12 +111,12 @@ def refused(error: TidegateError) -> Ending:
 
 
 def _out_of_time(task: Task, end: End, now: float) -> Ending:
-    """Ending for a worker that gave up for lack of time: before it began, or as soon as that was
+    """Ending for a worker that gave up for lack of time: before the start, or as soon as it was
     certain (DL-3)."""
     left_ms = task.deadline.left_ms(now)
     if left_ms < 0 or _takes_part(task):
         return overdue(task, now)
-    message = end.message or f"{left_ms:.0f} ms until the deadline are too little for what is left"
+    message = end.message or f"{left_ms:.0f} ms until the deadline are too few for the rest"
     error = DeadlineExceeded(message)
     if not task.completion_tokens:
         return refused(error)
@@ -126,7 +124,7 @@ def _out_of_time(task: Task, end: End, now: float) -> Ending:
 
 
 def _takes_part(task: Task) -> bool:
-    """Whether there is text, and the client takes less than all of it."""
+    """Whether there is text and the client accepts a part of it."""
     return task.job.on_deadline is not OnDeadline.ERROR and task.has_text
 
 
@@ -159,6 +157,6 @@ def _worker_failure(task: Task, end: End) -> Ending:
 
 
 def _turned_away(task: Task, error: TidegateError) -> Ending:
-    """Ending for a task that an instance had no room for: its first, or one that was to continue
-    its text."""
+    """Ending for a task for which an instance had no room: its first instance, or one that should
+    continue its text."""
     return lost(task, error) if task.has_text else refused(error)

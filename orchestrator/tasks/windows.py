@@ -1,7 +1,7 @@
 """Attainment and goodput over the last 1, 5 and 15 minutes, by class and by tenant (DL-10).
 
-They serve pages and terminals without Prometheus. A window is a ring of slices; old slices are
-dropped one by one.
+They serve pages and terminals without Prometheus. A window is a ring of slices, which are dropped
+one by one.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,22 +17,22 @@ from orchestrator.telemetry.metrics import TENANT, MetricRow, Samples
 from protocol import Outcome
 
 LIKELY = 0.9
-"""Chance of being in time, when it was sent, above which a task was expected to be."""
+"""Chance of being in time at dispatch from which a task was expected to be met."""
 
 
 class MissStage(StrEnum):
-    """The stages that can be to blame."""
+    """The stages that can cause a miss."""
 
     QUEUE = "queue"
-    """The task waited, here or in the worker, or was never sent."""
+    """The task waited here or in the worker, or was never sent."""
     ROUTE = "route"
     """The way to the worker and back."""
     PREFILL = "prefill"
     DECODE = "decode"
     RETRY = "retry"
-    """An instance did not finish the task, and it began again elsewhere."""
+    """An instance did not finish the task, so it restarted on another."""
     PREDICTION = "prediction"
-    """The task was sent in good time by its prediction, and the worker took longer."""
+    """The task was sent in time by its prediction, but the worker took longer."""
 
 
 TIMED = (MissStage.QUEUE, MissStage.ROUTE, MissStage.PREFILL, MissStage.DECODE)
@@ -44,11 +44,11 @@ def times_of(budget: Budget) -> dict[MissStage, float]:
 
 
 def blame(task: Task, ending: Ending) -> MissStage:
-    """The stage to blame for a miss.
+    """The stage that caused a miss.
 
-    The first that applies: an instance failed; it was never sent; the way took longest; its chance
-    was good when it was sent; else the stage that took longest. A first token that came too late
-    has nothing to do with decoding, a late one after it with nothing else.
+    The first that applies: an instance failed; the task was never sent; the route took longest; its
+    chance was good when it was sent; otherwise the stage that took longest. Decoding is never the
+    cause of a late first token, and always the cause of a late token after it.
     """
     if task.attempts:
         return MissStage.RETRY
@@ -75,14 +75,14 @@ Key = tuple[Priority, str]
 
 @dataclass(slots=True)
 class Tally:
-    """Numbers of requests that ended, and of those that were met."""
+    """Numbers of ended requests and of met requests."""
 
     ended: int = 0
     met: int = 0
 
 
 class SlidingWindow:
-    """Requests that ended in the last ``length_s`` seconds, or up to one slice less."""
+    """Requests that ended in the last ``length_s`` seconds, minus up to one slice."""
 
     def __init__(self, length_s: float, now: float) -> None:
         self._slice_s = length_s / SLICES
@@ -110,7 +110,7 @@ class SlidingWindow:
         return totals
 
     def covered_s(self, now: float) -> float:
-        """Seconds that the window covers: less than its length at first."""
+        """Seconds that the window covers: at first less than its length."""
         elapsed = now - self._began
         oldest = max(0, int(elapsed / self._slice_s) - SLICES + 1)
         return elapsed - oldest * self._slice_s
@@ -173,7 +173,7 @@ WINDOWED: tuple[MetricRow[Windows], ...] = (
         "gauge",
         "class_attainment",
         "share",
-        "Requests met, of those that ended in the last minutes; absent without any",
+        "Share of requests ended in the last minutes that were met; absent if none ended",
         _attainment(Windows.by_class),
         ("window", "class"),
     ),
@@ -192,7 +192,7 @@ BY_TENANT: tuple[MetricRow[Windows], ...] = (
         "gauge",
         "tenant_attainment",
         "share",
-        "Requests met, of those that ended in the last minutes, by tenant; for operators",
+        "Share of requests ended in the last minutes that were met, by tenant; for operators",
         _attainment(Windows.by_tenant),
         ("window", TENANT),
     ),

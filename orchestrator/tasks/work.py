@@ -1,6 +1,6 @@
-"""What tasks and clips have in common: their progress, listeners, and one ending (DL-10).
+"""The common part of tasks and clips: progress, listeners and one ending (DL-10).
 
-Work goes back to the queue only when the instance that had it is lost or will not take it (OR-10)::
+Work goes back to the queue only if its instance is lost or refuses it (OR-10)::
 
     RECEIVED ─▶ QUEUED ─▶ DISPATCHED ─▶ RUNNING ─▶ ENDED
         │          │ ▲────────┴─────────────┘ ▲
@@ -24,7 +24,7 @@ from orchestrator.telemetry.trace_context import TraceContext
 
 
 class Stage(IntEnum):
-    """How far work got."""
+    """The progress of work."""
 
     RECEIVED = 0
     QUEUED = 1
@@ -35,7 +35,7 @@ class Stage(IntEnum):
 
 @dataclass(slots=True)
 class Marks:
-    """When each stage began, in seconds of the clock; 0 while it has not."""
+    """When each stage began, in seconds of the clock; 0 if it has not begun."""
 
     received: float
     queued: float = 0.0
@@ -46,12 +46,12 @@ class Marks:
 
     @property
     def has_started(self) -> bool:
-        """Whether the last worker has begun the work; an earlier worker's start is kept too."""
+        """Whether the last worker has started the work; ``started`` may be an earlier worker's."""
         return 0 < self.started >= self.dispatched
 
 
 class Stated(Protocol):
-    """A client's request, as far as it is the same for all work."""
+    """The common part of clients' requests for all work."""
 
     @property
     def deadline(self) -> Deadline: ...
@@ -68,10 +68,10 @@ class Stated(Protocol):
 
 
 class Hearer(Protocol):
-    """A listener, as far as it is the same for all work."""
+    """The common part of listeners for all work."""
 
     def ended(self, work: Any, /) -> None:
-        """The work has ended, and its ``ending`` is set; nothing follows."""
+        """The work has ended and its ``ending`` is set; the last event."""
 
 
 J = TypeVar("J", bound=Stated)
@@ -79,7 +79,7 @@ L = TypeVar("L", bound=Hearer)
 
 
 class WorkItem(Generic[J, L]):
-    """One offered piece of work, from its submission to its ending."""
+    """One submitted piece of work, from its submission to its ending."""
 
     __slots__ = (
         "attempts",
@@ -110,13 +110,13 @@ class WorkItem(Generic[J, L]):
         self.stage = Stage.RECEIVED
         self.marks = Marks(job.arrived)
         self.refusal_sample = False
-        """Whether it would have been refused, and is let through to see whether that would have
-        been right (DL-7): nothing but its deadline stops it."""
+        """Whether it was let through despite a refusal, to measure whether the refusal was right
+        (DL-7): only its deadline stops it."""
         self.attempts = 0
-        """How often it was sent to an instance that did not finish it."""
+        """Number of instances that did not finish it."""
         self.failed_on: frozenset[str] = frozenset()
         self.model = ""
-        """The model's own name, once the model is known."""
+        """The model's own name; empty until the model is known."""
         self.instance = ""
         self.listeners: list[L] = []
         self.on_end: list[Callable[[Self], None]] = []
@@ -132,15 +132,15 @@ class WorkItem(Generic[J, L]):
         return {f"{self.what}_id": self.id, "correlation_id": self.correlation_id}
 
     def listen(self, listener: L) -> None:
-        """Add a listener, which hears everything from now on. Work that has ended is silent."""
+        """Add a listener, which gets all later events. Ended work has no events."""
         self.listeners = [*self.listeners, listener]
 
     def unlisten(self, listener: L) -> None:
-        """Remove a listener; no effect for one that never listened."""
+        """Remove a listener; no effect if it was never added."""
         self.listeners = [other for other in self.listeners if other is not listener]
 
     def client_gone(self, *, too_slow: bool) -> bool:
-        """Note that its client is gone; returns whether it is to end with that (WP-1)."""
+        """Record that its client disconnected; returns whether the work must end (WP-1)."""
         if self.ending is not None:
             return False
         told = TOO_SLOW if too_slow else DISCONNECTED
@@ -148,7 +148,7 @@ class WorkItem(Generic[J, L]):
         return self.job.on_disconnect is OnDisconnect.CANCEL
 
     def end(self, ending: Ending, now: float) -> None:
-        """End the work, once only. Callers check ``ending`` first."""
+        """End the work, only once. Callers check ``ending`` first."""
         assert self.ending is None, f"{self.what} {self.id} would end twice"
         self.ending = ending
         self.stage = Stage.ENDED
@@ -161,13 +161,13 @@ class WorkItem(Generic[J, L]):
         for call in (*(listener.ended for listener in listeners), *self.on_end):
             try:
                 call(self)
-            except Exception:  # limits, stores and callers wait for the others
+            except Exception:  # limits, stores and callers depend on the others
                 service_log.exception(
                     "a listener failed at the end of a %s", self.what, extra=fields(**self.names())
                 )
 
     def _release(self, ending: Ending) -> None:
-        """Drop what only living work needs, and stop what an instance still does of it."""
+        """Drop data that only live work needs, and stop its job on an instance."""
 
 
 AnyWork = WorkItem[Any, Any]

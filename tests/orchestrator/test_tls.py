@@ -141,7 +141,7 @@ async def test_a_server_that_asks_for_our_certificate(
     await echo.start(made.credentials(mutual=True))
     pair = None if shown == "none" else made.stranger
     said = await why_not(echo.address, **as_client(made, pair))
-    assert "asks for a certificate, or refuses ours" in said and SETTING in said
+    assert "needs a certificate, or refuses ours" in said and SETTING in said
 
 
 async def test_a_certificate_that_was_renewed_counts_from_the_next_connection_on(
@@ -174,7 +174,7 @@ def test_what_a_triton_shows_is_tried_before_it_starts() -> None:
     serving_as(made, made.server, ca=ca).check_served("localhost")
     serving_as(made, made.named, ca=ca, server_name=SERVER_NAME).check_served("10.0.0.7")
     for tls, host, said in (
-        (Tls(ca=ca), "127.0.0.1", "needs certificate and key"),
+        (Tls(ca=ca), "127.0.0.1", "needs a certificate and a key"),
         (serving_as(made, made.server, ca=ca), "10.0.0.7", "for another name"),
         (serving_as(made, made.named, ca=ca), "127.0.0.1", "for another name"),
         (serving_as(made, made.stranger, ca=ca), "127.0.0.1", "not trusted"),

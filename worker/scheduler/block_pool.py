@@ -1,17 +1,17 @@
-"""The KV pool's accounts: the users of each page, and its prefix. No tensors.
+"""The bookkeeping of the KV pool: each page's references and prefix hash. No tensors.
 
 ::
 
     used     referenced by one request or by several that share a prefix
     cached holds a prefix with a hash, without references: evicted on demand, oldest first;
              blocks *kept* for sessions go last
-    empty holds nothing that can be asked for
+    empty holds no content that can be reused
     spoilt   used, and never found again: cleared when its last reference goes, and empty then
 
     free = empty + cached,  used + free = total, always (WK-4)
 
-A block hash (``protocol.blocks``) fixes a block's content and all that comes before it, so a
-block with a hash is never written again: only full blocks have one.
+A block hash (``protocol.blocks``) covers a block's content and everything before it. So a block
+with a hash is never written again, and only full blocks have one.
 """
 
 from collections import OrderedDict
@@ -31,7 +31,7 @@ class BlockPool:
         if total < 1:
             raise ValueError(f"a block pool needs at least 1 block, got {total}")
         self.total = total
-        # A stack: the block that was freed last is the one most likely still in a CPU cache.
+        # A stack: the block that was freed last is most likely still in a CPU cache.
         self._empty = list(range(total - 1, -1, -1))
         self._clear = clear
         self._spoilt: set[int] = set()
@@ -43,14 +43,14 @@ class BlockPool:
         self._kept: OrderedDict[int, None] = OrderedDict()
         """Cached blocks that are kept, oldest first, evicted after all ``_cached`` ones."""
         self._keeps: dict[bytes, int] = {}
-        """Number of keepers of each hash, whether or not a block has it now."""
-        # As dicts, since they keep their order and forget a hash in O(1).
+        """Number of keepers of each hash, even if no block has it now."""
+        # Dicts, because they keep their order and remove a hash in O(1).
         self._added: dict[bytes, None] = {}
         self._evicted: dict[bytes, None] = {}
 
     @property
     def free_count(self) -> int:
-        """Blocks that ``allocate`` can give: empty ones, and cached ones by eviction."""
+        """Number of blocks that ``allocate`` can give: empty ones, and cached ones by eviction."""
         return len(self._empty) + len(self._cached) + len(self._kept)
 
     @property
@@ -59,22 +59,22 @@ class BlockPool:
 
     @property
     def cached_count(self) -> int:
-        """Free blocks with content that may be asked for again."""
+        """Number of free blocks whose content may be used again."""
         return len(self._cached) + len(self._kept)
 
     @property
     def kept_hashes(self) -> int:
-        """Number of hashes that are kept; their blocks may be used, cached or gone."""
+        """Number of kept hashes; their blocks may be used, cached or evicted."""
         return len(self._keeps)
 
     @property
     def kept_count(self) -> int:
-        """Cached blocks that are kept, and so evicted last."""
+        """Number of cached blocks that are kept and therefore evicted last."""
         return len(self._kept)
 
     @property
     def empty_count(self) -> int:
-        """Free blocks that ``allocate`` can give without evicting anything."""
+        """Number of free blocks that ``allocate`` can give without eviction."""
         return len(self._empty)
 
     @property
@@ -85,7 +85,7 @@ class BlockPool:
     # ── blocks in and out ────────────────────────────────────────────────────────────────────
 
     def allocate(self, count: int) -> list[int]:
-        """Take ``count`` blocks of any content; the caller has checked that so many are free."""
+        """Allocate ``count`` blocks with any content; the caller checks that enough are free."""
         assert 0 <= count <= self.free_count, f"asked for {count} of {self.free_count} free blocks"
         while len(self._empty) < count:
             self._evict_oldest()
@@ -108,10 +108,10 @@ class BlockPool:
             self._references[block] += 1
 
     def free(self, blocks: Sequence[int], *, as_oldest: bool = False) -> None:
-        """Give up one reference to each block; one too many is a bug (``AssertionError``).
+        """Release one reference to each block; an extra release is a bug (``AssertionError``).
 
         ``blocks`` are in the order of their text: its end is then evicted before its beginning,
-        without which it could not be found. ``as_oldest``: they are evicted before all others.
+        which ``match`` needs to find the end. ``as_oldest``: they are evicted before all others.
         """
         spoilt: list[int] = []
         for block in blocks if as_oldest else reversed(blocks):
@@ -152,7 +152,7 @@ class BlockPool:
     # ── kept blocks ────────────────────────────────────────────────────────────────────────
 
     def keep(self, hashes: Sequence[bytes]) -> None:
-        """Evict blocks with these hashes after all others, from now on; ``unkeep`` ends that.
+        """From now on, evict blocks with these hashes after all others; ``unkeep`` ends that.
 
         They still count as free.
         """
@@ -165,7 +165,7 @@ class BlockPool:
                 self._kept[block] = None
 
     def unkeep(self, hashes: Sequence[bytes]) -> None:
-        """End one ``keep`` of these hashes; a block without any left counts as just used."""
+        """End one ``keep`` of these hashes; a block without keepers counts as just used."""
         for block_hash in reversed(hashes):
             keeps = self._keeps.pop(block_hash)
             if keeps > 1:
@@ -178,7 +178,7 @@ class BlockPool:
     # ── hashes ───────────────────────────────────────────────────────────────────────────────
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest head of ``hashes`` in the pool. Takes no reference."""
+        """The blocks of the longest prefix of ``hashes`` in the pool. Takes no references."""
         known, blocks = self._blocks, []
         for block_hash in hashes:
             block = known.get(block_hash)
@@ -188,13 +188,13 @@ class BlockPool:
         return blocks
 
     def find(self, block_hash: bytes) -> int | None:
-        """The block with that hash; None without one."""
+        """The block with that hash; None if there is none."""
         return self._blocks.get(block_hash)
 
     def register(self, block: int, block_hash: bytes) -> bool:
-        """Enter the hash of a used block that is computed; from now on it can be shared.
+        """Register the hash of a used block after it is computed; from now on it can be shared.
 
-        False when another block has that hash already: this one then stays without.
+        False if another block already has that hash: this one then has none.
         """
         assert self._references[block], f"block {block} was registered while free"
         assert self._hashes[block] is None, f"block {block} was registered twice"
@@ -210,18 +210,18 @@ class BlockPool:
         return True
 
     def oldest_cached(self, count: int) -> list[tuple[int, bytes]]:
-        """Up to ``count`` next blocks to evict, with their hashes."""
+        """The next blocks to evict, at most ``count``, with their hashes."""
         all_cached = chain(self._cached, self._kept)
         cached = ((block, self._hashes[block]) for block in islice(all_cached, count))
         return [(block, block_hash) for block, block_hash in cached if block_hash is not None]
 
     def forget(self) -> None:
-        """Evict all cached blocks, for when their content can no longer be trusted."""
+        """Evict all cached blocks, because their content is no longer valid."""
         while self._cached or self._kept:
             self._evict_oldest()
 
     def take_changes(self) -> KvReport | None:
-        """Hashes that came and went since the last call; one that did both is not mentioned."""
+        """Hashes that were added or evicted since the last call; hashes with both are left out."""
         if not self._added and not self._evicted:
             return None
         report = KvReport(list(self._added), list(self._evicted))

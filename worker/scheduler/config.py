@@ -1,19 +1,19 @@
-"""Limits that the scheduler has to keep."""
+"""Limits of the scheduler."""
 
 from dataclasses import dataclass
 from typing import Final
 
 MAX_STALL_S: Final = 0.05
-"""Most seconds by which prompts may lengthen a step that also carries decodes, which is as slow as
-texts may get (LB-2); if steps take longer than this anyway, prompts may double one."""
+"""Maximum seconds that prompts may add to a step with decodes, which limits the gaps in texts
+(LB-2); if steps take longer than this anyway, prompts may double a step."""
 MAX_WAITING: Final = 256
-"""Jobs held beyond those that run before new ones are refused: orchestrators send only a few more
-than run, so these are others', by the plain contract."""
+"""Maximum number of jobs held in addition to running ones; more are refused. Orchestrators send
+only a few more than run: the rest come from other clients of the plain contract."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits; the names are those of ``WorkerSettings`` and ``ModelCard``."""
+    """Limits; names are the same as in ``WorkerSettings`` and ``ModelCard``."""
 
     vocab_size: int
     context_tokens: int
@@ -23,7 +23,7 @@ class SchedulerConfig:
     max_step_tokens: int
     min_start_budget_s: float
     tile_tokens: int
-    """Tokens of a step computed at a time: one token beyond a tile costs as much as a whole one."""
+    """Tokens of a step that are computed at a time: a partial tile costs as much as a full one."""
     max_stall_s: float = MAX_STALL_S
     prefix_cache: bool = True
 

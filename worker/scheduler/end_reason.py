@@ -1,4 +1,4 @@
-"""Reasons why jobs end, and the last event that states one."""
+"""Reasons for the end of jobs, and the last event, which states one."""
 
 from typing import NamedTuple
 
@@ -19,23 +19,23 @@ STOPPED = EndReason(FinishReason.STOP)
 LENGTH = EndReason(FinishReason.LENGTH)
 CUT_SHORT = EndReason(FinishReason.DEADLINE)
 DEADLINE_PASSED = EndReason(
-    FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED, "the deadline passed before the text was done"
+    FinishReason.DEADLINE, Code.DEADLINE_EXCEEDED, "the deadline passed before the end of the text"
 )
 CANNOT_FINISH = EndReason(
     FinishReason.DEADLINE,
     Code.DEADLINE_EXCEEDED,
-    "the tokens that must still come no longer fit before the deadline",
+    "the remaining required tokens no longer fit before the deadline",
 )
 TOO_LATE_TO_START = EndReason(
     FinishReason.DEADLINE,
     Code.DEADLINE_EXCEEDED,
-    "too little time was left when the generation could have started",
+    "too little time remained when the generation could have started",
 )
 NOT_FINITE = EndReason(
     FinishReason.ERROR,
     Code.NOT_FINITE,
-    "the model's numbers for this text are not finite (NaN or infinite); another try at the same"
-    " instance will most likely end the same way",
+    "the model's numbers for this text are not finite (NaN or infinite); a retry on the same"
+    " instance will most likely fail in the same way",
 )
 NOT_FINITE_LOG = (
     "numbers that are not finite after %d tokens: the request ends with not_finite, and its KV is"
@@ -44,17 +44,17 @@ NOT_FINITE_LOG = (
 ENGINE_LOST = EndReason(
     FinishReason.ERROR,
     Code.INSTANCE_LOST,
-    "the engine failed as a whole while it worked on this; its process is being replaced",
+    "the whole engine failed while it worked on this job; its process is being replaced",
 )
 DRAINED = EndReason(FinishReason.CANCELLED, Code.DRAINING, "the worker is shutting down")
 
 ABORTED: dict[AbortCause, EndReason] = {
     AbortCause.CANCEL: EndReason(FinishReason.CANCELLED, Code.CANCELLED, "cancelled"),
     AbortCause.DISCONNECT: EndReason(
-        FinishReason.CANCELLED, Code.CLIENT_DISCONNECTED, "the client is gone"
+        FinishReason.CANCELLED, Code.CLIENT_DISCONNECTED, "the client disconnected"
     ),
     AbortCause.LANE_LOST: EndReason(
-        FinishReason.CANCELLED, Code.CLIENT_DISCONNECTED, "the lane of this job is gone"
+        FinishReason.CANCELLED, Code.CLIENT_DISCONNECTED, "the lane of this job was lost"
     ),
     AbortCause.DRAIN: DRAINED,
     AbortCause.STOP_STRING: STOPPED,
@@ -62,7 +62,7 @@ ABORTED: dict[AbortCause, EndReason] = {
 
 
 def loss_of(job: Job) -> EndReason:
-    """End of a job when its engine fails: one that had not started is not blamed."""
+    """End of a job when its engine fails: a job that had not started is not the cause."""
     return ENGINE_LOST if job.has_started else DRAINED
 
 
@@ -72,7 +72,7 @@ def grammar_failed(why: str) -> EndReason:
 
 
 def finished(request: Request, end_reason: EndReason, freed_at: float) -> JobFinished:
-    """Make a job's last event at ``freed_at`` (engine's clock), when slot and blocks are free."""
+    """A job's last event, made at ``freed_at`` (engine's clock), when slot and blocks are free."""
     job = request.job
     started = freed_at if request.started_at is None else request.started_at
     first = freed_at if request.first_token_at is None else request.first_token_at
@@ -95,7 +95,7 @@ def finished(request: Request, end_reason: EndReason, freed_at: float) -> JobFin
 
 
 def _abort_ms(job: Job, end_reason: EndReason, freed_at: float) -> float | None:
-    """Time from the abort, or a deadline that passed, until slot and blocks were free (WP-5)."""
+    """Ms from the abort or the passed deadline until slot and blocks were free (WP-5)."""
     if end_reason.reason is FinishReason.CANCELLED:
         return (freed_at - job.aborted_at) * 1e3 if job.abort is not None else 0.0
     if end_reason.reason is FinishReason.DEADLINE:

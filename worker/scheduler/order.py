@@ -1,4 +1,4 @@
-"""Orders requests: least slack first, and prompts by what gains most."""
+"""Orders requests: least slack first, and prompts by urgency."""
 
 import math
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from worker.scheduler.request import Request
 from worker.scheduler.step_time import StepTime
 
 _PATIENCE_S = 300.0
-"""Seconds after its submission that a request without a deadline counts as due, not to starve."""
+"""Seconds after submission at which a request without a deadline is due: it must not starve."""
 
 
 def expected_left(request: Request, step_time: StepTime) -> float:
-    """Tokens that a request will probably still make: by its own hint, else as many as usual."""
+    """Expected remaining tokens of a request: from its own hint, or else the usual number."""
     made = request.generated
     expected = float(request.job.expected_tokens)
     if expected and made:
@@ -33,8 +33,8 @@ def prompt_due(request: Request, step_time: StepTime) -> float:
 
 
 def latest_start(request: Request, step_time: StepTime) -> float:
-    """Deadline less expected service, an order by least slack at any time. Before the first token
-    its own deadline counts too, minus the rest of the prompt.
+    """Deadline minus expected service time: orders by least slack at any time. Before the first
+    token its deadline minus the rest of the prompt counts too.
     """
     left = len(request.tokens) - request.computed
     return prompt_due(request, step_time) - step_time.prefill_s(left)
@@ -47,7 +47,7 @@ def least_slack_first(requests: Sequence[Request], step_time: StepTime) -> list[
 def most_urgent_first(
     prefilling: Sequence[Request], step_time: StepTime, now: float
 ) -> list[Request]:
-    """Order prompts by urgency; at -inf as ``now`` there is time for all: least slack first."""
+    """Order prompts by urgency; if ``now`` is -inf there is time for all: least slack first."""
     token_s = step_time.prompt_token_s
     if now == -math.inf or not token_s:
         return least_slack_first(prefilling, step_time)
@@ -62,12 +62,12 @@ def most_urgent_first(
 
 
 def prompt_urgency(slack_s: float, work_s: float, backlog_s: float) -> float:
-    """Urgency of a prompt, larger first: log apparent tardiness cost (Vepsalainen, Morton 1987).
+    """Urgency of a prompt, largest first: log apparent tardiness cost (Vepsalainen, Morton 1987).
 
-    ``slack_s`` is the time until the request must run without a break, ``work_s`` its work,
-    ``backlog_s`` the work of all running prompts. With a short backlog that is least slack first,
-    with a long one the shortest work first: under overload one long prompt must not make several
-    short ones late.
+    ``slack_s`` is the time until the request must run without interruption, ``work_s`` its work,
+    ``backlog_s`` the work of all running prompts. With a short backlog this is least slack first,
+    with a long one shortest work first: under overload one long prompt must not make several short
+    ones late.
     """
     return -max(0.0, slack_s) / backlog_s - math.log(work_s)
 
@@ -79,11 +79,11 @@ def not_delaying(
     free_blocks: int,
     config: SchedulerConfig,
 ) -> list[Request]:
-    """The ``others`` that do not delay ``head``: it can have its blocks as early as without them.
+    """The ``others`` that do not delay ``head``: it gets its blocks as early as without them.
 
-    ``holders`` have blocks and end at the latest with their last token, so the step is known by
-    which enough of them have ended. Paused ones count as if they resumed now: ``head`` cannot have
-    their blocks sooner.
+    ``holders`` have blocks and end at the latest with their last token, so the step at which enough
+    of them have ended is known. Paused ones count as if they resumed now: ``head`` cannot get their
+    blocks sooner.
     """
     missing = config.blocks_for(head.limit_tokens) - free_blocks
     fits_after = 0
@@ -102,7 +102,7 @@ def not_delaying(
 
 
 def _steps_left(request: Request, config: SchedulerConfig) -> int:
-    """Steps until a request's last possible token, if it computes in every one."""
+    """Number of steps until a request's last possible token, if every step computes it."""
     left = len(request.tokens) - request.computed
     chunks = -(-left // config.max_step_tokens)
     return chunks + request.limit_tokens - len(request.tokens) - 1

@@ -12,10 +12,10 @@ from worker.scheduler.request import Request
 
 
 class Row(msgspec.Struct, gc=False):
-    """One request's share of a step: compute ``count`` tokens from position ``start`` on.
+    """One request's share of a step: compute ``count`` tokens from position ``start``.
 
-    ``samples`` says that the row reaches the request's last token, so that a new one follows.
-    A struct since each step makes one per request: a quarter of a dataclass's cost.
+    ``samples``: whether the row reaches the request's last token, so that it samples a new one. A
+    struct because each step makes one per request: it costs a quarter of a dataclass.
     """
 
     request: Request
@@ -26,7 +26,7 @@ class Row(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class Plan:
-    """One step. The first ``decodes`` rows compute one token each, chunks of prompts follow."""
+    """One step. The first ``decodes`` rows compute one token each; chunks of prompts follow."""
 
     rows: list[Row]
     decodes: int
@@ -35,8 +35,8 @@ class Plan:
 
 @dataclass(slots=True)
 class Schedule:
-    """A step's ``plan``, None if there is nothing to compute or the engine plans by itself, the
-    requests admitted for it, and those that could not be, with the reason."""
+    """A step's ``plan`` (None if there is nothing to compute or the engine plans by itself), the
+    requests admitted for it, and those that could not be admitted, with the reason."""
 
     plan: Plan | None
     started: list[Request]
@@ -47,20 +47,20 @@ class DeviceTime(NamedTuple):
     """A step on the device's own clock, in seconds."""
 
     busy_s: float
-    """From its first work, or its launch where the device was idle by then, to its last result."""
+    """From its first work, or its launch if the device was idle then, to its last result."""
     idle_s: float
-    """How long the device had nothing to do before that."""
+    """Idle time of the device before that."""
     waited_s: float
-    """Part of its launch in which the host waited for the step before."""
+    """Part of its launch in which the host waited for the previous step."""
 
 
 @dataclass(slots=True)
 class StepResult:
     """Result of a step: ``ids[i]`` are the new tokens of ``plan.rows[i]``, if any.
 
-    ``logprobs[i]`` is parallel to ``ids[i]``, or None where not asked for; the whole list is None
-    when no row asked. ``prompts[i]`` has log-probabilities of what row i read of its prompt, if
-    requested. Rows in ``not_finite`` got numbers that are NaN or infinite, and no tokens.
+    ``logprobs[i]`` is parallel to ``ids[i]``, or None if not requested; the whole list is None if
+    no row requested them. ``prompts[i]`` has the log-probabilities of the prompt tokens that row i
+    read, if requested. Rows in ``not_finite`` got NaN or infinite numbers, and no tokens.
     """
 
     ids: list[list[int]]
@@ -68,4 +68,4 @@ class StepResult:
     prompts: dict[int, list[PromptLogprobs]] | None = None
     not_finite: Sequence[int] = ()
     device: DeviceTime | None = None
-    """The step's time by the device's clock; None without one."""
+    """The step's time by the device's clock; None if it has none."""

@@ -1,4 +1,4 @@
-"""Lets requests share blocks that another request has computed, or is computing."""
+"""Lets requests share blocks that another request has computed or is computing."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,7 +11,7 @@ from worker.scheduler.request import Request
 
 
 class PrefixCache:
-    """The prefix cache as requests see it. Used by the scheduler, on the engine's thread."""
+    """The prefix cache for requests. Used by the scheduler on the engine's thread."""
 
     def __init__(self, pool: BlockPool, block_tokens: int, *, enabled: bool) -> None:
         self.enabled = enabled
@@ -22,7 +22,7 @@ class PrefixCache:
 
     @property
     def cached_tokens_total(self) -> int:
-        """Prompt tokens that did not have to be computed."""
+        """Number of prompt tokens that did not have to be computed."""
         return self.hit_blocks_total * self._block_tokens
 
     def hash_prompt(self, request: Request, salt: bytes) -> None:
@@ -30,19 +30,19 @@ class PrefixCache:
         if not self.enabled:
             return
         request.root_hash = root_hash(salt)
-        # Ids that overflow are not token ids: the scheduler refuses the request for them.
+        # Ids that overflow are not token ids: the scheduler refuses the request.
         with suppress(OverflowError):
             request.hashes = block_hashes(request.tokens, self._block_tokens, salt)
 
     def shareable_blocks(self, request: Request) -> int:
-        """Number of the prompt's full blocks, without one that would leave no token to compute; 0
-        where results of all its tokens are asked for, which the cache does not have."""
+        """Number of the prompt's full blocks, except one that would leave no token to compute; 0 if
+        prompt log-probabilities are requested, which the cache does not have."""
         if request.job.sampling.prompt_logprobs is not None:
             return 0
         return min(len(request.hashes), (request.prompt_tokens - 1) // self._block_tokens)
 
     def reserve(self, request: Request, blocks: int) -> bool:
-        """Give ``request`` that many blocks, its cached prefix among them; False without enough."""
+        """Give ``request`` this many blocks, its cached prefix included; False if too few."""
         shareable = self.shareable_blocks(request)
         shared = self._pool.match(islice(request.hashes, shareable))
         if not self._pool.fits(shared, blocks - len(shared)):
@@ -54,8 +54,8 @@ class PrefixCache:
         return True
 
     def adopt(self, request: Request) -> bool:
-        """Swap reserved blocks of a request that has not begun for equal ones that were computed
-        since. True if there were any, so that reserved ones are free again.
+        """Replace reserved blocks of a request that has not begun with equal ones that were
+        computed meanwhile. True if there were any, so that reserved ones are free again.
         """
         first, end = request.full_blocks, self.shareable_blocks(request)
         found = self._pool.match(islice(request.hashes, first, end))
@@ -68,23 +68,23 @@ class PrefixCache:
         return bool(found)
 
     def is_computed_by(self, others: Sequence[Request], request: Request) -> bool:
-        """Whether one of ``others`` is about to compute most of what ``request`` still needs.
+        """Whether one of ``others`` will compute most of the blocks that ``request`` needs.
 
-        Less than half is not worth the wait of a step or more.
+        Less than half is not worth a wait of a step or more.
         """
         first, end = request.full_blocks, self.shareable_blocks(request)
         enough = (request.prompt_tokens - request.computed) / (2 * self._block_tokens)
         if end - first < enough:
             return False
         last = first + max(1, ceil(enough)) - 1
-        # Hashes are chained: where one is equal, so are all before it.
+        # Hashes are chained: if one is equal, all before it are equal.
         block_hash = request.hashes[last]
         return any(
             last < len(other.hashes) and other.hashes[last] == block_hash for other in others
         )
 
     def register_full_blocks(self, request: Request, computed: int) -> None:
-        """Make the blocks that are full with ``computed`` tokens known to others."""
+        """Register the blocks that ``computed`` tokens fill, so that others can share them."""
         if not self.enabled:
             return
         tokens, size, hashes = request.tokens, self._block_tokens, request.hashes

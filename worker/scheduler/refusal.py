@@ -1,4 +1,4 @@
-"""Limits beyond which every engine refuses a job, and the order in which others wait."""
+"""Limits beyond which every engine refuses a job, and the order of waiting jobs."""
 
 from bisect import insort
 from collections.abc import Collection
@@ -14,10 +14,10 @@ from worker.scheduler.step_time import StepTime
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Limits of one engine; at most ``max_held`` jobs run, wait and are paused together."""
+    """Limits of one engine; it holds at most ``max_held`` running, waiting and paused jobs."""
 
     capacity_tokens: int
-    """Most tokens that one request can have."""
+    """Maximum number of tokens of one request."""
     context_tokens: int
     """The model's own context, which may be longer."""
     vocab_size: int
@@ -52,7 +52,7 @@ class EngineLimits:
         return None
 
     def line_up(self, request: Request, waiting: list[Request], step_time: StepTime) -> None:
-        """Put a request that is not refused among ``waiting``, least slack first."""
+        """Insert a request that was not refused into ``waiting``, least slack first."""
         # A job that only reads its prompt still generates a token, which is not published.
         wanted = request.prompt_tokens + max(1, request.job.sampling.max_tokens)
         request.limit_tokens = min(wanted, self.capacity_tokens)
@@ -72,7 +72,7 @@ def refused(code: Code, message: str) -> EndReason:
 
 
 def lacking(job: Job, lacks: Collection[Feature]) -> EndReason | None:
-    """Why this engine cannot run a job, or None. Orchestrators avoid such engines beforehand."""
+    """Why this engine cannot run a job, or None. Orchestrators already avoid such engines."""
     needed = features_of(job.sampling)
     if job.constraint is not None:
         needed.append(Feature.GRAMMAR)
@@ -81,6 +81,6 @@ def lacking(job: Job, lacks: Collection[Feature]) -> EndReason | None:
         return None
     return refused(
         Code.INVALID_REQUEST,
-        f"this worker's engine has no {', '.join(missing)}; leave that out, or ask for a model that"
-        " an instance with another engine serves",
+        f"this worker's engine has no {', '.join(missing)}; leave that out, or ask for a model of"
+        " an instance with another engine",
     )

@@ -1,10 +1,10 @@
-"""Plans which requests compute what in the next step. No tensors, no devices, no clock.
+"""Plans the requests and tokens of the next step. No tensors, no devices, no clock.
 
-Free slots are filled first, least slack first. Then each step spends a token budget: one token for
-each request that decodes, the rest on chunks of prompts, the most urgent first. A request is
-admitted only when its blocks can be reserved to completion, so nothing that has begun is ever
-preempted for memory. Only blocks beyond the cached prefix need reserving. A paused request gives up
-its slot, not its blocks::
+First it fills free slots, least slack first. Then each step spends a token budget: one token for
+each decoding request, the rest for chunks of prompts, most urgent first. A request is admitted only
+if all blocks that it may need can be reserved, so no request is ever preempted for memory. Only
+blocks beyond the cached prefix must be reserved. A paused request gives up its slot but keeps its
+blocks::
 
     waiting ──admit──▶ running ◀──pause, resume──▶ paused     slot: running only
     (held back)          │                          │      blocks: running and paused
@@ -49,15 +49,15 @@ class Scheduler:
         )
         self._free_slots = list(range(config.max_running - 1, -1, -1))
         self._pinned: Counter[int] = Counter()
-        """Blocks that are pinned, and how often."""
+        """Pinned blocks and their numbers of pins."""
         self._blocked = False
-        """Whether no request can be admitted until something ends or arrives."""
+        """Whether no request can be admitted until one ends or arrives."""
         self._planned_prompts = 0
-        """Prompt tokens of the step planned last."""
+        """Number of prompt tokens of the last planned step."""
 
     @property
     def capacity_tokens(self) -> int:
-        """Most tokens that one request can have: the lesser of context and pool."""
+        """Maximum tokens of one request: the smaller of context and pool."""
         return min(self.config.context_tokens, self.pool.total * self.config.block_tokens)
 
     @property
@@ -65,7 +65,7 @@ class Scheduler:
         return bool(self.running or self.waiting or self.paused)
 
     def enqueue(self, request: Request, now: float) -> EndReason | None:
-        """Put a request in the queue, or say why not."""
+        """Put a request in the queue. Returns the reason if it is refused."""
         held = len(self.running) + len(self.waiting) + len(self.paused)
         refusal = self._limits.refusal(request, held, now)
         if refusal is None:
@@ -75,7 +75,7 @@ class Scheduler:
         return refusal
 
     def next_prompt_tokens(self, now: float, *, is_more_coming: bool) -> int:
-        """Most prompt tokens that the next step can carry with its decodes."""
+        """Maximum number of prompt tokens in the next step, next to its decodes."""
         if not (
             is_more_coming
             or self.waiting
@@ -101,7 +101,7 @@ class Scheduler:
                 prefilling.append(request)
         decodes = len(rows)
         budget = self._prompt_budget(decodes, self._within_s((row.request for row in rows), now))
-        # Admitted first, so that a long running prompt does not block an urgent short one.
+        # Admit first, so that a long running prompt does not block an urgent short one.
         started: list[Request] = []
         if budget and self.waiting:
             while not self._blocked and (admitted := self._admit_next()):
@@ -123,7 +123,7 @@ class Scheduler:
         return Schedule(Plan(rows, decodes, tokens), started)
 
     def advance(self, row: Row, new_ids: list[int]) -> None:
-        """Record what a step computed. All but the last new token are in the pool already."""
+        """Record a step's result. All but the last new token are already in the pool."""
         request = row.request
         computed = row.start + row.count
         if new_ids:
@@ -137,7 +137,7 @@ class Scheduler:
             self.prefix_cache.register_full_blocks(request, computed)
 
     def launch(self, row: Row) -> None:
-        """Record a launched row whose result is unknown yet: its new token is ``PENDING``."""
+        """Record a launched row before its result is known: its new token is ``PENDING``."""
         request = row.request
         request.computed = row.start + row.count
         if row.samples:
@@ -156,18 +156,18 @@ class Scheduler:
             self.prefix_cache.register_full_blocks(request, end)
 
     def discard(self, row: Row) -> None:
-        """Drop a launched row's token and all after it; its request gets no further steps."""
+        """Drop a launched row's token and all later ones; its request gets no further steps."""
         request = row.request
         request.leaving = True
         del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
 
     def spoil(self, request: Request) -> None:
-        """Mark a request's results as unusable: its blocks can no longer be found or read."""
+        """Mark a request's results as unusable: its blocks are never found or read again."""
         request.spoilt = True
         self.pool.spoil(request.blocks)
 
     def undo_launch(self, row: Row) -> None:
-        """Undo ``launch``, so that the row is planned again. Later rows must be undone first."""
+        """Undo ``launch``, so that the row is planned again. Undo later rows first."""
         request = row.request
         request.computed = row.start
         request.leaving = False
@@ -175,7 +175,7 @@ class Scheduler:
         del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
 
     def release(self, request: Request) -> None:
-        """Forget a request in any state; its slot and blocks are free when this returns."""
+        """Remove a request in any state; its slot and blocks are free when this returns."""
         self._blocked = False
         if request.paused:
             self.paused.remove(request)
@@ -189,7 +189,7 @@ class Scheduler:
         request.blocks = []
 
     def pause(self, request: Request) -> None:
-        """Take a running request out of its slot. No launched step may have a row of it."""
+        """Remove a running request from its slot. No launched step may have a row of it."""
         self._blocked = False
         self._leave_slot(request)
         request.pausing = False
@@ -197,7 +197,7 @@ class Scheduler:
         self.paused.append(request)
 
     def resume(self, request: Request) -> bool:
-        """Give a paused request a slot, perhaps another one; False if none is free."""
+        """Give a paused request a slot, not necessarily the same; False if none is free."""
         if not self._free_slots:
             return False
         self.paused.remove(request)
@@ -207,29 +207,29 @@ class Scheduler:
         return True
 
     def pin(self, blocks: Sequence[int]) -> None:
-        """Keep blocks that have a hash as they are until ``unpin``."""
+        """Keep blocks with a hash unchanged until ``unpin``."""
         self.pool.share(blocks)
         self._pinned.update(blocks)
 
     def reserve_blocks(self, count: int) -> list[int]:
-        """Allocate blocks for another user to fill, until ``unpin``. That many must be free."""
+        """Allocate blocks that another component fills, until ``unpin``. Enough must be free."""
         blocks = self.pool.allocate(count)
         self._pinned.update(blocks)
         return blocks
 
     def unpin(self, blocks: Sequence[int], *, as_oldest: bool = False) -> None:
-        """Let pinned or reserved blocks be used and evicted again (see ``BlockPool.free``)."""
+        """Release pinned or reserved blocks for use and eviction (see ``BlockPool.free``)."""
         self._pinned.subtract(blocks)
         self._pinned = +self._pinned
         self.pool.free(blocks, as_oldest=as_oldest)
         self.unblock()
 
     def unblock(self) -> None:
-        """Note that a request that could not be admitted perhaps can be now."""
+        """Record that a request that could not be admitted may now fit."""
         self._blocked = False
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` when slots, blocks and requests do not add up."""
+        """Raise ``AssertionError`` if slots, blocks and requests are inconsistent."""
         self.pool.check_integrity()
         holders = self.running + self.paused
         own = [block for request in holders for block in request.blocks[request.full_blocks :]]
@@ -255,23 +255,22 @@ class Scheduler:
         assert self.waiting == sorted(self.waiting, key=queue_order), "the queue lost its order"
 
     def _has_unregistered_blocks(self, request: Request) -> bool:
-        """Whether a step that was launched, and not read yet, fills blocks of ``request``."""
+        """Whether a step that was launched but not read yet fills blocks of ``request``."""
         return request.computed >= (request.full_blocks + 1) * self._block_tokens
 
     def _within_s(self, requests: Iterable[Request], now: float) -> float:
-        """Seconds within which those of ``requests`` that have a stated gap need their next tokens
-        (DL-14); infinite without any.
+        """Seconds until the first next token of the ``requests`` with a stated gap is due (DL-14);
+        infinite if there are none.
 
-        A stated gap makes a schedule: a first token that came early leaves the later ones time,
-        which prompts may have (QoServe's dynamic chunks, arXiv 2503.22562). A row with none left
-        gets a token each gap.
+        A stated gap defines a schedule: an early first token leaves time that prompts may use
+        (QoServe's dynamic chunks, arXiv 2503.22562). A row without such time gets a token per gap.
         """
         paced = [one for one in requests if one.job.token_gap_s < math.inf]
         if not paced:
             return math.inf
         step_time = self.step_time
         slow_s = step_time.slow_step_s(0) - step_time.plain_step_s
-        ahead_s = step_time.slow_step_s(self._planned_prompts)  # of a step that is not over
+        ahead_s = step_time.slow_step_s(self._planned_prompts)  # of the unfinished step
         least_s = math.inf
         for request in paced:
             job, within_s = request.job, request.job.token_gap_s
@@ -283,13 +282,13 @@ class Scheduler:
         return least_s
 
     def _prompt_budget(self, decodes: int, gap_s: float) -> int:
-        """Most prompt tokens for the next step, before its decodes' limits. They delay its decodes
-        by ``max_stall_s``, or by the time of a step without prompts if that is longer: with less,
-        prompts would starve. ``gap_s`` is the least time within which a decode needs its next token
-        (``_within_s``): a step may take no longer.
+        """Maximum number of prompt tokens of the next step. They may delay its decodes by
+        ``max_stall_s``, or by the time of a step without prompts if that is longer: otherwise
+        prompts would starve. ``gap_s`` is the shortest time within which a decode needs its next
+        token (``_within_s``): a step must not take longer.
 
-        A partial tile of tokens costs a whole one: one that is half full is filled up, unless
-        ``gap_s`` forbids it, and any other is dropped.
+        A partial tile of tokens costs as much as a full one: a tile that is at least half full is
+        filled unless ``gap_s`` forbids it; any other partial tile is dropped.
         """
         budget = self.config.max_step_tokens - decodes
         if not decodes:
@@ -302,13 +301,13 @@ class Scheduler:
         begun = (decodes + allowed) % tile
         is_filled = 2 * begun >= tile and usual_s <= most_s
         allowed += tile - begun if is_filled else -begun
-        # At least one block, so that prompts make progress however slow steps are.
+        # At least one block, so that prompts make progress even if steps are slow.
         return min(budget, max(allowed, self.config.block_tokens))
 
     def _add_chunk(
         self, rows: list[Row], request: Request, budget: int, ahead: list[Request]
     ) -> int:
-        """Give ``request`` a row, unless one ``ahead`` computes what it needs; returns tokens."""
+        """Give ``request`` a row, unless one ``ahead`` computes its prefix. Returns its tokens."""
         if not request.begun:
             if self.prefix_cache.adopt(request):
                 self.unblock()
@@ -324,16 +323,16 @@ class Scheduler:
     # ── admission ────────────────────────────────────────────────────────────────────────────
 
     def _admit_next(self) -> Request | None:
-        """Admit the head of the queue if its blocks are free, else one that does not delay it.
+        """Admit the head of the queue if its blocks are free, or else one that does not delay it.
 
-        None when no request can be admitted, which holds until something ends or arrives.
+        None if no request can be admitted, until one ends or arrives.
         """
         ready = list(self._ready())
         if ready and self._free_slots:
             head, *others = ready
             if self._reserve(head):
                 return head
-            # Smaller requests overtake one that lacks blocks only so often.
+            # The number of smaller requests that overtake one without blocks is limited.
             if head.backfilled_past < 2 * self.config.max_running:
                 holders = self.running + self.paused
                 for request in not_delaying(
@@ -350,7 +349,7 @@ class Scheduler:
         return (one for one in self.waiting if not (one.loading or one.held_back or one.compiling))
 
     def _reserve(self, request: Request) -> bool:
-        """Move a waiting request to the running ones if all its blocks can be had now."""
+        """Move a waiting request to the running ones if all of its blocks are available."""
         if not self.prefix_cache.reserve(request, self.config.blocks_for(request.limit_tokens)):
             return False
         self.waiting.remove(request)

@@ -1,4 +1,4 @@
-"""Keeps conversations' KV between two turns, while an agent's tools run (WK-9).
+"""Keeps the KV of conversations between two turns, while an agent's tools run (WK-9).
 
 ::
 
@@ -7,8 +7,8 @@
                      ├─ its time is over, or others need its share ─▶ cached like any other
                      └─ running work needs the blocks ─▶ evicted, the least recently used first
 
-Kept blocks still count as free: they never make any work wait, and neither admission nor health
-sees them. A disk tier has every ended turn, so evicted blocks are loaded from there.
+Kept blocks still count as free: no work ever waits for them, and admission and health ignore them.
+A disk tier has all ended turns, so evicted blocks are loaded from there.
 """
 
 import math
@@ -19,7 +19,7 @@ from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.request import Request
 
 _Name = tuple[bytes, str]
-"""A session's name under its tenant's root hash: equal names of two tenants are two sessions."""
+"""A session's name with its tenant's root hash: equal names of two tenants are two sessions."""
 
 
 @dataclass(slots=True)
@@ -29,15 +29,15 @@ class _Kept:
 
 
 class KeptSessions:
-    """The conversations that are kept. Used by the engine, on its thread; times are on its clock.
+    """The kept conversations. Used by the engine on its thread; times are of its clock.
 
-    A conversation is named by ``Job.session``, and kept for ``Job.session_keep_s``.
+    ``Job.session`` names a conversation, which is kept for ``Job.session_keep_s`` seconds.
     """
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._most_blocks = pool.total // 2
-        """Half is left to what others may ask for again."""
+        """The other half is for prefixes that other requests may use again."""
         self._kept: OrderedDict[_Name, _Kept] = OrderedDict()
         """Kept conversations, least recently used first."""
         self._next_expiry = math.inf
@@ -48,17 +48,17 @@ class KeptSessions:
 
     @property
     def next_expiry(self) -> float:
-        """When ``expire`` may have something to do; ``math.inf`` while nothing is kept."""
+        """When ``expire`` may have work to do; ``math.inf`` if no conversation is kept."""
         return self._next_expiry
 
     def begin(self, request: Request) -> None:
-        """Note that a conversation's next turn has come, and may have to wait; ``end`` follows."""
+        """Record that a conversation's next turn has arrived and may wait; ``end`` follows."""
         kept = self._kept.get(_name(request)) if request.job.session else None
         if kept is not None:
             kept.until = max(kept.until, request.deadline)
 
     def end(self, request: Request, now: float) -> None:
-        """Note that a turn is over; it still has its blocks, if it ever had any."""
+        """Record the end of a turn; the request still has its blocks, if it ever had any."""
         job = request.job
         if not job.session:
             return
@@ -73,7 +73,7 @@ class KeptSessions:
             self._give_up(name)
 
     def expire(self, now: float) -> None:
-        """Drop expired conversations. Costs one comparison while there are none."""
+        """Drop expired conversations. Costs one comparison if there are none."""
         if now < self._next_expiry:
             return
         for name, kept in list(self._kept.items()):
@@ -89,7 +89,7 @@ class KeptSessions:
         self._kept[name] = _Kept(hashes, until)
         self._kept.move_to_end(name)
         self._next_expiry = min(self._next_expiry, until)
-        # Many conversations may share one head: their number is bounded too.
+        # Many conversations may share one prefix, so their number is limited too.
         while self._pool.kept_hashes > self._most_blocks or len(self._kept) > self._pool.total:
             self._give_up(next(iter(self._kept)))
 
@@ -102,6 +102,6 @@ def _name(request: Request) -> _Name:
 
 
 def _is_head(hashes: list[bytes], longer: list[bytes]) -> bool:
-    """Whether ``hashes`` are the first of ``longer``: hashes are chained, so the last one tells."""
+    """Whether ``longer`` starts with ``hashes``: hashes are chained, so the last one decides."""
     count = len(hashes)
     return count <= len(longer) and (not count or longer[count - 1] == hashes[-1])

@@ -1,4 +1,4 @@
-"""Estimates how long steps take, measured outside the device."""
+"""Estimates step times, measured outside the device."""
 
 import math
 from collections import deque
@@ -9,49 +9,50 @@ from protocol import CERTAIN_AFTER_STEPS, CERTAIN_SHARE
 _SMOOTHING: Final = 1 / 16
 """Weight of the latest step in the moving averages."""
 BOUND_STEPS: Final = 8
-"""Steps whose average counts: one read late makes the next look short."""
+"""Number of steps that are averaged: a step that is read late makes the next look short."""
 _WORST_FADES: Final = 1 / 512
-"""Part by which the worst excess fades with each step: to a third in 512, some ten seconds."""
+"""Share by which the worst excess decays with each step: to a third in 512, about ten seconds."""
 _SPLIT_SPREAD: Final = 0.25
-"""Least spread of the latest chunks' sizes, as a share of their mean, that shows what of a chunk's
-time is the same however few tokens it has."""
+"""Least spread of the latest chunks' sizes, as a share of their mean, from which the fixed part of
+a chunk's time can be separated."""
 _MAX_EXCESS: Final = 4.0
-"""Largest excess that counts, in mean steps: beyond that it is an accident, no reason to end jobs
-early or to cut prompts into smaller chunks."""
+"""Largest excess that counts, in mean steps: a larger one is an accident and no reason to end jobs
+early or to use smaller chunks."""
 
 
 class StepTime:
     """Running estimates of step times, in seconds unless the name says otherwise.
 
-    Two bounds matter more than the mean: a job is dropped only if even the shortest step times seen
-    would be too long, and one that ends cleanly before its deadline leaves room for a *slow* step.
+    Two bounds matter more than the mean. A job is dropped only if even the shortest measured step
+    times would be too long. A job that ends cleanly before its deadline leaves room for a *slow*
+    step.
     """
 
     def __init__(self) -> None:
         self.step_s = 0.0
         """Moving average over steps that decoded."""
         self.typical_tokens = 0.0
-        """Moving average of the tokens of answers; 0 until one has ended."""
+        """Moving average of answer lengths in tokens; 0 until an answer has ended."""
         self.plain_step_s = 0.0
-        """Moving average over steps that only decoded; 0 until there was one."""
+        """Moving average over steps that only decoded; 0 until the first one."""
         self.least_token_s = 0.0
-        """Least time that a token takes in any batch; 0 until known.
+        """Least time of a token in any batch; 0 until known.
 
-        The least time per token over ``BOUND_STEPS`` steps in a row, and a margin. Larger batches
-        are slower and do not reveal it: it counts once enough steps had one row, and none since
-        beat what would have been certain.
+        The least time per token over ``BOUND_STEPS`` consecutive steps, minus a margin. Larger
+        batches are slower and do not show it: it is valid after enough steps with one row, if no
+        later step beat the certain bound.
         """
         self._fastest_token_s = math.inf
-        """Least time per token seen; it never grows."""
+        """Least measured time per token; it never grows."""
         self._counted_from_s = math.inf
-        """The least time per token when the count of lone steps began."""
+        """The least time per token when the count of single-row steps began."""
         self._latest: deque[tuple[float, int]] = deque(maxlen=BOUND_STEPS)
-        """Seconds and tokens per row of the latest steps that decoded."""
+        """Seconds and tokens per row of the latest decoding steps."""
         self._lone_steps = 0
-        """Steps of a single row since the bound was last beaten."""
+        """Number of single-row steps since the bound was last beaten."""
         self._worst_s = 0.0
-        """Most that a recent step took beyond its expectation."""
-        # Fading sums over steps with prompt tokens; long chunks weigh more, as they should.
+        """Largest recent excess of a step over its expected time."""
+        # Decaying sums over steps with prompt tokens; long chunks weigh more, as intended.
         self._prompt_steps = 0.0
         self._prompt_tokens = 0.0
         self._prompt_s = 0.0
@@ -60,44 +61,43 @@ class StepTime:
         self._fixed_s = 0.0
 
     def slow_step_s(self, prompt_tokens: int) -> float:
-        """Time that few steps with ``prompt_tokens`` exceed: what is expected, and the recent worst
-        beyond that, for disturbances are not distributed like noise."""
+        """Time that steps with ``prompt_tokens`` rarely exceed: the expected time plus the worst
+        recent excess, because disturbances are not distributed like noise."""
         expected_s = self._expected_s(prompt_tokens)
         return expected_s + min(self._worst_s, _MAX_EXCESS * expected_s)
 
     @property
     def prompt_token_s(self) -> float:
-        """Time that one more prompt token adds to a step that decodes anyway; 0 until measured."""
+        """Time that a prompt token adds to a decoding step; 0 until measured."""
         return self._by_token(self._mean_chunk_s)
 
     @property
     def chunk_s(self) -> float:
-        """Time that a step with prompt tokens takes beyond these, however few they are; 0 until
-        measured. On a GPU decodes alone are one recorded graph, and a step with a prompt is
-        launched kernel by kernel."""
+        """Fixed time that any prompt tokens add to a step; 0 until measured. On a GPU a step of
+        only decodes is one recorded graph, and a step with a prompt is launched kernel by
+        kernel."""
         return min(self._fixed_s, self._mean_chunk_s)
 
     @property
     def further_token_s(self) -> float:
-        """Time that each token adds to a chunk of a prompt, ``chunk_s`` left out; 0 until
-        measured."""
+        """Time that each token adds to a prompt chunk, without ``chunk_s``; 0 until measured."""
         return self._by_token(self._mean_chunk_s - self.chunk_s)
 
     def _by_token(self, chunk_s: float) -> float:
-        """Seconds per prompt token where each of the latest chunks took ``chunk_s``."""
+        """Seconds per prompt token if each of the latest chunks took ``chunk_s``."""
         return chunk_s * self._prompt_steps / self._prompt_tokens if self._prompt_tokens else 0.0
 
     @property
     def _mean_chunk_s(self) -> float:
-        """Time that prompt tokens added to the latest steps that had some."""
+        """Mean time that prompt tokens added to the latest steps with prompt tokens."""
         if not self._prompt_steps:
             return 0.0
         return max(0.0, self._prompt_s / self._prompt_steps - self.plain_step_s)
 
     def prompt_tokens_within(self, stall_s: float, most: int) -> int:
-        """Number of prompt tokens that delay a step's decodes by ``stall_s`` at most.
+        """Number of prompt tokens that delay a step's decodes by at most ``stall_s``.
 
-        At most ``most``, which is returned while nothing is measured.
+        At most ``most``, which is returned until prompts were measured.
         """
         token_s, left_s = self.further_token_s, stall_s - self.chunk_s
         if token_s * most <= left_s:
@@ -111,9 +111,9 @@ class StepTime:
     def decoded(
         self, duration_s: float, tokens_per_row: int, *, rows: int, prompt_tokens: int = 0
     ) -> None:
-        """Record that a step of ``rows``, with ``prompt_tokens`` in them, took ``duration_s``.
+        """Record a step of ``rows`` with ``prompt_tokens`` in them, which took ``duration_s``.
 
-        Its fastest row got ``tokens_per_row`` new tokens, at least one. To be called before
+        Its fastest row got ``tokens_per_row`` new tokens, at least one. Call it before
         ``prefilled`` for the same step.
         """
         if expected_s := self._expected_s(prompt_tokens):  # the first has none
@@ -123,17 +123,16 @@ class StepTime:
         self._bound(duration_s, tokens_per_row, is_lone=rows == 1 and not prompt_tokens)
 
     def prefilled(self, duration_s: float, tokens: int) -> None:
-        """Record a step of ``duration_s`` that computed ``tokens`` of prompts, and maybe more.
+        """Record a step of ``duration_s`` with ``tokens`` prompt tokens, and perhaps decodes.
 
-        With ``tokens`` 0 it only decoded, which shows what prompts add to a step.
+        With ``tokens`` 0 it only decoded; it is the baseline for steps with prompts.
         """
         if not tokens:
             known_s = self.plain_step_s or duration_s
             self.plain_step_s = known_s + (duration_s - known_s) * _SMOOTHING
             return
         if self._prompt_tokens:
-            # An accident says nothing about the cost of prompts; a new speed is learned in a few
-            # steps.
+            # An accident does not show the cost of prompts; a new speed is learned in a few steps.
             duration_s = min(duration_s, _MAX_EXCESS * self._expected_s(tokens))
         fade = 1 - _SMOOTHING
         self._prompt_steps = self._prompt_steps * fade + 1
@@ -144,8 +143,8 @@ class StepTime:
         self._split()
 
     def _split(self) -> None:
-        """Split the time of chunks into a part per token and a fixed part, by a line through the
-        latest ones (least squares). If all had about one size, the last split stays."""
+        """Split the time of chunks into a part per token and a fixed part, with a line through the
+        latest chunks (least squares). If all have about the same size, the last split stays."""
         count = self._prompt_steps
         mean, mean_s = self._prompt_tokens / count, self._prompt_s / count
         variance = self._squares / count - mean**2
@@ -155,7 +154,7 @@ class StepTime:
         self._fixed_s = max(0.0, mean_s - self.plain_step_s - max(0.0, token_s) * mean)
 
     def answered(self, tokens: int) -> None:
-        """Record that an answer ended by itself after ``tokens``."""
+        """Record that an answer ended by itself after ``tokens`` tokens."""
         known = self.typical_tokens or tokens
         self.typical_tokens = known + (tokens - known) * _SMOOTHING
 
@@ -168,8 +167,8 @@ class StepTime:
     def _bound(self, duration_s: float, tokens_per_row: int, *, is_lone: bool) -> None:
         """Learn the least time per token.
 
-        A much shorter time restarts the count: the machine was busy until now, and its best is not
-        known yet.
+        A much shorter time restarts the count: the machine was busy before, and its best time is
+        not known yet.
         """
         self._latest.append((duration_s, tokens_per_row))
         self._lone_steps += is_lone

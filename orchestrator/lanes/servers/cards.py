@@ -1,4 +1,4 @@
-"""Makes model cards for servers that have none, from the tokenizer's folder, the server's answers,
+"""Creates model cards for servers without one, from the tokenizer's folder, the server's answers,
 and facts about its kind.
 """
 
@@ -24,12 +24,12 @@ from protocol.tokenizer_files import (
 
 
 class BadFolder(ValueError):
-    """The folder cannot be used; the message says why."""
+    """The folder is unusable; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """Facts about a model, from its folder. ``context_tokens`` is 0 if no file says it."""
+    """A model's facts from its folder. ``context_tokens`` is 0 if no file states it."""
 
     tokenizer_json: bytes
     chat_template: str
@@ -40,7 +40,7 @@ class ModelFolder:
     context_tokens: int
     sampling_defaults: SamplingDefaults
     digest: str
-    """Hex digest of the tokenizer alone: nothing here says which weights the server has."""
+    """Hex digest of only the tokenizer: no file here identifies the server's weights."""
 
 
 def read_folder(path: Path) -> ModelFolder:
@@ -100,7 +100,7 @@ def _ids(value: object) -> tuple[int, ...]:
 
 
 def count_of(value: object) -> int:
-    """A stated count of tokens or slots; 0 if ``value`` is none."""
+    """A count of tokens or slots; 0 if ``value`` is not a valid count."""
     if not isinstance(value, int) or isinstance(value, bool):
         return 0
     return value if 0 < value < 2**31 else 0
@@ -117,21 +117,21 @@ ALWAYS_LACKING = frozenset(
         Feature.STEP_ABORT,
     }
 )
-"""Features that every server lacks which is not Tidegate's: its API cannot ask for or tell them, or
-this side does not ask."""
+"""Features that all servers other than Tidegate's lack: their APIs do not support them, or this
+side does not use them."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """Facts about a server, its own or its kind's; 0 or empty if unknown."""
+    """A server's facts, or those of its kind; 0 or empty if unknown."""
 
     model: str
     engine: str
     version: str
     lacks: Collection[Feature]
-    """What it cannot do beyond ``ALWAYS_LACKING``."""
+    """Features that it lacks in addition to ``ALWAYS_LACKING``."""
     abort_ms: float
     slots: int
     context_tokens: int = 0
@@ -141,9 +141,9 @@ class ServerFacts:
 def make_card(endpoint: Endpoint, folder: ModelFolder, told: ServerFacts) -> ModelCard:
     """A card for the server."""
     contexts = [c for c in (endpoint.context, told.context_tokens, folder.context_tokens) if c]
-    # An instance without stated weights shares them with none: equal names do not mean equal files.
+    # An instance without stated weights shares none: equal names do not mean equal files.
     weights = endpoint.weights or f"{endpoint.name} {told.model}"
-    is_digest = _DIGEST.fullmatch(endpoint.weights)  # as workers have it
+    is_digest = _DIGEST.fullmatch(endpoint.weights)  # the workers' form
     return ModelCard(
         model=endpoint.alias or told.model,
         context_tokens=min(contexts, default=2048),
@@ -173,7 +173,7 @@ def make_card(endpoint: Endpoint, folder: ModelFolder, told: ServerFacts) -> Mod
 
 
 def _served(defaults: SamplingDefaults, lacks: Collection[Feature]) -> SamplingDefaults:
-    """``defaults`` without those that the server cannot follow: no client asked for them."""
+    """``defaults`` without those that the server does not support: no client requested them."""
     unserved = {"repetition_penalty": Feature.PENALTIES, "min_p": Feature.MIN_P}
     left_out = {name: None for name, feature in unserved.items() if feature in lacks}
     return msgspec.structs.replace(defaults, **left_out)

@@ -1,4 +1,4 @@
-"""A lane over HTTP: a request for each job, answered by an event stream, and what failures mean."""
+"""A lane over HTTP: one request per job, answered by an event stream; and its failures."""
 
 import asyncio
 import re
@@ -16,15 +16,15 @@ from orchestrator.lanes.sse import EventReader, EventTooLong
 from protocol import Code, excerpt
 
 MAX_CONNECTIONS: Final = 4096
-"""Most connections of a lane: a job has one to itself while it runs; more jobs wait, until their
-deadline."""
+"""Maximum connections of a lane: each running job has its own; more jobs wait, at most until their
+deadlines."""
 KEEP_S: Final = 4.0
-"""Seconds that an idle connection is kept: less than servers keep one (uvicorn and llama.cpp: 5 s),
-so that no job meets its end."""
+"""Seconds that an idle connection is kept: less than servers keep it (uvicorn and llama.cpp: 5 s),
+so that no job finds it closed."""
 READ_BYTES: Final = 2**18
 CONNECT_S: Final = 5.0
 MAX_ANSWER_BYTES: Final = 2**20
-"""Most bytes read of an answer that is not a stream."""
+"""Maximum bytes read of an answer that is not a stream."""
 USAGE_S = 1.0
 """Seconds that an ended text waits for the server's final facts."""
 _DONE: Final = b"[DONE]"
@@ -39,7 +39,7 @@ _CODES = {
     503: Code.NO_CAPACITY,
     504: Code.NO_CAPACITY,
 }
-"""What a status means for a job; any other one is the engine's fault."""
+"""Codes for a job by HTTP status; any other status is the engine's fault."""
 
 
 class ServerEvent(msgspec.Struct):
@@ -53,11 +53,11 @@ class HttpLane(PolledLane):
     ``_request`` and ``_take``."""
 
     path: str
-    """Where jobs are sent."""
+    """The path for jobs."""
     decoder: msgspec.json.Decoder[Any]
     """Decodes an event, a ``ServerEvent``."""
     running: re.Pattern[bytes] | None = None
-    """Finds the jobs in the server's ``/metrics``; None if it has none there."""
+    """Finds the number of jobs in the server's ``/metrics``; None if it is not there."""
     _http: aiohttp.ClientSession | None = None
     _key = ""
 
@@ -67,12 +67,12 @@ class HttpLane(PolledLane):
 
     @abstractmethod
     def _request(self, job: ServerJob, prompt: str | list[int]) -> dict[str, Any]:
-        """The body that asks for a job."""
+        """The request body of a job."""
 
     @abstractmethod
     def _take(self, job: ServerJob, event: Any) -> bool:
-        """Deliver an event's tokens, and set the job's ``finish`` at its end; returns whether
-        nothing about the job will follow."""
+        """Deliver an event's tokens, and set the job's ``finish`` at its end. Returns whether this
+        was the job's last event."""
 
     def start(self) -> None:
         if self._http is None:
@@ -81,7 +81,7 @@ class HttpLane(PolledLane):
                     limit=MAX_CONNECTIONS, limit_per_host=0, keepalive_timeout=KEEP_S
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                # Jobs have deadlines of their own, and polls a limit.
+                # Jobs have their own deadlines, and polls have a limit.
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
                 read_bufsize=READ_BYTES,
                 auto_decompress=False,
@@ -165,13 +165,13 @@ class HttpLane(PolledLane):
                     raise ServerLost(f"its connection broke: {_said(error)}") from None
                 except EventTooLong as error:
                     raise JobFailed(Code.ENGINE_ERROR, f"its server sent {error}") from None
-        if job.finish is None:  # the body just ended
+        if job.finish is None:  # the body ended without a finish
             raise ServerLost("its answer ended early")
         return job.finish
 
     async def _read_answer(self, job: ServerJob, body: bytes, limit: asyncio.Timeout) -> None:
-        """Read a job's event stream. Leaving early closes the connection, which tells the server
-        that the rest is not wanted."""
+        """Read a job's event stream. An early exit closes the connection, which tells the server to
+        stop."""
         assert self._http is not None
         headers = self._headers | {"Content-Type": "application/json"}
         if job.correlation_id:

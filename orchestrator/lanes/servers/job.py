@@ -12,11 +12,11 @@ from protocol import NO_TOKEN_ID, Code, FinishReason, OnDeadline, Sampling, Toke
 
 
 class ServerLost(Exception):
-    """The server cannot be reached, or went away within an answer; the message says how."""
+    """The server is unreachable or was lost during an answer; the message says how."""
 
 
 class JobFailed(Exception):
-    """The server will not do a job, or failed at it."""
+    """The server refused a job or failed on it."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -24,14 +24,14 @@ class JobFailed(Exception):
 
 
 class Finish(NamedTuple):
-    """How a text ended."""
+    """The end of a text."""
 
     reason: FinishReason
     stop: str = ""
     stop_token_id: int | None = None
     cached_tokens: int = 0
     tail: str = ""
-    """Text after the last token's."""
+    """Text after the last token."""
 
 
 class Piece(NamedTuple):
@@ -57,26 +57,26 @@ class ServerJob:
     ends_at: float
     cache_salt: str = ""
     cutter: StopCutter | None = None
-    """Ends the text at stop strings, where the server does not."""
+    """Ends the text at stop strings if the server does not."""
     counter: TokenCounter | None = None
-    """Counts the tokens of the text, where the server does not."""
+    """Counts the tokens of the text if the server does not."""
     task: "asyncio.Task[None] | None" = None
     timer: Timer | None = None
     first_token_at: float = 0.0
     completion_tokens: int = 0
     is_over: bool = False
     held: str = ""
-    """Text without a token of its own, for the next piece."""
+    """Text without its own token, for the next piece."""
     finish: Finish | None = None
-    """How the server said that the text ended; what may still come is about the end, and no text.
-    None until it has said so."""
+    """The server's end of the text; later events concern only the end. None until the server
+    reports it."""
 
     @property
     def left_tokens(self) -> int:
         return max(0, self.sampling.max_tokens - self.completion_tokens)
 
     def unnamed(self, count: int) -> list[int]:
-        """``count`` tokens without ids, but no more than the answer may still have."""
+        """``count`` tokens without ids, limited to the answer's remaining tokens."""
         return [NO_TOKEN_ID] * max(0, min(count, self.left_tokens))
 
     def left_s(self, now: float) -> float:

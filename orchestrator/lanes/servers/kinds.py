@@ -21,8 +21,8 @@ def _count_of_jobs(names: bytes) -> re.Pattern[bytes]:
 
 
 MAX_STOPS: Final = 4
-"""Stop strings that OpenAI's API takes, and text-generation-inference unless its operator allows
-more; the text is cut here at any number of them."""
+"""Maximum stop strings of OpenAI's API, and of text-generation-inference by default; this side cuts
+the text at any number of them."""
 
 # ── vLLM ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -90,10 +90,10 @@ class _Chunk(ServerEvent):
 
 
 class VllmLane(HttpLane):
-    """A lane to one ``vllm serve``, by its OpenAI completions: takes token ids, gives ids and text.
+    """A lane to one ``vllm serve``, by its OpenAI completions: sends token ids, gets ids and text.
 
-    A closed connection aborts the request in vLLM's engine, after the current step and the server's
-    own turn: 27 to 63 ms measured (0.32, a small model on a CPU).
+    A closed connection aborts the request in vLLM's engine after the current step and the server's
+    next loop pass: 27 to 63 ms measured (0.32, a small model on a CPU).
     """
 
     path = "/v1/completions"
@@ -103,7 +103,7 @@ class VllmLane(HttpLane):
     _model = ""
 
     async def _served(self) -> dict[str, Any]:
-        """What the server says of the model that this lane is to. Raises ``ServerLost``."""
+        """The server's data on this lane's model. Raises ``ServerLost``."""
         models = (await self._get_object("/v1/models")).get("data")
         served = {
             str(one.get("id")): one
@@ -191,7 +191,7 @@ def _logprobs_of(choice: _Choice, ids: list[int], wanted: int | None) -> list[To
 
 
 def _likeliest(top: dict[str, float], wanted: int) -> list[tuple[int, float]]:
-    """The ``wanted`` likeliest tokens; the server adds the chosen token, likely or not."""
+    """The ``wanted`` likeliest tokens; the server adds the chosen token even if it is unlikely."""
     pairs = [(int(t.removeprefix(_TOKEN)), v) for t, v in top.items() if t.startswith(_TOKEN)]
     return sorted(pairs, key=lambda pair: -pair[1])[:wanted]
 
@@ -200,10 +200,9 @@ def _likeliest(top: dict[str, float], wanted: int) -> list[tuple[int, float]]:
 
 
 class OpenAiLane(VllmLane):
-    """A lane to a server of which nothing is known but that it has OpenAI's completions: SGLang,
-    Dynamo's frontend and many more. It gets token ids, which OpenAI's API takes as well as text,
-    and OpenAI's own parameters alone; it gives text, whose tokens are counted, and whose stop
-    strings are cut, here."""
+    """A lane to any server with OpenAI's completions: SGLang, Dynamo's frontend and many more. The
+    server gets token ids, which OpenAI's API accepts as well as text, and only OpenAI's own
+    parameters. It returns text; this lane counts its tokens and cuts it at stop strings."""
 
     running = None
     names_ids = False
@@ -276,7 +275,7 @@ class OpenAiLane(VllmLane):
 # ── llama.cpp ────────────────────────────────────────────────────────────────────────────────────
 
 COUNT_EVERY_S: Final = 2.5
-"""Seconds between questions for its jobs, long enough for it to look at its connections."""
+"""Seconds between queries of its jobs, long enough for it to check its connections."""
 _NO_PENALTIES = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
@@ -290,13 +289,13 @@ class _LlamaEvent(ServerEvent):
 
 
 class LlamaCppLane(HttpLane):
-    """A lane to one ``llama-server``, by ``/completion``: takes token ids, gives text and most ids.
+    """A lane to one ``llama-server``, by ``/completion``: sends token ids, gets text and most ids.
 
-    The server leaves out the ids of tokens that end within a character or within what may be a stop
-    string, so its card says that it lacks them. ``t_max_predict_ms`` is set to the job's budget: it
-    counts from the first token on and looks at line ends, so it is a second net and no deadline.
-    The server notices a closed connection with the next token that it sends (docs/engines.md has
-    what was measured); while it computes a prompt it looks only after a second without any output.
+    The server leaves out the ids of tokens that end within a character or a possible stop string,
+    so its card lists them as lacking. ``t_max_predict_ms`` is set to the job's budget: it counts
+    from the first token and is checked at line ends, so it is a fallback and not a deadline. The
+    server notices a closed connection at its next sent token (measurements: docs/engines.md); while
+    it computes a prompt it checks only after a second without output.
     """
 
     path = "/completion"
@@ -357,12 +356,12 @@ class LlamaCppLane(HttpLane):
         }
         if penalties != _NO_PENALTIES:
             assert self._card is not None
-            # The server would look back at its last 64 tokens otherwise, the prompt's among them.
+            # Otherwise the server would use its last 64 tokens, including the prompt's.
             body |= penalties | {"repeat_last_n": self._card.context_tokens}
         return body
 
     def _take(self, job: ServerJob, event: _LlamaEvent) -> bool:
-        # The tokens that the server keeps to itself are counted, not named.
+        # Tokens without ids are only counted.
         silent = event.tokens_predicted - job.completion_tokens - len(event.tokens)
         self._deliver(job, Piece(job.unnamed(silent) + event.tokens, event.content))
         if event.stop:
@@ -394,9 +393,9 @@ class _TgiEvent(ServerEvent):
 
 
 class TgiLane(HttpLane):
-    """A lane to one ``text-generation-launcher``, by ``/generate_stream``: takes text, gives ids.
+    """A lane to one ``text-generation-launcher``, by ``/generate_stream``: sends text, gets ids.
 
-    It leaves stop strings in the text. Closing the connection drops the request from its batch
+    The server leaves stop strings in the text. A closed connection drops the request from its batch
     after the current step.
     """
 

@@ -1,4 +1,4 @@
-"""Measures a worker's pace from outside, for servers that do not tell it.
+"""Measures a worker's speed from outside, for servers that do not report it.
 
 Engines that batch give each running stream a token per step. So within a short window the stream
 with most tokens counts the steps, and the time in which any job was there is the time that they
@@ -50,8 +50,8 @@ class LaneMeter:
             self._busy_since = None
 
     def saw_others(self, jobs: int) -> None:
-        """Take in how many other jobs the server reports. Reports lag: only a number that comes
-        twice counts.
+        """Record the number of other jobs that the server reports. Reports lag: a number counts
+        only if it is reported twice.
         """
         self._foreign, self._foreign_before = min(jobs, self._foreign_before), jobs
 

@@ -7,9 +7,9 @@
     submit ─▶ generate: one request per job ─▶ tokens … ─▶ finish
                  ▲ cancel, deadline: the request is closed, its end is reported by us
 
-The server knows nothing of deadlines, so the lane keeps them: at a job's deadline it ends, and
+The server does not support deadlines, so the lane enforces them: a job ends at its deadline, and
 later output is dropped. A closed request may hold its slot at the server for the card's
-``abort_ms``: for that time it counts as load.
+``abort_ms``: it counts as load for that time.
 """
 
 import asyncio
@@ -49,21 +49,21 @@ from protocol import (
 POLL_S: Final = 0.3
 """Seconds between two polls of the server's health: three before its silence counts."""
 RECHECK_POLLS: Final = 20
-"""Polls between two checks of which model the server serves: it may have come back with another."""
+"""Number of polls between checks of the server's model: it may have returned with another."""
 _MAX_IDS: Final = 2**31
 _MAX_HELD: Final = 2**16
-"""Most characters that wait for the token that they came of."""
+"""Maximum characters that wait for their token."""
 
 
 class _Ended(Exception):
-    """The text ends here, though the server sends more."""
+    """The text ends here, even if the server sends more."""
 
 
 class PolledLane(Lane):
-    """Keeps a lane's promises; a kind of server adds how it is reached, polled and asked."""
+    """The common part of lanes; a kind of server adds how to reach, poll and query it."""
 
     takes_text = False
-    """Whether prompts go as text rather than as token ids."""
+    """Whether prompts are sent as text instead of token ids."""
     leaves_stops = False
     """Whether the server leaves stop strings in its text."""
 
@@ -99,7 +99,7 @@ class PolledLane(Lane):
 
     @abstractmethod
     async def _reach(self, folder: ModelFolder) -> ServerFacts:
-        """Check that the server answers, and what it is. Raises ``ServerLost``."""
+        """Check that the server answers, and identify it. Raises ``ServerLost``."""
 
     @abstractmethod
     async def _poll(self) -> int | None:
@@ -202,7 +202,7 @@ class PolledLane(Lane):
                             self._owner.lane_reported(self, self._frame(card))
                     jobs = await self._poll()
             except TimeoutError:
-                continue  # silence, which the owner judges
+                continue  # silence: the owner judges it
             if jobs is not None:
                 self._meter.saw_others(max(0, jobs - self.load))
             self.last_frame_at = self._clock.now()
@@ -263,7 +263,7 @@ class PolledLane(Lane):
         ids, logprobs = list(piece.ids), piece.logprobs
         if ids and not NO_TOKEN_ID <= min(ids) <= max(ids) < _MAX_IDS:
             raise JobFailed(Code.ENGINE_ERROR, "its server sent a token id that no vocabulary has")
-        if len(ids) > job.left_tokens:  # the server does not heed the limit
+        if len(ids) > job.left_tokens:  # the server ignores the limit
             if not job.left_tokens:
                 job.finish = Finish(FinishReason.LENGTH)
                 raise _Ended
@@ -317,7 +317,7 @@ class PolledLane(Lane):
         self._report_end(job, end)
 
     def _give_up(self, job: ServerJob) -> None:
-        """Close a job's request. From here on nothing of it is passed on."""
+        """Close a job's request. After this none of its output is passed on."""
         self._stop_timing(job)
         if job.task is not None and job.task is not asyncio.current_task():
             job.task.cancel()
@@ -342,7 +342,7 @@ class PolledLane(Lane):
             job.sink.on_ended(end)
 
     def _lose(self, job: ServerJob, reason: str) -> None:
-        """Lose one job whose server went away; the next poll tells if for good."""
+        """Lose one job whose server was lost; the next poll shows if it is permanent."""
         if not job.is_over:
             self._stop_timing(job)
             if self._jobs.pop(job.handle, None) is not None:

@@ -1,12 +1,12 @@
-"""Serves servers that take and give text alone: turns ids into prompts, and cuts texts at stop
-strings.
+"""Supports servers that accept and return only text: converts ids to prompts, and cuts texts at
+stop strings.
 
-A prompt is token ids here, made with the model's own tokenizer and chat template. A server that
-takes text gets what those ids stand for, and reads it with its own tokenizer:
+Here a prompt is token ids, made with the model's own tokenizer and chat template. A server that
+accepts text gets the text of those ids, and encodes it with its own tokenizer:
 
-- What that tokenizer adds to every prompt (a begin token) is left out here.
-- A text that only looks like a special token would become one there. Such a prompt is refused:
-  its author could end a message and continue as the system.
+- Tokens that the server's tokenizer adds to every prompt (a begin token) are left out here.
+- A text that only looks like a special token would become one there. Such a prompt is refused: its
+  author could end a message and continue as the system.
 - Otherwise the server may split the same text into other tokens.
 """
 
@@ -24,7 +24,7 @@ _COUNTED_CHARS: Final = 256
 
 
 class UnsendablePrompt(ValueError):
-    """The server would read something else than the prompt; the message says what."""
+    """The server would read a different prompt; the message says why."""
 
 
 class PromptText:
@@ -65,7 +65,7 @@ class PromptText:
         return await asyncio.to_thread(self.text_of, ids)
 
     def count(self, text: str) -> int:
-        """How many tokens a text has, for servers that do not say."""
+        """The number of tokens of a text, for servers that do not report it."""
         with self._lock:
             return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
@@ -74,8 +74,8 @@ class PromptText:
 
 
 class TokenCounter:
-    """Counts the tokens of a text that comes in parts. The end of the text is counted again with
-    each part, so that a token that came in two halves is one."""
+    """Counts the tokens of a text that arrives in parts. The end of the text is recounted with each
+    part, so that a token that arrives in two halves counts once."""
 
     def __init__(self, tokenizer: PromptText) -> None:
         self._tokenizer = tokenizer
@@ -95,9 +95,9 @@ class TokenCounter:
 
 
 class StopCutter:
-    """Ends a text before the first of its stop strings, for servers that leave it in.
+    """Ends a text before the first of its stop strings, for servers that do not remove it.
 
-    A possible beginning of a stop string is held back until more is known.
+    It holds back a possible start of a stop string until more text arrives.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -105,10 +105,10 @@ class StopCutter:
         self.held = ""
         """The text that is held back."""
         self.found = ""
-        """The stop string that ended the text; empty while none has."""
+        """The stop string that ended the text; empty if none has."""
 
     def feed(self, text: str) -> str:
-        """The part of the text that may be shown by now; empty once ``found``."""
+        """The part of the text that may be shown now; empty after ``found``."""
         if self.found:
             return ""
         text, self.held = self.held + text, ""

@@ -1,4 +1,4 @@
-"""Durable tasks, written down (OR-5).
+"""The journal of durable tasks (OR-5).
 
 A durable task's life::
 
@@ -7,8 +7,8 @@ A durable task's life::
     end    ─▶ the same transaction removes the prompt and writes the result ─▶ terminal event
     result ─▶ removed after its retention; the rest of the row after 7 days
 
-``file`` opens what an earlier process left, once it is locked for ours alone; ``file_store`` writes
-and reads it. ``durable`` is the event loop's side, with an entry for each live task;
-``orchestrator.recovery`` takes over unfinished tasks. ``store`` is common to all stores, the shared
-one too, and ``records`` has the stored forms.
+``file`` opens an earlier process's file after locking it exclusively; ``file_store`` writes and
+reads it. ``durable`` is the event loop's side, with an entry for each live task;
+``orchestrator.recovery`` takes over unfinished tasks. ``store`` is the base of all stores,
+including the shared one, and ``records`` has the stored forms.
 """

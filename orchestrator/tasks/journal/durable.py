@@ -1,8 +1,8 @@
-"""Durable tasks, as the event loop sees them: accepted, running, ended, found again (OR-5).
+"""Durable tasks on the event loop: accept, run, end, find again (OR-5).
 
-Tokens cost nothing here: a running task's are read from its transcript every 250 ms. Clients get an
-end only once its record is on disk, unless the disk fails, so that a crash never changes an end
-that a client has seen.
+Tokens cost nothing here: a running task's tokens are read from its transcript every 250 ms. Clients
+get an end only after its record is on disk, unless the disk fails, so that a crash never changes an
+end that a client has seen.
 """
 
 import asyncio
@@ -30,39 +30,39 @@ from orchestrator.tasks.journal.store import Found, JournalStore, WriterCalls
 from orchestrator.tasks.task import Task
 
 COMMIT_WAIT_S = 5.0
-"""Longest wait for the disk, in seconds; a slower disk is as good as broken."""
+"""Maximum wait for the disk in seconds; a slower disk counts as broken."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A live task's place in the journal."""
+    """A live task's entry in the journal."""
 
     n: int
     task: Task
     accept: Accept | None
-    """The record that a new file begins with; dropped at the end, because the prompt is in it."""
+    """The record to write into a new file; dropped at the end, because it has the prompt."""
     committed: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """Done once the acceptance is on the disk; raises ``JournalUnavailable``."""
+    """Done when the acceptance is on disk; raises ``JournalUnavailable``."""
     begun: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     tokens: int = 0
-    """How many tokens have been handed to the writer."""
+    """Number of tokens passed to the writer."""
     keeps_tokens: bool = True
     is_recorded: bool = False
     is_refused: bool = False
     is_left: bool = False
-    """Whether the next process continues the task: then its end here is not reported."""
+    """Whether the next process continues the task; its end here is then not reported."""
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Its error is read here, so that it is not logged when no one awaits it.
+        # Read its error here, so that it is not logged if nobody awaits it.
         self.committed.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def when_recorded(self, call: Callable[[], None]) -> None:
-        """Call once the end is on the disk, or cannot be for now; at once where it is."""
+        """Call when the end is on disk or cannot be written for now; at once if it already is."""
         if self.is_recorded:
             call()
         else:
@@ -75,7 +75,7 @@ class Entry:
             call()
 
     def unfinished(self, now: float) -> UnfinishedTask:
-        """The task as another process would find it."""
+        """The task in the form for another process."""
         assert self.accept is not None
         transcript = self.task.transcript
         tokens = StoredTokens(b"", [])
@@ -88,7 +88,7 @@ class Entry:
         return UnfinishedTask(self.accept.row, self.accept.request, tokens)
 
     def new_tokens(self, now: float) -> Tokens | None:
-        """Tokens since the last call, as they are handed to the writer; None if there are none."""
+        """Tokens since the last call, in the form for the writer; None if there are none."""
         transcript = self.task.transcript
         if transcript is None or not self.keeps_tokens or len(transcript.ids) <= self.tokens:
             return None
@@ -108,7 +108,7 @@ class Entry:
             self.committed.set_result(None)
 
     def refuse_name(self) -> None:
-        """Note that another submission of the same key has the task's name."""
+        """Record that another submission of the same key has the task's name."""
         if not self.committed.done():
             self.committed.set_exception(
                 KeyInUse(
@@ -119,40 +119,40 @@ class Entry:
 
 
 class DurableTasks:
-    """The journal of one orchestrator. ``start`` and everything else run on the event loop."""
+    """The journal of one orchestrator. All methods run on the event loop."""
 
     def __init__(self, store: JournalStore, clock: Clock) -> None:
         self.window_ms = store.window_ms
         """How much may be lost with the process, in ms; 0: a task is stored before its 202."""
         self.fault = ""
-        """Why nothing can be written; empty while all is well."""
+        """Why the journal cannot be written; empty if it can."""
         self.on_fault: Callable[[], None] = lambda: None
         self.commits = 0
         self.recovered: Counter[str] = Counter()
         """Number of tasks of an earlier process, by treatment."""
         self.on_lost: Callable[[Task], None] = lambda task: None
-        """Called with each task that another orchestrator has taken over, because this one was
-        silent for too long."""
+        """Called with each task that another orchestrator took over because this one was silent for
+        too long."""
         self.lost = 0
-        """How many those were; the other orchestrator counts their outcome."""
+        """Number of such tasks; the other orchestrator counts their outcomes."""
         self.on_outdone: Callable[[Task], None] = lambda task: None
-        """Called with each task that ended here after another orchestrator had taken it over."""
+        """Called with each task that ended here after another orchestrator took it over."""
         self.outdone = 0
-        """How many those were; each is in the outcomes of both."""
+        """Number of such tasks; each is in the outcomes of both."""
         self.boot = store.boot
         self._store = store
         self._clock = clock
         self._next_n = store.next_n
         self._live: dict[int, Entry] = {}
         self._ending: dict[int, Entry] = {}
-        """Entries of tasks that have ended, by number, until the writer has dealt with the end."""
+        """Entries of ended tasks, by number, until the writer has processed the end."""
         self._left: list[Entry] = []
         self._undecided: dict[int, Entry] = {}
-        """Entries with clients that wait for the disk, oldest first."""
+        """Entries whose clients wait for the disk, oldest first."""
         self._looks_at: asyncio.TimerHandle | None = None
-        """One timer for all waiting clients: one for each cost as much as the rest of the wait."""
+        """One timer for all waiting clients: one each cost as much as the rest of the wait."""
         self._by_name: dict[tuple[str, str], Entry] = {}
-        """Submissions that have a name, until the file knows it."""
+        """Named submissions, until their names are in the file."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         self._reader = store.new_reader()
@@ -171,7 +171,7 @@ class DurableTasks:
         self._writer.start()
 
     async def close(self) -> None:
-        """Write everything there is, then release the file. Idempotent."""
+        """Write all pending operations, then release the file. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             await asyncio.to_thread(self._close)
@@ -179,7 +179,7 @@ class DurableTasks:
     def _close(self) -> None:
         is_over = self._loop is None or self._writer.close()
         self._reader.close()
-        if is_over:  # else it ends with the process, so that no second one writes there
+        if is_over:  # otherwise it stays locked until the exit: no second writer
             self._store.close()
 
     @property
@@ -207,12 +207,12 @@ class DurableTasks:
     def require(self) -> None:
         if self.fault:
             raise JournalUnavailable(
-                f"durable tasks are not accepted now, for the journal cannot be written: "
+                f"durable tasks are not accepted now, because the journal cannot be written: "
                 f"{self.fault}; try again later, or without durable"
             )
 
     def accept(self, task: Task, model_digest: str) -> None:
-        """Hand an admitted task to the writer; ``committed`` waits for the disk."""
+        """Pass an admitted task to the writer; ``committed`` waits for the disk."""
         offset = self._clock.unix() - self._clock.now()
         accept = Accept(
             row_of(self._next_n, task, self._clock, self.boot),
@@ -232,7 +232,7 @@ class DurableTasks:
         self._writer.put(accept)
 
     def adopt(self, task: Task, accept: Accept, tokens: int) -> None:
-        """Continue a task that an earlier process had accepted, and had written ``tokens`` of."""
+        """Continue a task that an earlier process accepted, with ``tokens`` already written."""
         entry = self._add(task, accept)
         entry.committed.set_result(None)
         entry.tokens = tokens
@@ -253,7 +253,7 @@ class DurableTasks:
         self._looks_at = asyncio.get_running_loop().call_later(wait_s, self._give_up)
 
     def _give_up(self) -> None:
-        """Refuse tasks that have waited for too long."""
+        """Refuse tasks that have waited too long."""
         self._looks_at = None
         now = asyncio.get_running_loop().time()
         for n, entry in list(self._undecided.items()):
@@ -278,12 +278,12 @@ class DurableTasks:
             del self._by_name[name]
 
     def check_owned(self) -> None:
-        """Call ``on_lost`` for each live task that another orchestrator has taken on."""
+        """Call ``on_lost`` for each live task that another orchestrator took over."""
         for entry in self._live.values():
             self._writer.put(Tokens(entry.n, entry.tokens, StoredTokens(b"", [])))
 
     def flush(self) -> None:
-        """Hand new tokens of running tasks to the writer; to be called about every 250 ms."""
+        """Pass new tokens of running tasks to the writer; call it about every 250 ms."""
         stuck_s = self._writer.stuck_s
         if stuck_s > COMMIT_WAIT_S:
             self._set_fault(f"the disk has taken nothing for {stuck_s:.0f} s")
@@ -300,20 +300,20 @@ class DurableTasks:
             self._writer.put(tokens)
 
     def keep_no_tokens(self, task: Task) -> None:
-        """Write no more tokens of an adopted task that is generated again from its start."""
+        """Stop writing tokens of an adopted task that is regenerated from its start."""
         assert task.entry is not None
         task.entry.keeps_tokens = False
 
     def leave(self, task: Task) -> bool:
-        """Leave a task to the next process: its end here is not recorded, and its followers get
-        none. False for one that is not durable, or not yet."""
+        """Leave a task to the next process: its end here is not recorded, and its followers get no
+        end. False if it is not durable (yet)."""
         entry = task.entry
         if entry is None or entry.n not in self._live:
             return False
         if not entry.committed.done() and not self.is_async:  # it is not accepted yet
             self.refuse(task)
             entry.committed.set_exception(
-                Draining("the service is going down; try again elsewhere")
+                Draining("the service is shutting down; try again elsewhere")
             )
             return False
         del self._live[entry.n]
@@ -323,8 +323,8 @@ class DurableTasks:
         return True
 
     def take_back(self) -> list[tuple[Task, UnfinishedTask]]:
-        """Take back what was left to the next process, because this one continues. Returns each
-        with the task that it was until then."""
+        """Take back tasks that were left to the next process, because this one continues. Returns
+        each previous task with its unfinished form."""
         left, self._left = self._left, []
         now = self._clock.now()
         return [(entry.task, entry.unfinished(now)) for entry in left]
@@ -360,8 +360,8 @@ class DurableTasks:
     # ── looking up ───────────────────────────────────────────────────────────────────────────
 
     async def submission(self, key: str, idempotency_key: str) -> Task | None:
-        """The task of a submission with that name that is being written; waits for that. None
-        without one. Raises what ``committed`` does."""
+        """The task of a submission with that name that is being written; waits for the write. None
+        if there is none. Raises the errors of ``committed``."""
         entry = self._by_name.get((key, idempotency_key))
         if entry is None:
             return None
@@ -369,7 +369,7 @@ class DurableTasks:
         return entry.task
 
     def ending(self, task_id: str) -> Task | None:
-        """A task that has just ended, before the file has its end; else None."""
+        """A task that has just ended and whose end is not in the file yet; otherwise None."""
         entries = self._ending.values()
         return next((entry.task for entry in entries if entry.task.id == task_id), None)
 
@@ -382,7 +382,7 @@ class DurableTasks:
     # ── from the writer's thread ─────────────────────────────────────────────────────────────
 
     def _to_begin_with(self) -> list[Accept]:
-        """The tasks that a new file begins with; their tokens follow with the next ``flush``."""
+        """The tasks to write into a new file; the next ``flush`` writes their tokens."""
         self._call(self._write_tokens_anew, None)
         live = list(self._live.values())
         return [entry.accept for entry in live if entry.accept is not None]
@@ -393,7 +393,7 @@ class DurableTasks:
 
     def _call(self, function: Callable[[T], None], value: T) -> None:
         assert self._loop is not None
-        with suppress(RuntimeError):  # the loop has ended before us
+        with suppress(RuntimeError):  # the loop has already ended
             self._loop.call_soon_threadsafe(function, value)
 
     def _written(self, batch: Batch) -> None:
@@ -416,11 +416,11 @@ class DurableTasks:
                     entry.decide(batch.fault)
             elif batch.fault:
                 entry = self._live.get(one.n)
-                if entry is not None:  # these, and all after them, are written later
+                if entry is not None:  # write these and all later ones later
                     entry.tokens = min(entry.tokens, one.first)
 
     def _lose(self, n: int) -> None:
-        """Drop a task that another orchestrator has taken on: its followers ask there."""
+        """Drop a task that another orchestrator took over: its followers ask there."""
         entry = self._live.pop(n, None)
         ending = self._ending.pop(n, None)
         if entry is not None:

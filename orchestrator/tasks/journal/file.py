@@ -1,10 +1,10 @@
 """The journal's file: its locks, and an earlier process's tasks (OR-5).
 
-One process at a time may use it, so that no task ever runs twice at once. Two locks are held for as
-long as the process lives, stopped or not: on a file next to the journal, which names the owner, and
-on the journal itself. Removing the first one does not open the way for a second orchestrator, and
-it is made again before the next transaction. Where both files were replaced, and another process
-has them, this one never writes again. A damaged file is renamed, never deleted.
+Only one process at a time may use it, so that no task runs twice at once. The process holds two
+locks until it exits, even while it is stopped: on a file next to the journal, which names the
+owner, and on the journal itself. If the first file is removed, no second orchestrator can start,
+and the file is recreated before the next transaction. If both files were replaced and another
+process has them, this one never writes again. A damaged file is renamed, never deleted.
 """
 
 import errno
@@ -32,7 +32,7 @@ from orchestrator.telemetry.log import fields, service_log
 
 
 class JournalError(Exception):
-    """The journal cannot be opened; the message says why, and what to do."""
+    """The journal cannot be opened; the message says why and what to do."""
 
 
 class JournalHeld(JournalError):
@@ -44,8 +44,8 @@ class JournalLock:
     ``OSError``."""
 
     def __init__(self, path: Path) -> None:
-        """Take both locks. Raises ``JournalError`` where another process has them. Creates the
-        journal's file if missing, so that it can be locked."""
+        """Take both locks. Raises ``JournalError`` if another process has them. Creates the
+        journal's file if it is missing, so that it can be locked."""
         self._path = path
         self._beside = Path(f"{path}.lock")
         self._lock = self._file = -1
@@ -59,8 +59,8 @@ class JournalLock:
             raise
 
     def require(self) -> None:
-        """Check that both locks are still held, before each transaction. Raises ``JournalError``
-        where another process has taken them."""
+        """Check before each transaction that both locks are still held. Raises ``JournalError`` if
+        another process has taken them."""
         if _inode(self._beside) == self._lock_inode and _inode(self._path) == self._file_inode:
             return
         try:
@@ -94,16 +94,16 @@ class JournalLock:
         except BaseException:
             os.close(lock)
             raise
-        with suppress(OSError):  # a full disk: the process id is for people only
+        with suppress(OSError):  # a full disk: the process id is only informational
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        # One that was removed since is taken again before the next transaction.
+        # A lock file that was removed is taken again before the next transaction.
         old, self._lock, self._lock_inode = self._lock, lock, os.fstat(lock).st_ino
         if old >= 0:
             os.close(old)
 
     def _take_file(self) -> None:
-        """Lock the file that has the journal's name now.
+        """Lock the file that now has the journal's name.
 
         Closing any descriptor of a file drops the locks that SQLite has on it in this process
         (POSIX): so this one is closed when the file is another one already, or at the end.
@@ -167,9 +167,9 @@ _SCHEMA: Final = (
     """CREATE UNIQUE INDEX tasks_by_idempotency_key ON tasks (key, idempotency_key)
             WHERE idempotency_key IS NOT NULL""",
     "CREATE INDEX tasks_that_live ON tasks (n) WHERE ended_unix IS NULL",
-    # Rows beyond their age are found without a walk over everything.
+    # Finds old rows without a full scan.
     "CREATE INDEX tasks_by_end ON tasks (ended_unix) WHERE ended_unix IS NOT NULL",
-    # Data that may not outlive a task's end has tables of its own, so that it can be removed.
+    # Data that must not outlive a task's end has its own tables, so that it can be removed.
     "CREATE TABLE requests (n INTEGER PRIMARY KEY, body BLOB NOT NULL)",
     """CREATE TABLE tokens (
             n INTEGER NOT NULL, first INTEGER NOT NULL, body BLOB NOT NULL,
@@ -196,12 +196,12 @@ def _create(db: sqlite3.Connection) -> None:
 
 
 LOCK_WAIT_S = 1.0
-"""Seconds for another connection to let go of the file: a backup, an operator's shell."""
+"""Seconds to wait for another connection to release the file: a backup, an operator's shell."""
 _PRAGMAS = (
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = FULL",
-    # Zeroes deleted data: a prompt is gone from the file with its row. What the write-ahead log
-    # still has of it is overwritten by later writes, and cut off at a checkpoint.
+    # Zeroes deleted data: a prompt leaves the file with its row. Its copy in the write-ahead log is
+    # overwritten by later writes, and truncated at a checkpoint.
     "PRAGMA secure_delete = ON",
     "PRAGMA temp_store = MEMORY",
     "PRAGMA journal_size_limit = 16777216",
@@ -220,7 +220,7 @@ class JournalConfig:
 
 @dataclass(frozen=True, slots=True)
 class JournalFile:
-    """An opened journal: this process's alone until ``close``."""
+    """An open journal, exclusive to this process until ``close``."""
 
     config: JournalConfig
     lock: JournalLock
@@ -236,7 +236,7 @@ class JournalFile:
 def open_journal(config: JournalConfig) -> JournalFile:
     """Lock or create the file, and read its unfinished tasks. Raises ``JournalError``."""
     try:
-        # Under another name, a link's, it would have another lock.
+        # Resolve links: another name would have another lock.
         config = replace(config, path=config.path.resolve())
         config.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = JournalLock(config.path)
@@ -253,8 +253,8 @@ def open_journal(config: JournalConfig) -> JournalFile:
 
 
 def connect(config: JournalConfig, *, is_new: bool = False) -> sqlite3.Connection:
-    """A connection for one thread. Raises ``sqlite3.Error`` or ``OSError``, also for a missing file
-    unless it ``is_new``.
+    """A connection for one thread. Raises ``sqlite3.Error`` or ``OSError``, also if the file is
+    missing unless it ``is_new``.
 
     While it is open this process must not close another descriptor of the file: that would drop all
     of its locks (POSIX), and another reader would then delete the log on leaving.
@@ -276,8 +276,8 @@ def connect(config: JournalConfig, *, is_new: bool = False) -> sqlite3.Connectio
 
 
 def _make_private(path: Path) -> None:
-    """Create the file if missing, and take it away from other users if they may read it, for
-    instance after a restore. SQLite gives its other files the same permissions."""
+    """Create the file if it is missing, and remove other users' access to it, for example after a
+    restore. SQLite gives its other files the same permissions."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     for suffix in ("", "-wal", "-shm"):
@@ -287,10 +287,10 @@ def _make_private(path: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file, with the files that belong to it; returns its new path."""
+    """Rename a damaged file and the files that belong to it; returns its new path."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
     aside = path.with_name(f"{path.name}.damaged-{stamp}")
-    for suffix in ("-wal", "-shm", ""):  # SQLite deletes a log that lies next to no file of its own
+    for suffix in ("-wal", "-shm", ""):  # SQLite deletes a log without its file
         with suppress(FileNotFoundError):
             os.rename(f"{path}{suffix}", f"{aside}{suffix}")
     sync_folder(path.parent)
@@ -303,14 +303,14 @@ def set_aside(path: Path) -> Path:
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether the file itself is wrong, rather than the disk that it is on."""
+    """Whether the file itself is damaged, and not its disk."""
     name = getattr(error, "sqlite_errorname", "") or ""
     return name.startswith(_DAMAGED)
 
 
 def describe_error(error: Exception, path: Path) -> str:
-    """A description of an error of the journal at ``path``, for clients: without paths of the
-    machine, and with no more than the kind of an unforeseen error."""
+    """A description for clients of an error of the journal at ``path``: without local paths, and
+    only the kind of an unexpected error."""
     if isinstance(error, OSError):
         return error.strerror or "the disk failed"
     if isinstance(error, sqlite3.Error | JournalError):
@@ -319,7 +319,7 @@ def describe_error(error: Exception, path: Path) -> str:
 
 
 def prepare(config: JournalConfig) -> None:
-    """Give a file all its tables. Raises ``JournalError``, and what ``connect`` does."""
+    """Create all tables of a file. Raises ``JournalError`` and the errors of ``connect``."""
     with closing(connect(config, is_new=True)) as db:
         version = int(db.execute("PRAGMA user_version").fetchone()[0])
         if version not in (0, VERSION):  # 0: a new one

@@ -1,4 +1,4 @@
-"""Writes durable tasks to the journal's file, and reads them there (OR-5)."""
+"""Writes durable tasks to the journal's file and reads them (OR-5)."""
 
 import os
 import sqlite3
@@ -38,7 +38,7 @@ from orchestrator.tasks.journal.store import (
 from orchestrator.telemetry.log import fields, service_log
 
 TIDY_ROWS = 2000
-"""Most rows removed at a time, so that submissions do not wait."""
+"""Maximum number of rows to remove at a time, so that submissions do not wait."""
 
 _INSERT = (
     f"INSERT INTO tasks ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) "
@@ -47,9 +47,9 @@ _INSERT = (
 
 
 def write(db: sqlite3.Connection, operations: Sequence[Operation]) -> None:
-    """Write all operations in one transaction, or none. A task's operations keep their order."""
+    """Write all operations in one transaction or none. A task's operations keep their order."""
     db.execute("BEGIN IMMEDIATE")
-    # Comes first, because a client that was refused may have come again under the same name.
+    # First, because a refused client may have submitted again under the same name.
     refused = {one.n for one in operations if isinstance(one, Ended) and not one.is_accepted}
     if refused:
         db.executemany(
@@ -62,7 +62,7 @@ def write(db: sqlite3.Connection, operations: Sequence[Operation]) -> None:
         [(one.n, one.first, pack(one.tokens)) for one in operations if isinstance(one, Tokens)],
     )
     _end(db, [one for one in operations if isinstance(one, Ended)])
-    if not operations:  # tests whether the disk takes anything
+    if not operations:  # tests whether the disk accepts writes
         db.execute("INSERT OR REPLACE INTO meta VALUES ('looked', ?)", (b"",))
     db.execute("COMMIT")
 
@@ -78,11 +78,11 @@ def _insert(db: sqlite3.Connection, accepted: Sequence[Accept]) -> None:
 
 
 def _end(db: sqlite3.Connection, ended: Sequence[Ended]) -> None:
-    """End the tasks that have not ended: whichever end is first counts."""
+    """End the tasks that have not ended: the first end counts."""
     if not ended:
         return
     numbers = [(one.n,) for one in ended]
-    # Comes first: a full disk takes the rest where these were.
+    # First: on a full disk the other writes reuse this space.
     db.executemany("DELETE FROM requests WHERE n = ?", numbers)
     db.executemany("DELETE FROM tokens WHERE n = ?", numbers)
     db.executemany(
@@ -148,7 +148,7 @@ class JournalWriter(GroupCommit):
         self._db: sqlite3.Connection | None = None
         self._inode = 0
         self._lacks_live = False
-        """Whether the file is a new one that still lacks the live tasks."""
+        """Whether the file is new and still lacks the live tasks."""
         self._may_set_aside_at = 0.0
         self._tidied = 0
 
@@ -172,8 +172,8 @@ class JournalWriter(GroupCommit):
         return f"{describe_error(error, self._config.path)} ({name})"
 
     def _begin_anew(self) -> None:
-        """Put a damaged file aside. The next try makes a new one, with the live tasks; if that is
-        damaged at once, the disk is at fault."""
+        """Set a damaged file aside. The next try creates a new one with the live tasks; if that is
+        damaged at once, the disk is faulty."""
         self._disconnect()
         if time.monotonic() < self._may_set_aside_at:
             return
@@ -196,7 +196,7 @@ class JournalWriter(GroupCommit):
                 service_log.exception("closing the journal failed")
 
     def _open(self) -> sqlite3.Connection:
-        """The connection to the file of the journal's name; a new file gets the live tasks."""
+        """The connection to the journal's file; a new file gets the live tasks."""
         inode = self._inode_now()
         self._lacks_live |= not inode
         if self._db is not None and self._inode != inode:
@@ -228,7 +228,7 @@ class JournalWriter(GroupCommit):
     # ── retention ────────────────────────────────────────────────────────────────────────────
 
     def _tidy(self) -> None:
-        """Remove rows beyond their age, a bounded number at a time."""
+        """Remove old rows, a limited number at a time."""
         removed = 0
         self._busy_since = time.monotonic()
         try:
@@ -239,16 +239,16 @@ class JournalWriter(GroupCommit):
             removed = remove_old(db, old_result, old)
             self._tidied += 1
             if self._tidied % _TIDIES_PER_CHECKPOINT == 0:
-                # The write-ahead log goes too, with what it still has of removed prompts.
+                # Truncate the write-ahead log too, which may still have removed prompts.
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except (sqlite3.Error, OSError, JournalError) as error:
             self._tell(self._failed(error))
-        except Exception as error:  # a fault of ours must not end the thread
+        except Exception as error:  # an internal error must not end the thread
             service_log.exception("removing old rows from the journal failed; will retry")
             self._tell(self._failed(error))
         finally:
             self._busy_since = None
-        self._calls.on_fault(self._fault)  # the disk may have hung until now, and that is over
+        self._calls.on_fault(self._fault)  # the disk may have hung until now
         wait_s = store.RETRY_S if removed >= TIDY_ROWS else store.TIDY_EVERY_S
         self._tidy_at = time.monotonic() + wait_s
 
@@ -260,7 +260,7 @@ _LOOK = (
 
 
 class JournalReader(LookUps):
-    """Reads the file that has the journal's name."""
+    """Reads the journal's file."""
 
     failures = (sqlite3.Error, OSError)
 
@@ -304,7 +304,7 @@ class JournalReader(LookUps):
 
 
 class FileStore:
-    """A ``JournalStore`` over an opened file."""
+    """A ``JournalStore`` for an open file."""
 
     def __init__(self, file: JournalFile) -> None:
         self.boot = file.boot

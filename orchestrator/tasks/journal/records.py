@@ -25,29 +25,29 @@ _ID_BYTES = array(_IDS).itemsize
 
 
 class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything needed to run a task again. Removed when it ends."""
+    """All data to run a task again. Removed when it ends."""
 
     job: Job
     sampling: Sampling
-    """Sampling as admission settled it, with a seed if tokens are drawn."""
+    """Sampling after admission, with a seed if tokens are sampled."""
     token_ids: bytes
     vocabulary: bytes
     model_digest: str
     cache_salt: str
     clock_offset: float
-    """Difference from the clock's seconds to Unix time, for the points in time of ``job``."""
+    """Unix time minus the clock's seconds, for the times in ``job``."""
 
     def __post_init__(self) -> None:
         _check_ids(self.token_ids)
 
 
 class StoredTokens(msgspec.Struct, frozen=True):
-    """Some of a running task's tokens."""
+    """A part of a running task's tokens."""
 
     ids: bytes
     texts: list[str]
     spent_s: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    """Time spent when these tokens were handed over; see ``TimeSpent.seconds``."""
+    """Time spent when these tokens were passed on; see ``TimeSpent.seconds``."""
 
     def __post_init__(self) -> None:
         if len(self.ids) != _ID_BYTES * len(self.texts):
@@ -65,7 +65,7 @@ class StoredError(msgspec.Struct, frozen=True):
 
 
 class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a task ended and all that it produced. Removed after its retention."""
+    """A task's ending and output. Removed after its retention."""
 
     ids: bytes
     texts: list[str]
@@ -91,7 +91,7 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """The row of ``tasks``, which outlives the other records."""
+    """The row of ``tasks``, which is kept longer than the other records."""
 
     n: int
     id: str
@@ -115,7 +115,7 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedTask:
-    """A task that had not ended. ``request`` is None where it cannot be read."""
+    """A task that had not ended. ``request`` is None if it is unreadable."""
 
     row: TaskRow
     request: StoredRequest | None
@@ -136,7 +136,7 @@ def unpack_ids(blob: bytes) -> list[int]:
 
 
 def _check_ids(blob: bytes) -> None:
-    """Raise ``ValueError``, of which msgspec makes a ``ValidationError``, for broken ids."""
+    """Raise ``ValueError`` for broken ids; msgspec converts it to a ``ValidationError``."""
     if len(blob) % _ID_BYTES:
         raise ValueError(f"{len(blob)} bytes of token ids, which have {_ID_BYTES} each")
 
@@ -162,7 +162,7 @@ def row_of(n: int, task: Task, clock: Clock, boot: Boot) -> TaskRow:
 
 def request_of(task: Task, model_digest: str, clock_offset: float) -> StoredRequest:
     return StoredRequest(
-        # A client's own numbers may be of any size; the ones that admission settled fit.
+        # A client's numbers may have any size; those after admission fit.
         job=replace(task.job, sampling=task.sampling),
         sampling=task.sampling,
         token_ids=pack_ids(task.token_ids),
@@ -200,7 +200,7 @@ def result_of(task: Task) -> StoredResult:
 
 
 def live_task(row: TaskRow, stored: StoredRequest, clock: Clock, boot: Boot) -> Task:
-    """A task that had not ended, with the deadlines that its client had stated."""
+    """A task that had not ended, with its client's deadlines."""
     job = stored.job
     shift = _arrived(row, stored, clock, boot) - job.arrived
     deadline, parts = job.deadline, job.parts
@@ -223,8 +223,8 @@ def live_task(row: TaskRow, stored: StoredRequest, clock: Clock, boot: Boot) -> 
 
 
 def _arrived(row: TaskRow, stored: StoredRequest, clock: Clock, boot: Boot) -> float:
-    """When a task arrived, on our clock: by the boot's clock within the same boot, else by the wall
-    clock. That may have been set back, but leaves no more time than there was at first."""
+    """When a task arrived, on our clock: from the boot's clock within the same boot, otherwise from
+    the wall clock. That may have been set back, but never leaves more time than at first."""
     now = clock.now()
     if row.arrived_boot_s is not None and boot.has(row.boot_id, row.arrived_boot_s):
         return now - (boot.now() - row.arrived_boot_s)
@@ -233,7 +233,7 @@ def _arrived(row: TaskRow, stored: StoredRequest, clock: Clock, boot: Boot) -> f
 
 
 def bare_job(row: TaskRow, clock: Clock, clamped_ms: float | None = None, source: str = "") -> Job:
-    """The job of a row without its request, as far as it is known."""
+    """The known parts of the job of a row without its request."""
     offset = clock.unix() - clock.now()
     return Job(
         api=Api.NATIVE,
@@ -255,7 +255,7 @@ def bare_job(row: TaskRow, clock: Clock, clamped_ms: float | None = None, source
 
 
 def ended_task(row: TaskRow, result: StoredResult | None, clock: Clock) -> Task:
-    """A task that has ended; without ``result`` its text is gone."""
+    """An ended task; without ``result`` it has no text."""
     assert row.ended_unix is not None and row.outcome is not None
     job = bare_job(row, clock)
     if result is not None:
@@ -309,7 +309,7 @@ class Accept:
 
     row: TaskRow
     request: StoredRequest | None
-    """Request to run the task by; None where an earlier process wrote one that is unreadable."""
+    """The request to run the task; None if an earlier process wrote an unreadable one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,11 +342,11 @@ class Batch:
 
     operations: list[Operation] = field(default_factory=list)
     fault: str = ""
-    """Why none of it is on the disk; empty if all of it is."""
+    """Why none of it is on disk; empty if all of it is."""
     lost: set[int] = field(default_factory=set)
-    """Numbers of tasks that another orchestrator has taken on: nothing of them was written."""
+    """Numbers of tasks that another orchestrator took over: their operations were not written."""
     named_elsewhere: set[int] = field(default_factory=set)
-    """Numbers of tasks that were not accepted, because their key has a task of that name."""
+    """Numbers of tasks that were not accepted: their key already has a task of that name."""
 
 
 R = TypeVar("R", StoredRequest, StoredResult)
@@ -355,7 +355,7 @@ pack = msgspec.msgpack.Encoder().encode
 
 
 def read_record(kind: type[R], task: str | int, body: bytes | None) -> R | None:
-    """The request or result of ``task``; None if there is none that can be read."""
+    """The request or result of ``task``; None if there is no readable one."""
     if body is None:
         return None
     try:
@@ -366,8 +366,8 @@ def read_record(kind: type[R], task: str | int, body: bytes | None) -> R | None:
 
 
 def read_tokens(task: str | int, rows: Iterable[tuple[int, bytes]]) -> StoredTokens:
-    """The tokens of a task from records in order, each with the index of its first token: as far
-    as they follow each other without a gap, and can be read."""
+    """The tokens of a task from ordered records, each with the index of its first token, up to the
+    first gap or unreadable record."""
     ids, texts, spent_s = bytearray(), list[str](), StoredTokens(b"", []).spent_s
     for first, body in rows:
         if first < len(texts):  # written again from the beginning, into a new store

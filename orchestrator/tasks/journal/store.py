@@ -1,10 +1,10 @@
-"""The store of durable tasks: a file of this orchestrator, or one that several share.
+"""The store of durable tasks: this orchestrator's file, or a shared store.
 
-Writes are by group commit: everything that came while one transaction was written goes into the
-next. A transaction that fails is dropped as a whole: tasks in it are not accepted, tokens in it are
-written later, and ends in it are kept and tried again until the store takes them. Meanwhile the
-journal has a ``fault``; the thread checks every second whether it is over. Look-ups have a thread
-of their own that never waits for writes.
+Writes use group commit: all operations that arrive during one transaction go into the next. A
+failed transaction is dropped as a whole: its tasks are not accepted, its tokens are written later,
+and its ends are kept and retried until the store accepts them. Meanwhile the journal has a
+``fault``; the thread checks every second whether it is over. Lookups have their own thread, which
+never waits for writes.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ KEEP_OUTCOMES_S: Final = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class JournalTerms:
-    """How much of a durable task may be lost, and how long it is kept."""
+    """The permitted loss of durable tasks, and their retention."""
 
     window_ms: float = 0.0
     """How much may be lost with the process, in ms; 0: a task is stored before its 202."""
     keep_results_s: float = 86_400.0
-    """How long a task's text is kept after its end, in seconds."""
+    """Seconds for which a task's text is kept after its end."""
 
 
 MAX_OPERATIONS = 2048
@@ -54,30 +54,30 @@ TIDY_EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WriterCalls:
-    """What a writer calls, on its own thread."""
+    """A writer's callbacks; it calls them on its own thread."""
 
     unix: Callable[[], float]
     on_batch: Callable[[Batch], None]
     on_fault: Callable[[str], None]
     live: Callable[[], Sequence[Accept]]
-    """Returns the tasks that have not ended, with which an empty store begins."""
+    """Returns the live tasks, to write into an empty store."""
 
 
 class GroupCommit(ABC):
-    """Writes on a thread of its own, to a store that a subclass knows."""
+    """Writes to a subclass's store on its own thread."""
 
     failures: ClassVar[tuple[type[Exception], ...]] = (OSError,)
-    """Errors of the store; any other is a fault of this program."""
+    """Errors of the store; any other error is a bug in this program."""
 
     def __init__(self, where: str, window_ms: float, calls: WriterCalls) -> None:
-        """``where``: the store, as the log names it. ``window_ms``: how long a transaction waits
-        for more, in ms."""
+        """``where``: the store's name in the log. ``window_ms``: ms that a transaction waits for
+        more operations."""
         self._where = where
         self._window_ms = window_ms
         self._calls = calls
         self._inbox: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self._unwritten: list[Operation] = []
-        """Promised operations that the store did not take."""
+        """Promised operations that the store has not accepted."""
         self._fault = ""
         self._busy_since: float | None = None
         self._is_closing = False
@@ -96,7 +96,7 @@ class GroupCommit(ABC):
 
     @property
     def set_aside(self) -> str:
-        """New name of a damaged file; empty without one."""
+        """New name of a damaged file; empty if there is none."""
         return ""
 
     def start(self) -> None:
@@ -106,7 +106,7 @@ class GroupCommit(ABC):
         self._inbox.put(operation)
 
     def close(self) -> bool:
-        """Write what is left and end the thread. False if the store does not let it end."""
+        """Write the remaining operations and end the thread. False if the store blocks it."""
         self._inbox.put(None)
         self._thread.join(CLOSE_WAIT_S)
         return not self._thread.is_alive()
@@ -115,16 +115,16 @@ class GroupCommit(ABC):
 
     @abstractmethod
     def _write(self, operations: Sequence[Operation]) -> None:
-        """Write all operations, or none; without any, test whether the store takes anything.
+        """Write all operations or none; without operations, test whether the store accepts writes.
         Raises one of ``failures``."""
 
     @abstractmethod
     def _failed(self, error: Exception) -> str:
-        """Roll back what ``_write`` has begun; returns the error's description, for clients."""
+        """Roll back a started ``_write``; returns a description of the error for clients."""
 
     @abstractmethod
     def _tidy(self) -> None:
-        """Do periodic work, and set ``_tidy_at`` to when it is due again. Raises nothing."""
+        """Do periodic work, and set ``_tidy_at`` to the next time. Must not raise."""
 
     @abstractmethod
     def _disconnect(self) -> None:
@@ -141,13 +141,13 @@ class GroupCommit(ABC):
                 self._tidy()
         if self._unwritten:
             service_log.error(
-                "the last of the journal could not be written: those tasks may run again",
+                "the last records of the journal were not written: their tasks may run again",
                 extra=fields(journal=self._where, records=len(self._unwritten)),
             )
         self._disconnect()
 
     def _collect(self) -> list[Operation]:
-        """Wait for operations to write; returns all that have come by then."""
+        """Wait for operations to write; returns all that have arrived by then."""
         wait_s = RETRY_S
         if not self._fault and not self._unwritten:
             wait_s = min(max(self._tidy_at - time.monotonic(), 0.0), TIDY_EVERY_S)
@@ -179,8 +179,8 @@ class GroupCommit(ABC):
         except self.failures as error:
             batch.fault = self._failed(error)
             self._unwritten = self._promised([*kept, *operations])
-        except Exception as error:  # a fault of ours
-            service_log.exception("the journal failed; what cannot be written is dropped")
+        except Exception as error:  # an internal error
+            service_log.exception("the journal failed; dropping operations that cannot be written")
             batch.fault = self._failed(error)
             self._unwritten = self._one_by_one([*kept, *self._promised(operations)])
         finally:
@@ -191,7 +191,7 @@ class GroupCommit(ABC):
 
     def _one_by_one(self, promised: Sequence[Operation]) -> list[Operation]:
         """Write each operation alone, so that one that cannot be written does not block others or
-        retry for ever. Returns those to retry."""
+        retry forever. Returns those to retry."""
         unwritten: list[Operation] = []
         for one in promised:
             try:
@@ -199,15 +199,15 @@ class GroupCommit(ABC):
             except self.failures as error:
                 self._failed(error)
                 unwritten.append(one)
-            except Exception as error:  # this is the one
+            except Exception as error:  # this one failed
                 self._failed(error)
         return unwritten
 
     def _promised(self, operations: Sequence[Operation]) -> list[Operation]:
-        """The operations that must be written: not tokens, which are still in memory."""
+        """The operations that must be written. Tokens are excluded: they are still in memory."""
         if self._window_ms:
             return [one for one in operations if not isinstance(one, Tokens)]
-        # Nothing is left to be said of a task that was never accepted.
+        # A task that was never accepted needs no end.
         refused = {one.row.n for one in operations if isinstance(one, Accept)}
         return [one for one in operations if isinstance(one, Ended) and one.n not in refused]
 
@@ -226,13 +226,13 @@ class GroupCommit(ABC):
 
 
 READ_WAIT_S = 5.0
-"""Longest wait for the store, in seconds; a slower one is as good as broken."""
+"""Maximum wait for the store in seconds; a slower store counts as broken."""
 READ_CLOSE_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A task in the journal; ``result`` is None while it lives, and once the result is removed."""
+    """A task in the journal; ``result`` is None while it lives and after the result is removed."""
 
     row: TaskRow
     result: StoredResult | None
@@ -240,14 +240,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class ById:
-    """Asks for the task of an id."""
+    """A query for a task by id."""
 
     task_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class BySubmission:
-    """Asks for the task that a key's client has submitted under a name."""
+    """A query for a task by client key and submission name."""
 
     key: str
     idempotency_key: str
@@ -257,7 +257,7 @@ Question = ById | BySubmission
 
 
 class LookUps(ABC):
-    """Answers questions from a store that a subclass knows."""
+    """Answers queries from a subclass's store."""
 
     failures: ClassVar[tuple[type[Exception], ...]] = (OSError,)
 
@@ -265,12 +265,12 @@ class LookUps(ABC):
         self._inbox: queue.SimpleQueue[tuple[Future[Found | None], Question] | None] = (
             queue.SimpleQueue()
         )
-        # A daemon, because a thread that hangs on its store must not keep the process.
+        # A daemon thread: one that hangs on its store must not block the exit.
         self._thread = threading.Thread(target=self._run, name="tidegate-journal-read", daemon=True)
         self._is_closed = False
 
     async def find(self, task_id: str) -> Found | None:
-        """A task by its id, of this process or an earlier one. Raises ``JournalUnavailable``."""
+        """A task of this or an earlier process by its id. Raises ``JournalUnavailable``."""
         return await self._ask(ById(task_id))
 
     async def find_submission(self, key: str, idempotency_key: str) -> Found | None:
@@ -278,7 +278,7 @@ class LookUps(ABC):
         return await self._ask(BySubmission(key, idempotency_key))
 
     def close(self) -> None:
-        """End the thread; waits a moment for a look-up in progress."""
+        """End the thread; waits briefly for a running lookup."""
         self._is_closed = True
         self._inbox.put(None)
         if self._thread.is_alive():
@@ -302,7 +302,7 @@ class LookUps(ABC):
 
     async def _ask(self, question: Question) -> Found | None:
         if self._is_closed:
-            raise JournalUnavailable("the journal cannot be read: the service is going down")
+            raise JournalUnavailable("the journal cannot be read: the service is shutting down")
         if not self._thread.is_alive():
             self._thread.start()
         answer: Future[Found | None] = Future()
@@ -312,7 +312,7 @@ class LookUps(ABC):
                 return await asyncio.wrap_future(answer)
         except TimeoutError:
             raise JournalUnavailable(
-                f"the journal cannot be read: it has not answered within {READ_WAIT_S:g} s"
+                f"the journal cannot be read: no answer within {READ_WAIT_S:g} s"
             ) from None
         except self.failures as error:
             raise JournalUnavailable(f"the journal cannot be read: {self._told(error)}") from None
@@ -330,7 +330,7 @@ class LookUps(ABC):
 
 
 class JournalStore(Protocol):
-    """An opened store, until ``close``."""
+    """An open store, until ``close``."""
 
     @property
     def boot(self) -> Boot: ...
@@ -341,17 +341,17 @@ class JournalStore(Protocol):
 
     @property
     def next_n(self) -> int:
-        """Number of the next task; tasks have rising numbers within a process."""
+        """Number of the next task; numbers rise within a process."""
 
     @property
     def unfinished(self) -> Sequence[UnfinishedTask]:
         """Tasks that an earlier process left here."""
 
     def new_writer(self, calls: WriterCalls) -> GroupCommit:
-        """What writes to the store, not started yet."""
+        """A new writer for the store, not started yet."""
 
     def new_reader(self) -> LookUps:
-        """What looks tasks up in the store."""
+        """A new reader of tasks in the store."""
 
     def close(self) -> None:
-        """Release the store. It must not be written to any more."""
+        """Release the store. Do not write to it after that."""

@@ -298,7 +298,7 @@ async def test_images_of_all_requests_are_bounded_and_let_go(
     gate = service.orchestrator.stages.reader.images
     assert gate.held_bytes == len(CAT)
     answer = await post(service, chat(image_url(url(CAT))), 429)
-    assert "images of" in answer["error"]["message"]
+    assert "bytes of images" in answer["error"]["message"]
     stall.release.set()
     await service.until(lambda: service.orchestrator.live_tasks == 0)
     assert gate.held_bytes == 0

@@ -128,8 +128,8 @@ async def test_where_none_can_be_kept_nobody_operates(
     try:
         warned = await log_until(
             process,
-            "no operators' key can be kept, so nobody may operate this service: make the folder "
-            "writable for this user alone (TIDEGATE_HOME), or set TIDEGATE_ADMIN_TOKEN",
+            "cannot write the operators' key, so nobody can operate this service: make the folder "
+            "writable for only this user (TIDEGATE_HOME), or set TIDEGATE_ADMIN_TOKEN",
         )
         assert warned["level"] == "warning"
         listening = await log_until(process, "listening")

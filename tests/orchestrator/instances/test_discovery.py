@@ -198,7 +198,7 @@ async def test_a_file_that_is_missing_or_broken_says_so_until_it_is_mended(tmp_p
     [
         (b"", "no address"),
         (b"# none\n", "no address"),
-        (b"a:1\nb:8", "no end"),
+        (b"a:1\nb:8", "no newline"),
         (b"a:1\nhttp://b:1\n", "line 2"),
         (b"a:1\n\xff\n", "UTF-8"),
         (b"a:1\n" * 300_000, "larger"),

@@ -45,14 +45,14 @@ def test_kind_and_name_follow_from_the_entry(entry: str, kind: ServerKind, name:
         ("vllm+http://h?tokenizer=t", "expected vllm\\+http://host:port"),
         ("vllm+http://u:p@h:1?tokenizer=t", "expected vllm\\+http://host:port"),
         ("vllm+http://h:1", "tokenizer.json is needed"),
-        ("vllm+http://h:1?tokenizer=", "tokenizer is stated and empty"),
+        ("vllm+http://h:1?tokenizer=", "tokenizer is empty"),
         ("vllm+http://h:1?tokenizer=a&tokenizer=b", "stated twice"),
         ("vllm+http://h:1?tokenizer=t&slot=3", "'slot' is not a parameter; available: tokenizer"),
         ("vllm+http://h:1?tokenizer=t&slots=0", "slots must be a whole number above 0"),
         ("vllm+http://h:1?tokenizer=t&abort_ms=nan", "abort_ms must be milliseconds"),
         ("vllm+http://h:1?tokenizer=t&name=a/b", "name must be 1 to 128"),
         ("vllm+http://h:1?tokenizer=t&alias=a%20b", "alias must have"),
-        ("triton+grpc://h:1/a?tokenizer=t", "no kind of instance any more: .*openai\\+http://host"),
+        ("triton+grpc://h:1/a?tokenizer=t", "no longer supported: .*openai\\+http://host"),
         ("dns:vllm+http://h:1?tokenizer=t", "a URL names one instance"),
     ],
 )
@@ -71,5 +71,5 @@ def test_settings_take_urls_and_refuse_two_of_one_name() -> None:
 def test_a_file_may_name_them_beside_others() -> None:
     text = b"gpu-1:8001\nvllm+http://h:1?tokenizer=a  # ours\n"
     assert parse_addresses(text) == {"gpu-1:8001", "vllm+http://h:1?tokenizer=a"}
-    with pytest.raises(SourceError, match="line 2: an instance called vllm@h:1"):
+    with pytest.raises(SourceError, match="line 2: another line already has an instance vllm@h:1"):
         parse_addresses(b"vllm+http://h:1?tokenizer=a\nvllm+http://h:1?tokenizer=b\n")

@@ -279,7 +279,7 @@ async def test_a_peer_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyP
     rig.call.send(bytes(DEFAULT_WINDOW))  # what it has room for is none of it
     assert not rig.call.ended.done()
     rig.call.send(bytes(1000))
-    assert str(rig.error()) == "unavailable: it does not read: 1010 bytes wait to be sent"
+    assert str(rig.error()) == "unavailable: it does not read: 1010 bytes are unsent"
     assert rig.wire.is_aborted
     rig.call.send(b"more")
     await rig_closed(rig)

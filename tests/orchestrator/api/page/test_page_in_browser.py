@@ -85,7 +85,7 @@ async def test_a_refusal_says_why_and_what_would_do(
         await tab.click("#send")
         assert await ended(tab) == "refused"
         reason = await tab.text("#reason")
-        assert "cannot do with less than" in reason  # the service's own words
+        assert "needs at least" in reason  # the service's own words
         assert "deadline_infeasible" in reason
         assert worker.submits == []
         await tab.click("#reason button")
