@@ -140,7 +140,7 @@ class StreamSettings(Section):
 
     keepalive_s: float = Field(default=15.0, ge=0)
     """Longest time without an event before the stream sends a comment; 0: no limit. The headers
-    always carry a comment if the first second brings no event."""
+    carry a comment anyway if the first second brings no event."""
 
 
 class ModelSettings(Section):
