@@ -180,7 +180,7 @@ async def test_text_that_looks_like_an_image_is_text(service: Service, worker: F
 FOREIGN = "http://169.254.169.254/latest/meta-data"
 REFUSED = [
     (chat(image_url({"url": FOREIGN})), "send the image itself as a data: URL"),
-    (chat(image_url("file:///etc/passwd")), "not fetched from elsewhere (file: …)"),
+    (chat(image_url("file:///etc/passwd")), "not fetched from URLs (file: …)"),
     (chat(image_url({})), "messages[0].content[0].image_url.url is required"),
     (chat(image_url("data:image/png;base64,a*b")), "not valid base64"),
     (chat(image_url(url(picture(1, kind="BMP")))), "PNG, JPEG, GIF or WebP"),

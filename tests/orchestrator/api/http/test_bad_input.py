@@ -50,7 +50,7 @@ ANYWHERE: list[tuple[object, int, str, str]] = [
     ({"tenant": ""}, 400, "1 to 128", "tenant"),
     ({"session_id": "a b"}, 400, "1 to 128", "session_id"),
     ({"calls_left": 1001}, 400, "from 0 to 1000", "calls_left"),
-    ({"idle_keep_s": 5}, 400, "needs a session_id", "idle_keep_s"),
+    ({"idle_keep_s": 5}, 400, "send its session_id", "idle_keep_s"),
     ({"session_id": "s", "idle_keep_s": 1e9}, 400, "0 to 600 seconds", "idle_keep_s"),
     ({"placement": {"mode": "pin"}}, 400, "needs 1 to 64", "placement.instances"),
     ({"placement": {"instances": ["a:1"]}}, 400, "pin, prefer or avoid", "placement.mode"),
