@@ -214,7 +214,7 @@ def _pass_over(kind: str, where: str, expected: Sequence[str]) -> None:
         raise InvalidRequest(f"{where}: {kind} is the {owner}", field=where)
     kind, where = excerpt(kind, 64), f"{where}.type"
     refusal = InvalidRequest(
-        f"{where}: {kind} is not served here; expected one of: {', '.join(expected)}", field=where
+        f"{where}: {kind} is not supported; expected one of: {', '.join(expected)}", field=where
     )
     if kind not in _WITHOUT_CONTENT and not kind.endswith("_tool_result"):
         raise refusal

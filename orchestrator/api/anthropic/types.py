@@ -95,7 +95,7 @@ def _is_served(tool: MessagesToolBody, where: str) -> bool:
         return True
     kind = excerpt(str(tool.type), 64)
     refusal = InvalidRequest(
-        f"{where}: {kind} is not served here; send tools of your own, with an input_schema",
+        f"{where}: {kind} is not supported; send your own tools with an input_schema",
         field=where,
     )
     if kind.startswith(_OF_CLIENTS):
@@ -243,11 +243,9 @@ def chat_of(body: MessagesRequest) -> tuple[Prompt, ToolUse | None]:
 
 
 _HINTS = {
-    "mcp_servers": ServedValues(nothing, "tools of servers are not served", is_hint=True),
-    "container": ServedValues(nothing, "tools of servers are not served", is_hint=True),
-    "speed": ServedValues(
-        lambda value: value == "standard", "there is one, standard", is_hint=True
-    ),
+    "mcp_servers": ServedValues(nothing, "send your own tools instead", is_hint=True),
+    "container": ServedValues(nothing, "send your own tools instead", is_hint=True),
+    "speed": ServedValues(lambda value: value == "standard", "expected standard", is_hint=True),
 }
 _ONLY = {**other_forms("output_config.format"), **_HINTS}
 """Fields for which only some values are supported."""
