@@ -55,7 +55,7 @@ class Verification(msgspec.Struct, frozen=True):
 
 
 class _Entry(NamedTuple):
-    """One entry of a response. ``key`` is its position in a listing; other entries do not move it."""
+    """One entry of a response. ``key`` is its position in a listing, whatever other entries do."""
 
     id: str
     key: str
