@@ -94,7 +94,7 @@ class Names:
         return f"{self.prefix}page:{name}"
 
     def demands_of(self, address: str) -> str:
-        """Key of an instance's demands: each orchestrator's jobs that run there or would be sent."""
+        """Key of an instance's demands: each orchestrator's jobs that are there or would be."""
         return f"{self.prefix}demands:{address}"
 
     def submission(self, key: str, idempotency_key: str | None) -> str:
