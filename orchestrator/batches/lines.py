@@ -100,7 +100,7 @@ class Check:
         """Digests of the custom ids so far: 16 bytes each for ids of any length."""
 
     def step(self, count: int) -> bool:
-        """Check ``count`` more lines. Returns False if all are checked or there are too many errors."""
+        """Check ``count`` more lines. Returns False after the last line or too many errors."""
         for _ in range(count):
             try:
                 raw = next(self._lines, None)

@@ -45,7 +45,7 @@ class Stamp(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Computes ages of stamps: by the machine's own clock until it restarts, then by the wall clock."""
+    """Ages of stamps: by the machine's own clock until it restarts, then by the wall clock."""
 
     clock: Clock
     boot: Boot
