@@ -73,7 +73,7 @@ IN_PLACES: list[tuple[str, object, int, str, str]] = [
     ("/v1/completions", {"prompt": [1] * 512}, 400, "context", "prompt"),
     ("/v1/completions", {"prompt": [1, "a"]}, 400, "a string, token ids", "prompt"),
     ("/v1/completions", {"prompt_logprobs": 1}, 400, "echo and logprobs", "prompt_logprobs"),
-    ("/v1/completions", {"suffix": "x"}, 400, "marks", "suffix"),
+    ("/v1/completions", {"suffix": "x"}, 400, "markers", "suffix"),
     ("/v1/completions", {"stream_options": {}}, 400, "stream: true", "stream_options"),
     ("/v1/chat/completions", {"messages": []}, 400, "empty", "messages"),
     ("/v1/chat/completions", {"messages": [{"role": "user"}]}, 400, "required", "content"),
@@ -81,7 +81,7 @@ IN_PLACES: list[tuple[str, object, int, str, str]] = [
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
         400,
-        "text and images are read, got 'input_audio'; expected one of: text",
+        "only text and images are supported, got 'input_audio'; expected one of: text",
         "type",
     ),
     (

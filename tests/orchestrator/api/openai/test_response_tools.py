@@ -217,7 +217,7 @@ async def test_a_tool_of_free_text(service: Service, worker: FakeWorker) -> None
 @for_each(
     ("change", "word"),
     [
-        ({"tools": [NAMESPACE, NAMESPACE]}, "two tools as mcp__git__log"),
+        ({"tools": [NAMESPACE, NAMESPACE]}, "two tools named mcp__git__log"),
         (
             {"tools": [NAMESPACE], "tool_choice": {"type": "function", "name": "log"}},
             "no tool of that name",
