@@ -1,7 +1,7 @@
-"""Dialects: thin translations between HTTP and the service, none with logic of its own.
+"""Dialects: thin layers that translate between HTTP and the service, without logic of their own.
 
 - ``server``     the aiohttp application: routes and middleware; ``auth`` checks tokens
-- ``http``       what every dialect is made of
+- ``http``       parts that every dialect uses
 - ``native``     ``/v2/tasks``
 - ``openai``     ``/v1``
 - ``anthropic``  ``/v1/messages``

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from orchestrator.errors import Forbidden, Unauthenticated
 
 _OPERATED = ("/v2/instances", "/v2/catalog")
-"""Paths that every key may read, and only operators may change."""
+"""Paths that every key may read and only operators may change."""
 _ADMIN = "/admin"
 
 
 def digest_of(token: str) -> bytes:
-    """SHA-256 of a token. All digests have one length, so a comparison reveals nothing about it."""
+    """SHA-256 of a token. All digests have the same length, so comparing them does not reveal the
+    token's length."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
@@ -24,29 +25,28 @@ class Key:
     tenant: str
     digest: bytes = field(default=b"", repr=False)
     names_tenants: bool = True
-    """Whether the key may act for other tenants, as a gateway in front of us does."""
+    """Whether the key may act for other tenants, as a gateway does."""
     is_admin: bool = False
     tells_time: bool = False
-    """Whether models are told how much time is left unless a request says otherwise."""
+    """Whether the model is told the time left for a request. A request can override this."""
 
     @property
     def sees_tenants(self) -> bool:
-        """Whether the key may see other tenants: an operator's may, and without keys all clients
-        are one."""
+        """Whether the key may see other tenants: operators may. Without keys, everybody may."""
         return self.is_admin or self == ANYBODY
 
     @property
     def fingerprint(self) -> str:
-        """Start of the token's digest: tells keys apart in logs without revealing any."""
+        """First 12 hex digits of the token's digest. Identifies the key in logs."""
         return self.digest.hex()[:12]
 
     def tenant_for(self, stated: str | None) -> str:
-        """The tenant whose share to use. Raises ``Forbidden`` for one that the key may not name."""
+        """The tenant of a request. Raises ``Forbidden`` if the key may not name ``stated``."""
         if stated is None or stated == self.tenant:
             return self.tenant
         if not self.names_tenants:
             raise Forbidden(
-                f"this key works for the tenant {self.tenant}; leave tenant out, or use a key "
+                f"this key may only use the tenant {self.tenant}; leave tenant out, or use a key "
                 "that may name tenants",
                 field="tenant",
             )
@@ -54,42 +54,42 @@ class Key:
 
 
 ANYBODY = Key("default")
-"""The client of a service without keys, which the settings only allow on loopback."""
+"""The client of a service without keys. The settings allow such a service only on loopback."""
 OPERATOR = Key("default", is_admin=True)
-"""``ANYBODY`` with the operators' key: its requests belong to no key."""
+"""An operator of a service without keys. Like ``ANYBODY``'s, its requests belong to no key."""
 
 
 NOBODY = Key("", names_tenants=False)
-"""A caller without a valid key, on a path that needs none."""
+"""A caller without a valid key, on a path that does not need one."""
 
 
 class Authenticator:
     """Checks ``Authorization: Bearer`` and ``x-api-key`` against all keys."""
 
     def __init__(self, keys: Iterable[Key]) -> None:
-        """Without keys every client is accepted, and none may operate the service."""
+        """Without keys, every client is accepted and none may operate the service."""
         self._keys = tuple(keys)
         self._operators = b""
 
     def let_operate(self, key: str) -> None:
-        """Let ``key`` operate the service, while no key of the settings is an admin's."""
+        """Let ``key`` operate the service while the settings have no admin key."""
         self._operators = digest_of(key)
 
     def replace(self, keys: Iterable[Key]) -> None:
-        """Replace all keys. Raises ``ValueError`` if that would accept every client."""
+        """Replace all keys. Raises ``ValueError`` if the service has keys and ``keys`` is empty."""
         new = tuple(keys)
         if self._keys and not new:
-            raise ValueError("a service with keys can drop all of them only by a restart")
+            raise ValueError("removing all keys would let every client in; restart to do so")
         self._keys = new
 
     @property
     def has_keys(self) -> bool:
-        """Whether a token is required at all."""
+        """Whether requests need a token."""
         return bool(self._keys)
 
     @property
     def has_admin(self) -> bool:
-        """Whether a key of the settings is an admin's."""
+        """Whether the settings have an admin key."""
         return any(key.is_admin for key in self._keys)
 
     @property
@@ -107,17 +107,17 @@ class Authenticator:
         if not self._keys:
             return ANYBODY
         if given is None:
-            raise Unauthenticated("a token is needed: send Authorization: Bearer or x-api-key")
+            raise Unauthenticated("a token is required: send Authorization: Bearer or x-api-key")
         digest, found = digest_of(given), None
-        for key in self._keys:  # all of them, so that the time does not reveal which one fits
+        for key in self._keys:  # compare all: the time must not reveal the matching key
             if hmac.compare_digest(digest, key.digest):
                 found = key
         if found is None:
-            raise Unauthenticated("the token is not the right one")
+            raise Unauthenticated("the token is not valid; send the token of a configured key")
         return found
 
     def key_with(self, fingerprint: str) -> Key | None:
-        """The key of that fingerprint; None where no such key exists any more."""
+        """The key with that fingerprint; None if it no longer exists."""
         if not self._keys:
             return ANYBODY
         if self._operators and not self.has_admin:
@@ -127,39 +127,40 @@ class Authenticator:
         return next((key for key in self._keys if key.fingerprint == fingerprint), None)
 
     def key_or_nobody(self, headers: Mapping[str, str]) -> Key:
-        """The key of the token in ``headers``; ``NOBODY`` where that is missing or wrong."""
+        """The key of the token in ``headers``; ``NOBODY`` if the token is missing or wrong."""
         try:
             return self.check(headers)
         except Unauthenticated:
             return NOBODY
 
     def require_admin(self, key: Key) -> None:
-        """Raises ``Forbidden`` for a key that may not operate, ``Unauthenticated`` without one."""
+        """Raises ``Forbidden`` if ``key`` may not operate the service; ``Unauthenticated`` if the
+        caller sent no key."""
         if key.is_admin:
             return
         if self.has_admin:
-            raise Forbidden("this needs the admin key")
+            raise Forbidden("this call needs an admin key; send it as Authorization: Bearer")
         if not self._operators:
             raise Forbidden(
-                "nobody may operate this service: no admin key is configured (set "
-                "TIDEGATE_ADMIN_TOKEN), and none could be kept in TIDEGATE_HOME, as its log says"
+                "nobody may operate this service: it has no admin key and could not write one to "
+                "TIDEGATE_HOME (its log has the reason); set TIDEGATE_ADMIN_TOKEN"
             )
-        # Anybody may read this: no path of the machine in it.
+        # Anybody can read this message, so it must not contain a path of this machine.
         if self._keys:
             raise Forbidden(
-                "this needs the operators' key, which the service keeps in TIDEGATE_HOME/operator "
-                "(or set TIDEGATE_ADMIN_TOKEN)"
+                "this call needs the operators' key; the service keeps it in "
+                "TIDEGATE_HOME/operator (or set TIDEGATE_ADMIN_TOKEN)"
             )
         raise Unauthenticated(
-            "this needs the operators' key as Authorization: Bearer; the service's operator finds"
-            " it in TIDEGATE_HOME/operator (there the command tidegate reads it by itself)",
+            "this call needs the operators' key as Authorization: Bearer; the key is in"
+            " TIDEGATE_HOME/operator (on that machine, the command tidegate reads it itself)",
             field="Authorization",
         )
 
 
 _OPEN_PATHS = ("/health", "/metrics")
-"""Paths of probes and scrapers, which need no token and reveal nothing that one would protect. A
-scraper with an operator's token is shown tenants too."""
+"""Paths of probes and scrapers. They need no token and reveal nothing confidential. With an
+operator's token, a scraper also sees tenants."""
 _BELOW_OPEN_PATHS = tuple(f"{path}/" for path in _OPEN_PATHS)
 
 
@@ -169,16 +170,16 @@ def is_open_path(path: str) -> bool:
 
 
 PAGE_FILES = "/page"
-"""Folder of the files that the page at ``/`` consists of."""
+"""URL path below which the files of the page at ``/`` are served."""
 
 
 def is_page(path: str) -> bool:
-    """Whether a path is of the live page, which asks for a key and so needs none."""
+    """Whether a path belongs to the live page. The page asks for a key, so its files need none."""
     return path == "/" or path.startswith(f"{PAGE_FILES}/")
 
 
 def is_admin_call(method: str, path: str) -> bool:
-    """Whether a call is about how the service runs, rather than about using it."""
+    """Whether a call changes or controls how the service runs."""
     if path.startswith(f"{_ADMIN}/"):
         return True
     if method in ("GET", "HEAD"):

@@ -1,4 +1,4 @@
-"""API configuration, derived from the settings; read by handlers and connections."""
+"""API configuration, derived from the settings. Handlers and connections read it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,16 +16,16 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
-    """Configuration of the whole API. Without ``keys`` every client is accepted."""
+    """Configuration of the whole API. Without ``keys``, every client is accepted."""
 
     keys: tuple[Key, ...]
     http: HttpSettings
     keepalive_s: float
-    """Longest silence of an event stream, in seconds; 0: no limit."""
+    """Longest time without an event before a stream sends a comment, in seconds; 0: no limit."""
     formats: FormatConfig
-    """Formats in which models write tool calls and their thinking."""
+    """Formats of the models' tool calls and thinking."""
     model_aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names for models; one that ends with ``*`` is a prefix."""
+    """Other names for models. A name that ends with ``*`` is a prefix."""
 
 
 CONFIG = web.AppKey("config", ApiConfig)
@@ -34,7 +34,7 @@ CONFIG = web.AppKey("config", ApiConfig)
 def _installed() -> str:
     try:
         return version("tidegate")
-    except PackageNotFoundError:  # run from a tree that is not installed
+    except PackageNotFoundError:  # runs from a source tree
         return "0"
 
 

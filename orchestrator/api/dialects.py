@@ -1,4 +1,4 @@
-"""The dialects that this service speaks. Add one to this list as docs/extending.md says."""
+"""The dialects that this service serves. docs/extending.md explains how to add one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,4 +33,4 @@ SERVED: Final = [
     ServedDialect(OPENAI, (openai,)),
     ServedDialect(NATIVE, (native, quotes)),
 ]
-"""A path belongs to the first that serves it, and else to the last one."""
+"""A path belongs to the first dialect that serves it, otherwise to the last dialect."""

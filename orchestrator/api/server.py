@@ -72,7 +72,7 @@ BROWSERS = web.AppKey("browsers", Browsers)
 KEY_SHARES = web.AppKey("key_shares", KeyShares)
 
 ALERTED_STATUSES = (200, 503, 529)
-"""Statuses with counters that start at 0, because a rate misses the event that begins a series."""
+"""Statuses with counters that start at 0: a rate misses the event that creates a series."""
 _INSTEAD = {
     "/v1/conversations": "continue with previous_response_id of /v1/responses",
     "/embeddings": "ask a server of embeddings, such as vLLM's, for vectors",
@@ -83,15 +83,14 @@ _INSTEAD = {
     **dict.fromkeys(("/api/chat", "/api/generate"), "send it to /v1/chat/completions"),
     "/api/tags": "models are at /v1/models",
 }
-"""What to use instead of routes that clients of the dialects know, by part of their path."""
+"""Alternatives to unsupported routes that clients know, by part of their path."""
 _PATH_CHARS, _MOST_PARTS = 128, 8
-"""How much of a path that is not served is compared with those that are."""
+"""How much of an unknown path is compared with the existing paths: characters and segments."""
 _ALIKE = 0.8
-"""Least likeness (``difflib``) of a path that may be meant: /models and /v1/models have 0.82."""
+"""Least similarity (``difflib``) of a suggested path. /models and /v1/models have 0.82."""
 READ_BUFFER_BYTES = 2**14
-"""Reading from a connection pauses while twice this many bytes wait for its handler; what one read
-of the socket brings, up to 256 KiB, comes on top. aiohttp's default of 256 KiB would be 3 GB over
-all connections."""
+"""Reading from a connection pauses while twice this many bytes wait for its handler. One read of
+the socket may add up to 256 KiB. aiohttp's default of 256 KiB would be 3 GB for all connections."""
 
 
 def build_runner(
@@ -103,8 +102,8 @@ def build_runner(
     *,
     shutdown_timeout_s: float,
 ) -> web.AppRunner:
-    """The application over an orchestrator, which the caller starts and ends, ready to be served.
-    Without a ``control`` the process cannot be operated through it."""
+    """The application for an orchestrator, ready to be served. The caller starts and stops the
+    orchestrator. Without ``control``, the application cannot operate the process."""
     middlewares: list[Middleware] = [_edge]
     if orchestrator.tracing is not None:
         middlewares.insert(0, _tracing_middleware(orchestrator.tracing))
@@ -118,7 +117,7 @@ def build_runner(
         "http_errors", "responses", "Error responses", "status", "code"
     )
     app[HTTP_RESPONSES] = orchestrator.metrics.counter(
-        "http_responses", "responses", "Responses, but for health and metrics", "status"
+        "http_responses", "responses", "Responses, except for health and metrics", "status"
     )
     orchestrator.metrics.watch(orchestrator, VLLM, VLLM_PREFIX)
     for status in ALERTED_STATUSES:
@@ -152,9 +151,9 @@ def build_runner(
     return ConnectionRunner(
         app,
         keepalive_timeout=config.http.idle_timeout_s,
-        # A client that goes away cancels its handler: that is how it is noticed (WP-1).
+        # A disconnect cancels the handler: this is how it is detected (WP-1).
         handler_cancellation=True,
-        # Inflating would block the loop, even for an unread body.
+        # Decompression would block the loop, even for an unread body.
         auto_decompress=False,
         read_bufsize=READ_BUFFER_BYTES,
         access_log=None,
@@ -164,7 +163,7 @@ def build_runner(
 
 @web.middleware
 async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Time and name the request, check its key, and spell errors in the path's dialect."""
+    """Time and identify the request, check its key, and format errors in the path's dialect."""
     orchestrator = request.app[ORCHESTRATOR]
     context = new_context(request, orchestrator.clock, request.app[DIALECTS])
     request[CONTEXT] = context
@@ -198,7 +197,7 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         service_log.exception(
             "request handler failed", extra=fields(correlation_id=context.correlation_id)
         )
-        if request.writer.output_size:  # too late for a status of our own
+        if request.writer.output_size:  # too late for an error status
             raise ConnectionResetError("the response ended early") from None
         failure = TidegateError("an internal error occurred")
     request.app[HTTP_ERRORS].labels(context.dialect.status_of(failure), failure.code).inc()
@@ -211,9 +210,9 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _identify(request: web.Request, context: Context) -> None:
-    """Set the client's own name for the request, and its key. Raises ``TidegateError``."""
+    """Set the client's id for the request, and its key. Raises ``TidegateError``."""
     if is_open_path(request.path):
-        with suppress(InvalidRequest):  # a probe's answer is about us, not about its caller
+        with suppress(InvalidRequest):  # a probe's result must not depend on its own headers
             context.correlation_id = read_correlation_id(request, context.correlation_id)
         context.key = request.app[AUTH].key_or_nobody(request.headers)
         return
@@ -234,7 +233,7 @@ def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateEr
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         return MethodNotAllowed(
-            f"{excerpt(request.method)} is not served at {excerpt(request.path, 256)}"
+            f"{excerpt(request.method)} is not allowed at {excerpt(request.path, 256)}"
             f"{next(instead, f'; allowed: {allowed}')}",
             allowed=allowed,
         )
@@ -246,8 +245,8 @@ def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateEr
 
 
 def _likely_paths(request: web.Request) -> Iterator[str]:
-    """Paths that are served and differ by what base URLs are often set wrong by: the version left
-    out, something in front, a slash too many, another case, a letter."""
+    """Existing paths that differ from the request's by a common error in base URLs: no version, an
+    extra prefix, an extra slash, another case, one letter."""
     path = re.sub("/{2,}", "/", request.path[:_PATH_CHARS]).rstrip("/")
     infos = [resource.get_info() for resource in request.app.router.resources()]
     behind = [path[at:] for at, char in enumerate(path) if char == "/"][:_MOST_PARTS]
@@ -267,7 +266,7 @@ async def _close(app: web.Application) -> None:
 
 
 def _name_keywords(context: Context, check: GrammarCheck) -> None:
-    """Report schema keywords that the answer is not held to as ignored, like unknown fields."""
+    """Report schema keywords that are not enforced as ignored, like unknown fields."""
     for grammar in context.grammars:
         for keyword in check.passed_over(grammar):
             if context.ignored is None:
@@ -276,17 +275,17 @@ def _name_keywords(context: Context, check: GrammarCheck) -> None:
 
 
 async def _name_response(request: web.Request, response: web.StreamResponse) -> None:
-    """Add what every response carries: the request's name, and what is left of its key's limits."""
+    """Add the headers of every response: the request's id and the remaining limits of its key."""
     if CONTEXT in request:
         request[CONTEXT].body = None
-        if request[CONTEXT].is_forwarded:  # it has that already
+        if request[CONTEXT].is_forwarded:  # it already has them
             return
     response.headers.update(request.app[BROWSERS].headers(request.headers))
     is_open = is_open_path(request.path)
     if not is_open:
         request.app[HTTP_RESPONSES].labels(response.status).inc()
     context = request.get(CONTEXT)
-    if context is None:  # refused, and named, before any handler
+    if context is None:  # refused before any handler, with its headers
         return
     orchestrator = request.app[ORCHESTRATOR]
     _name_keywords(context, orchestrator.stages.reader.grammars)
@@ -304,14 +303,14 @@ async def _name_response(request: web.Request, response: web.StreamResponse) -> 
 
 
 def _tracing_middleware(tracing: "Tracing") -> Middleware:
-    """Makes a span of each request (OR-16). Outermost, so that it includes the last byte."""
+    """Makes a span for each request (OR-16). Outermost, so that the span includes the last byte."""
 
     @web.middleware
     async def trace(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if is_open_path(request.path):  # health and metrics: many, and of no client
+        if is_open_path(request.path):  # health and metrics: frequent, and not from clients
             return await handler(request)
         resource = request.match_info.route.resource
-        # The route, not the path: a task's id in the name would make each span one of its own kind.
+        # Use the route, not the path: a task id would give every span a different name.
         route = resource.canonical if resource is not None else "unknown"
         parent = read_traceparent(request.headers.get("traceparent"))
         span = tracing.of_request(f"{request.method} {route}", parent)

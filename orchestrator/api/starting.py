@@ -1,9 +1,9 @@
-"""Answers while the service reads its journal and cannot take requests yet.
+"""Answers requests while the service reads its journal and cannot accept work yet.
 
-Reading a large journal takes longer than a supervisor waits for the process's port. So the
-port listens first: the process is live, says that it is starting, and refuses everything else for
-the moment. The service then serves the same ``Port`` (``PortSite``): no connection is lost between
-the two, and none can hold the start up (OR-26).
+Reading a large journal takes longer than a supervisor waits for the process's port. So the port is
+opened first: the process is live, reports that it is starting, and refuses all other requests. The
+service then takes over the same ``Port`` (``PortSite``). No connection is lost in between, and no
+connection can delay the start (OR-26).
 """
 
 import asyncio
@@ -19,25 +19,25 @@ from orchestrator.errors import NotReady
 from orchestrator.health import PreparedResponse
 
 MAX_CONNECTIONS = 64
-"""Most connections at a time: with every open file taken by clients no journal could be opened."""
+"""Most connections at a time. If clients used all open files, the journal could not be opened."""
 CLOSE_S = 0.2
-"""Longest wait for an answer that is being written when the start fails, in seconds."""
+"""Longest wait in seconds for a response that is being written when the start fails."""
 LEAVE_S = 0.5
-"""Time in which a connection can still ask once another server has the port, in seconds: half of
-what OR-26 allows."""
+"""Seconds in which a connection can still send a request after another server has the port: half of
+the time that OR-26 allows."""
 _RETRY_AFTER_S = "1"
 _STARTING = b'{"status":"starting"}'
 PROBES = {
     path: PreparedResponse(200 if path == "/health/live" else 503, _STARTING)
     for path in ("/health", "/health/live", "/health/ready", "/health/startup")
 }
-"""Answers of the health endpoints while the service starts."""
+"""Responses of the health endpoints while the service starts."""
 _REFUSED = json.dumps(
     {
         "error": {
             "code": NotReady.code,
             "type": NotReady.code,
-            "message": "the service is starting and reads its journal: send it again in a moment",
+            "message": "the service is starting and reads its journal; retry in a moment",
         }
     }
 ).encode()
@@ -47,8 +47,8 @@ _REFUSED = json.dumps(
 async def saying_that_it_starts(
     host: str, port: int, *, is_shared: bool = False
 ) -> AsyncIterator[Port]:
-    """Listen, and say that the service starts until another server serves the port. A port without
-    another server at the end of the body is closed. Raises ``OSError``."""
+    """Listen, and answer that the service is starting until another server takes over the port. If
+    none has at the end of the block, the port is closed. Raises ``OSError``."""
     starting = _Starting(_answer, access_log=None)
     listening = await Port.open(host, port, starting, is_shared=is_shared)
     listening.on_handed_over = starting.leave
@@ -62,7 +62,7 @@ async def saying_that_it_starts(
 
 
 class _Starting(web.Server):
-    """A server for few connections at a time: the oldest are closed for new ones."""
+    """A server for a few connections at a time. New connections replace the oldest."""
 
     is_over = False
     """Whether another server has the port."""
@@ -75,7 +75,7 @@ class _Starting(web.Server):
             older.force_close()
 
     def leave(self) -> None:
-        """End all connections, each of which may have asked something that is not read yet."""
+        """End all connections. Each may have sent a request that is not read yet."""
         self.is_over = True
         for connection in self.connections:
             self._close_soon(connection)
@@ -91,6 +91,6 @@ async def _answer(request: web.BaseRequest) -> web.Response:
         body=found.body if found is not None and is_known else _REFUSED,
         status=found.status if found is not None and is_known else 503,
         content_type="application/json",
-        # Another server takes the port over: a connection that is kept would be cut.
+        # Another server takes over the port: a kept connection would be cut.
         headers={"Retry-After": _RETRY_AFTER_S, "Connection": "close"},
     )

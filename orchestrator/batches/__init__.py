@@ -1,6 +1,6 @@
-"""Batches: many requests in a file, run in the background, each with an outcome of its own.
+"""Batches: files of requests that run in the background. Each request has its own outcome.
 
-``service.Batches`` is all that an API needs. From bottom to top: ``records``, ``folder`` with each
-batch's outcomes, ``lines`` (its requests), ``window`` (how many run at once), ``run`` (one batch's
-life). No HTTP here.
+``service.Batches`` is the interface for APIs. From bottom to top: ``records``, ``folder`` with the
+outcomes of batches, ``lines`` (the requests of a batch), ``window`` (limits running lines), ``run``
+(the life cycle of a batch). This package has no HTTP.
 """

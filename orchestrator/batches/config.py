@@ -1,4 +1,4 @@
-"""Settings of batches, and their fixed bounds."""
+"""Settings of batches and their fixed limits."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,17 +8,17 @@ MAX_WINDOW_S = 7 * 86_400.0
 """The longest ``completion_window``, in seconds."""
 MAX_FILES_PER_KEY = 10_000
 MAX_BATCHES_PER_KEY = 10_000
-"""Most batches that a key may have, ended ones included."""
+"""Most batches of a key, including ended ones."""
 MAX_UNFINISHED_PER_KEY = 100
 
 WINDOW: Final = 32
-"""Most lines of all batches in progress at once. As many as the instances can run keep them busy;
-more wait in the queue, where interactive work goes first."""
+"""Most lines of all batches in progress at once. A number that the instances can run keeps them
+busy. More lines would wait in the queue, where interactive work goes first."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchConfig:
-    """Settings of batches. Sizes in bytes, times in seconds."""
+    """Settings of batches. Sizes are in bytes, times in seconds."""
 
     folder: Path
     window: int = WINDOW
@@ -29,6 +29,6 @@ class BatchConfig:
     folder_bytes: int = 4 * 2**30
     """Most bytes of all files together."""
     keep_s: float = 7 * 86_400.0
-    """How long a file is kept after it was made, and a batch and its results after its end."""
+    """Retention of a file after its creation, and of a batch and its results after its end."""
     attempts: int = 3
-    """Most tries of a line that loses its instance each time."""
+    """Most tries of a line that loses its instance every time."""

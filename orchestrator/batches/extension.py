@@ -1,4 +1,4 @@
-"""Files of requests and batches, kept next to the journal (OR-20)."""
+"""Files of requests, and batches, stored next to the journal (OR-20)."""
 
 from types import ModuleType
 from typing import ClassVar
@@ -21,14 +21,14 @@ METRICS: tuple[MetricRow[Batches], ...] = (
         "gauge",
         "batches_unfinished",
         "batches",
-        "Batches that are not over",
+        "Unfinished batches",
         lambda b: b.unfinished,
     ),
     MetricRow(
         "gauge",
         "batch_lines_under_way",
         "lines",
-        "Lines of batches that are being served, or wait to be tried again",
+        "Lines of batches that are being served or wait for a retry",
         lambda batches: batches.under_way,
     ),
     MetricRow(
@@ -43,7 +43,7 @@ METRICS: tuple[MetricRow[Batches], ...] = (
         "gauge",
         "batch_folder_bytes",
         "bytes",
-        "What the files of batches take on the disk",
+        "Disk space of the files of batches",
         lambda batches: batches.folder_bytes,
     ),
 )
@@ -76,8 +76,8 @@ class BatchRoom(Extension):
 
 
 def _batches(core: Core) -> Batches | None:
-    """Batches, in a folder next to the journal, under the journal's locks; None without a journal.
-    Of processes that share a port one has them, and another once that one has ended."""
+    """Batches in a folder next to the journal, under the journal's locks; None without a journal.
+    If processes share a port, one has the batches. When it ends, another takes them over."""
     settings, file = core.settings, core.journal
     journal, claim = None if file is None else file.config, None
     if core.sharing.process:

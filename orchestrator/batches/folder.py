@@ -1,17 +1,17 @@
-"""The folder of files and batches: each has a record, and a file also its data, in frames::
+"""The folder of files and batches. Each has a record. A file also has its data, in frames::
 
     length(4) checksum(4) number(4) kind(1) payload(length)
 
-The checksum (CRC-32) covers everything after it. Appended frames survive a kill; a torn end is cut
-off.
+The checksum (CRC-32) covers everything after it. Appended frames survive a kill. An incomplete
+frame at the end is truncated.
 
-Everything here blocks, and is called on one thread. ``OSError`` is raised where the disk fails, and
-where the folder is at its bound.
+All functions block and are called on one thread. They raise ``OSError`` if the disk fails or the
+folder is at its limit.
 
-The process that has the journal's locks has the folder. The kernel holds these for a process for as
-long as it lives, stopped or not (flock(2)): no two ever write there, and another one can continue
-once it has ended. A line of a batch is done once its outcome is in one of the batch's two files
-(``Ledger``), so that no kill loses or doubles one.
+The process with the journal's locks owns the folder. The kernel keeps the locks while the process
+lives, even if it is stopped (flock(2)): two processes never write at once, and another one can
+continue after the owner ends. A line of a batch is done when its outcome is in one of the batch's
+two files (``Ledger``), so that a kill never loses or duplicates an outcome.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from orchestrator.telemetry.log import fields, service_log
 _RECORD, _DATA = ".record", ".data"
 FILE_PREFIX = "file-"
 _OUTCOMES_SHARE = 0.1
-"""Share (0 to 1) of the folder's bound that uploads leave to the outcomes of batches."""
+"""Share (0 to 1) of the folder's limit that is reserved for the outcomes of batches."""
 
 R = TypeVar("R", StoredFile, StoredBatch)
 
@@ -55,7 +55,7 @@ _BUFFER_BYTES = 2**18
 
 
 class FileFrame(NamedTuple):
-    """One frame. ``number`` and ``kind`` have the meaning that the file's writer gives them."""
+    """One frame. The file's writer defines the meaning of ``number`` and ``kind``."""
 
     number: int
     kind: int
@@ -65,10 +65,10 @@ class FileFrame(NamedTuple):
 
 
 class FrameWriter:
-    """Appends to one file, made if missing. Blocks; every method may raise ``OSError``."""
+    """Appends to one file, which it creates if missing. Blocks. Methods may raise ``OSError``."""
 
     def __init__(self, path: Path, *, end: int = 0) -> None:
-        """Continue at byte ``end``; cut off anything after it."""
+        """Continue at byte ``end`` and truncate everything after it."""
         self.end = end
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
@@ -78,7 +78,7 @@ class FrameWriter:
             raise
 
     def append(self, number: int, kind: int, payload: bytes) -> int:
-        """Append a whole frame, or nothing of it; returns its size in bytes."""
+        """Append a whole frame or nothing. Returns its size in bytes."""
         summed = _SUMMED.pack(number, kind)
         checksum = zlib.crc32(payload, zlib.crc32(summed))
         frame = _HEAD.pack(len(payload), checksum) + summed + payload
@@ -92,7 +92,7 @@ class FrameWriter:
         return len(frame)
 
     def sync(self) -> None:
-        """Flush the file to the disk. One that is closed has been flushed."""
+        """Flush the file to disk. A closed file is already flushed."""
         if self._file >= 0:
             os.fsync(self._file)
 
@@ -104,7 +104,7 @@ class FrameWriter:
 
 
 def read_frames(path: Path) -> Iterator[FileFrame]:
-    """Yield all frames up to the first that is not whole. Blocks. Raises ``OSError``."""
+    """Yield all frames before the first incomplete one. Blocks. Raises ``OSError``."""
     with open(path, "rb", buffering=_BUFFER_BYTES) as file:
         size, at = os.fstat(file.fileno()).st_size, 0
         while len(head := file.read(_HEAD_BYTES)) == _HEAD_BYTES:
@@ -122,36 +122,36 @@ def read_frames(path: Path) -> Iterator[FileFrame]:
 
 
 def new_id(prefix: str) -> str:
-    """A new id that cannot be guessed."""
+    """A new id that nobody can guess."""
     return f"{prefix}{secrets.token_hex(16)}"
 
 
 class Contents(NamedTuple):
-    """The records that an earlier process left."""
+    """The records of an earlier process."""
 
     files: dict[str, StoredFile]
     batches: dict[str, StoredBatch]
 
 
 class Folder:
-    """The folder on the disk. ``open`` it before anything else."""
+    """The folder on disk. Call ``open`` first."""
 
     def __init__(self, config: BatchConfig) -> None:
         self.path = config.folder
         self.used_bytes = 0
-        """Bytes of all data; records are not counted, as they are small and few."""
+        """Bytes of all data, without records, which are small and few."""
         self._bound = config.folder_bytes
         self._owners: dict[str, str] = {}
-        """Owners of the data, by file."""
+        """Owner of the data of each file."""
         self._bytes_of: Counter[str] = Counter()
         """Bytes of each owner's data."""
 
     def open(self) -> Contents:
-        """Read all records, and remove data that belongs to none."""
+        """Read all records, and remove data without a record."""
         contents = Contents({}, {})
         if not self.path.exists():
             return contents
-        for path in self.path.glob(f"*{_RECORD}{UNFINISHED}"):  # a record that was cut short
+        for path in self.path.glob(f"*{_RECORD}{UNFINISHED}"):  # an incomplete record
             path.unlink()
         for path in sorted(self.path.glob(f"*{_RECORD}")):
             name = path.stem
@@ -164,10 +164,10 @@ class Folder:
             names = (batch.input_id, batch.output_id, batch.errors_id)
             self._owners |= dict.fromkeys(names, batch.owner)
         for path in self.path.glob(f"*{_DATA}"):
-            # An unreadable record still exists, and its data belongs to it.
+            # An unreadable record still counts: keep its data.
             if path.stem in self._owners or path.with_suffix(_RECORD).exists():
                 self.count(path.stem, path.stat().st_size)
-            else:  # an upload that was cut short
+            else:  # an incomplete upload
                 path.unlink()
         return contents
 
@@ -190,7 +190,7 @@ class Folder:
         return self.path / f"{name}{_DATA}"
 
     def writer(self, name: str, owner: str, end: int = 0) -> "Appender":
-        """A writer that appends to the data of an owner's file, from byte ``end`` on."""
+        """A writer that appends to the data of an owner's file at byte ``end``."""
         self._make()
         self._owners[name] = owner
         return Appender(self, name, end)
@@ -206,18 +206,18 @@ class Folder:
         self._bytes_of[self._owners.get(name, "")] += more
 
     def require_room(self, owner: str, size: int, *, is_upload: bool) -> None:
-        """Raise ``OSError`` if ``size`` more bytes are above the bound, or the owner's share."""
+        """Raise ``OSError`` if ``size`` more bytes exceed the limit or the owner's share."""
         left = self._bound * (1 - _OUTCOMES_SHARE if is_upload else 1) - self.used_bytes
         if size > left:
             raise OSError(
                 errno.EDQUOT,
-                "the folder of batches is at its bound (TIDEGATE_BATCHES__FOLDER_BYTES)",
+                "the folder of batches is full; its limit is TIDEGATE_BATCHES__FOLDER_BYTES",
             )
         if is_over_share(self._bytes_of[owner], size, left):
             raise OSError(
                 errno.EDQUOT,
-                f"this key's files take {self._bytes_of[owner]} bytes, its share of the folder of "
-                "batches (TIDEGATE_BATCHES__FOLDER_BYTES): delete some",
+                f"this key's files take {self._bytes_of[owner]} bytes, its whole share of the "
+                "folder of batches (TIDEGATE_BATCHES__FOLDER_BYTES); delete some",
             )
 
     def _make(self) -> None:
@@ -228,13 +228,13 @@ class Folder:
             into[path.stem] = msgspec.json.decode(path.read_bytes(), type=kind)
         except (msgspec.DecodeError, OSError):
             service_log.exception(
-                "a file or batch cannot be read; it is left where it is",
+                "cannot read a file or batch; it stays in the folder",
                 extra=fields(record=str(path)),
             )
 
 
 class Appender:
-    """One file's writer. Its caller must ask ``Folder.require_room`` first."""
+    """The writer of one file. The caller must call ``Folder.require_room`` first."""
 
     def __init__(self, folder: Folder, name: str, end: int) -> None:
         path = folder.data(name)
@@ -255,10 +255,10 @@ class Appender:
 
 
 class Ledger:
-    """The outcomes of one batch: open, put entries, close. Raises ``OSError``."""
+    """Writes the outcomes of one batch: open, put entries, close. Raises ``OSError``."""
 
     def __init__(self, folder: Folder, batch: StoredBatch) -> None:
-        """Read an earlier process's entries, without a torn one."""
+        """Read the entries of an earlier process, without an incomplete one."""
         self.counts: Counter[LineOutcome] = Counter()
         self.bytes = dict.fromkeys((batch.output_id, batch.errors_id), 0)
         """Bytes of the entries, by file."""
@@ -270,7 +270,7 @@ class Ledger:
             for name in self.bytes:
                 end = self._read(folder, name)
                 self._writers[name] = folder.writer(name, batch.owner, end)
-        except BaseException:  # it is tried again for as long as the disk is full
+        except BaseException:  # the caller retries while the disk is full
             for writer in self._writers.values():
                 writer.close()
             raise
@@ -287,8 +287,8 @@ class Ledger:
         return number < len(self._done) and bool(self._done[number])
 
     def put(self, number: int, kind: LineOutcome, entry: bytes) -> None:
-        """Write the outcome of a line, once. Entries of expired or cancelled lines are short, and
-        are written even beyond the folder's bound."""
+        """Write the outcome of a line, once. Entries of expired or cancelled lines are short. They
+        are written even above the folder's limit."""
         batch = self._batch
         if kind in (LineOutcome.SUCCEEDED, LineOutcome.ERRORED):
             self._folder.require_room(batch.owner, len(entry), is_upload=False)
@@ -298,7 +298,7 @@ class Ledger:
         self._mark(number, kind, name, len(entry))
 
     def close(self) -> None:
-        """Flush and close the files. Where that fails it may be called again."""
+        """Flush and close the files. May be called again if this fails."""
         for writer in self._writers.values():
             writer.sync()
             writer.close()
@@ -312,7 +312,7 @@ class Ledger:
 
 
 TRY_EVERY_S = 0.5
-"""Time between two tries to have the folder, in seconds."""
+"""Seconds between two tries to claim the folder."""
 
 
 def folder_of(journal: Path) -> Path:
@@ -325,13 +325,13 @@ class Claim:
     def __init__(
         self, config: JournalConfig, file: JournalFile | None, on_granted: Callable[[], None]
     ) -> None:
-        """``file`` is the journal, where this process has it already."""
+        """``file`` is the journal if this process already has it."""
         self._config = config
         self._file = file
         self._on_granted = on_granted
 
     async def granted(self) -> Path:
-        """Wait until the folder is this process's, which it stays; returns its path."""
+        """Wait until this process owns the folder. Returns the folder's path."""
         was_told = False
         while self._file is None:
             await asyncio.sleep(TRY_EVERY_S)
@@ -341,14 +341,14 @@ class Claim:
                 continue
             except JournalError as error:
                 if not was_told:
-                    service_log.warning("no files and batches for now; will retry: %s", error)
+                    service_log.warning("cannot claim files and batches; will retry: %s", error)
                 was_told = True
                 continue
-            service_log.info("files and batches are kept by this process from now on")
+            service_log.info("this process now keeps files and batches")
         self._on_granted()
-        return folder_of(self._file.config.path)  # behind any link to the journal
+        return folder_of(self._file.config.path)  # after links to the journal are resolved
 
     def close(self) -> None:
-        """Leave the folder to another process. Nothing may be written there any more."""
+        """Release the folder for another process. After this, nothing may be written there."""
         if self._file is not None:
             self._file.close()

@@ -1,4 +1,4 @@
-"""The lines of a batch's input: split, read, checked, never all in memory."""
+"""Splits, reads and checks the lines of a batch's input. They are never all in memory."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -10,12 +10,12 @@ from orchestrator.batches.records import BatchLine, LineError
 from protocol import excerpt
 
 MAX_ERRORS = 100
-"""Most errors reported for one file; a file with more has the same kind of error throughout."""
+"""Most errors reported for one file. A file with more usually has one error throughout."""
 _MAX_ID_CHARS = 512
 
 
 class BadLine(ValueError):
-    """A line that is not a request of a batch."""
+    """A line that is not a valid request of a batch."""
 
     def __init__(self, code: str, message: str, param: str | None, line: int) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class RawLine(NamedTuple):
 
 
 class _Stated(msgspec.Struct, frozen=True):
-    """The fields of a line that are read; others are ignored."""
+    """The known fields of a line. Other fields are ignored."""
 
     custom_id: str | None = None
     method: str | None = None
@@ -41,7 +41,7 @@ _decoder = msgspec.json.Decoder(_Stated)
 
 
 def split_lines(pieces: Iterable[bytes], most_bytes: int) -> Iterator[RawLine]:
-    """Yield the lines that are not blank. Raises ``BadLine`` for one longer than ``most_bytes``."""
+    """Yield the non-blank lines. Raises ``BadLine`` for a line longer than ``most_bytes``."""
     number, rest = 0, b""
     for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")
@@ -57,7 +57,7 @@ def _line(number: int, text: bytes, most_bytes: int) -> Iterator[RawLine]:
     if len(text) > most_bytes:
         raise BadLine(
             "line_too_long",
-            f"it has more than {most_bytes} bytes (TIDEGATE_HTTP__MAX_BODY_BYTES)",
+            f"it must have at most {most_bytes} bytes (TIDEGATE_HTTP__MAX_BODY_BYTES)",
             None,
             number,
         )
@@ -77,7 +77,7 @@ def read_line(raw: RawLine) -> BatchLine:
     if not stated.custom_id or len(stated.custom_id) > _MAX_ID_CHARS:
         raise BadLine(
             "missing_required_parameter",
-            f"custom_id must be a text of 1 to {_MAX_ID_CHARS} characters",
+            f"custom_id must be a string of 1 to {_MAX_ID_CHARS} characters",
             "custom_id",
             number,
         )
@@ -88,7 +88,7 @@ def read_line(raw: RawLine) -> BatchLine:
 
 
 class Check:
-    """Checks every line of a file before the first one runs, some at a time."""
+    """Checks all lines of a file, some at a time, before the first line runs."""
 
     def __init__(self, lines: Iterator[RawLine], endpoint: str, most_lines: int) -> None:
         self.total = 0
@@ -97,10 +97,10 @@ class Check:
         self._endpoint = endpoint
         self._most_lines = most_lines
         self._ids: set[bytes] = set()
-        """Digests of the custom ids so far: 16 bytes each, however long the ids are."""
+        """Digests of the custom ids so far: 16 bytes each for ids of any length."""
 
     def step(self, count: int) -> bool:
-        """Check ``count`` more lines; False once all are checked, or enough are wrong."""
+        """Check ``count`` more lines. Returns False after the last line or too many errors."""
         for _ in range(count):
             try:
                 raw = next(self._lines, None)
@@ -115,7 +115,7 @@ class Check:
                 self.errors.append(
                     LineError(
                         "too_many_requests",
-                        f"the file has more than {self._most_lines} requests: split it",
+                        f"the file has more than {self._most_lines} requests; split it",
                     )
                 )
                 return False
@@ -133,7 +133,7 @@ class Check:
         if line.url != self._endpoint:
             raise BadLine(
                 "mismatched_endpoint",
-                f"url is {excerpt(line.url)}, and the batch's endpoint {self._endpoint}",
+                f"url is {excerpt(line.url)}; expected the batch's endpoint {self._endpoint}",
                 "url",
                 line.number,
             )
@@ -141,7 +141,7 @@ class Check:
         if digest in self._ids:
             raise BadLine(
                 "duplicate_custom_id",
-                f"custom_id {excerpt(line.custom_id)} is another line's too",
+                f"custom_id {excerpt(line.custom_id)} occurs in another line; use unique ids",
                 "custom_id",
                 line.number,
             )
@@ -151,8 +151,8 @@ class Check:
 def some_of(
     lines: Iterator[RawLine], is_done: Callable[[int], bool], most: int, most_bytes: int
 ) -> list[BatchLine]:
-    """The next lines without an outcome, up to ``most`` of them and about ``most_bytes``; none once
-    there are no more. Raises ``BadLine`` where the file is not the one that was checked."""
+    """The next lines without an outcome: at most ``most`` lines and about ``most_bytes``. Empty at
+    the end of the file. Raises ``BadLine`` if the file has changed since it was checked."""
     found: list[BatchLine] = []
     size = 0
     while len(found) < most and size < most_bytes and (raw := next(lines, None)) is not None:

@@ -1,4 +1,4 @@
-"""The records of a file and of a batch, as they are kept on the disk."""
+"""The records of files and batches on disk."""
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -10,7 +10,7 @@ from orchestrator.clock import Boot, Clock
 
 
 class Status(StrEnum):
-    """Progress of a batch, in OpenAI's words."""
+    """Status of a batch, with OpenAI's names."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
@@ -36,7 +36,7 @@ class LineOutcome(IntEnum):
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """A moment, on the wall clock and on the machine's own clock."""
+    """A point in time on the wall clock and on the machine's own clock."""
 
     unix: float
     boot_id: str
@@ -45,7 +45,7 @@ class Stamp(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Ages of stamps. Until the machine restarts its own clock counts, then the wall clock."""
+    """Ages of stamps: by the machine's own clock until it restarts, then by the wall clock."""
 
     clock: Clock
     boot: Boot
@@ -60,21 +60,21 @@ class Time:
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that clients can ask for."""
+    """A file that clients can fetch."""
 
     id: str
     owner: str
-    """Fingerprint of the key that the file belongs to."""
+    """Fingerprint of the file's key."""
     name: str
     purpose: str
     bytes: int
     made: Stamp
     keep_s: float
-    """Seconds after its making at which the file is removed."""
+    """Seconds from the file's creation to its removal."""
 
 
 class LineError(msgspec.Struct, frozen=True):
-    """Why a batch did not start; ``line`` counts from 1."""
+    """The reason that a batch did not start. ``line`` counts from 1."""
 
     code: str
     message: str
@@ -83,18 +83,18 @@ class LineError(msgspec.Struct, frozen=True):
 
 
 class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch. The ids of its files are known from the start; ``output_id`` and ``errors_id`` can
-    be asked for once the batch is over and these files are not empty."""
+    """A batch. Its file ids are known from the start. Clients can fetch ``output_id`` and
+    ``errors_id`` after the batch has ended if these files are not empty."""
 
     id: str
     owner: str
     input_id: str
     endpoint: str
     window: str
-    """Window as the client stated it; ``window_s`` in seconds."""
+    """The client's window; ``window_s`` is the same in seconds."""
     window_s: float
     keep_s: float
-    """Seconds after its end at which the batch and its results are removed."""
+    """Seconds from the batch's end to the removal of the batch and its results."""
     metadata: dict[str, str]
     made: Stamp
     output_id: str
@@ -102,10 +102,10 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
     status: Status = Status.VALIDATING
     total: int = 0
     counts: dict[int, int] = {}
-    """Number of lines that are over, by ``LineOutcome``."""
+    """Number of ended lines, by ``LineOutcome``."""
     errors: list[LineError] = []
     times: dict[str, int] = {}
-    """When the batch came to each status, in Unix seconds."""
+    """Time of each status change, in Unix seconds."""
     over: Stamp | None = None
 
     def count(self, *kinds: LineOutcome) -> int:
@@ -116,7 +116,7 @@ class BatchLine(NamedTuple):
     """One request of a batch."""
 
     number: int
-    """Number of the line, from 1, among all lines of the file."""
+    """Number of the line among all lines of the file, from 1."""
     custom_id: str
     method: str
     url: str
@@ -125,14 +125,14 @@ class BatchLine(NamedTuple):
 
 
 class LineResult(NamedTuple):
-    """The result of a try to serve a line."""
+    """The result of one try to serve a line."""
 
     kind: LineOutcome
     status: int
     request_id: str
     body: bytes
-    """Body of the answer, as JSON."""
+    """Body of the response, as JSON."""
     retry_after_s: float | None = None
-    """Seconds after which another try makes sense; None: this is final."""
+    """Seconds after which another try is useful; None: this result is final."""
     is_loss: bool = False
-    """Whether an instance was lost with the line, perhaps because of it."""
+    """Whether an instance was lost during the line, possibly because of it."""

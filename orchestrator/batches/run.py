@@ -1,12 +1,12 @@
-"""One batch's life, from the check of its lines to its end::
+"""The life cycle of one batch, from the check of its lines to its end::
 
     validating ─▶ in_progress ─▶ finalizing ─▶ completed, expired
         │              └─▶ cancelling ─▶ cancelled
         └─▶ failed
 
-A process that dies at any point leaves the batch's record and its ledger to the next one, which
-continues with the lines that have no entry. A line that was in progress is served again from its
-beginning: no client has seen its output.
+If a process dies at any point, the next process reads the batch's record and ledger and continues
+with the lines without an entry. A line that was in progress is served again from the start: no
+client has seen its output.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ _CHECKED_AT_ONCE = 500
 _READ_AT_ONCE, _BYTES_AT_ONCE = 64, 2**20
 _SWEPT_AT_ONCE = 500
 _GRACE_S = 1.0
-"""Time for lines in progress to report that the batch's deadline, theirs too, has passed."""
+"""Seconds for lines in progress to report that the batch's deadline, also theirs, has passed."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
-"""Pauses between tries of a line without room, or of a failing write."""
+"""First and longest pause in seconds between tries of a line without room or a failing write."""
 
 T = TypeVar("T")
 
 
 class Run:
-    """A batch that is not over. Call ``go`` once."""
+    """An unfinished batch. Call ``go`` once."""
 
     def __init__(self, batch: StoredBatch, shop: Shop) -> None:
         self.batch = batch
@@ -54,9 +54,9 @@ class Run:
         self._due_at = clock.now() + batch.window_s - shop.time.age_s(batch.made)
         self._ledger: Ledger | None = None
         self._why: LineOutcome | None = None
-        """Why no more lines start; None while they do."""
+        """The reason that no more lines start; None while lines start."""
         self._next: WindowPlace | None = None
-        """Place of the line that is to begin next, while it waits for it."""
+        """Place of the next line while it waits for the place."""
         self._stopped = asyncio.Event()
         self._failing = False
         self._saving = asyncio.Lock()
@@ -68,13 +68,13 @@ class Run:
         return msgspec.structs.replace(self.batch, counts=counts)
 
     async def cancel(self) -> None:
-        """Begin no more lines, and end those in progress. Idempotent."""
+        """Start no more lines, and end the lines in progress. Idempotent."""
         if self.batch.status in (Status.VALIDATING, Status.IN_PROGRESS):
             await self._become(Status.CANCELLING)
             self._stop(LineOutcome.CANCELLED)
 
     async def go(self) -> None:
-        """Run the batch until it is over; cancelled when the process ends."""
+        """Run the batch until its end. The process cancels this when it ends."""
         clock = self._shop.time.clock
         timer = clock.call_at(self._due_at, lambda: self._stop(LineOutcome.EXPIRED))
         try:
@@ -89,12 +89,12 @@ class Run:
             await self._fail("input_unreadable", f"the batch cannot continue: {_told(error)}")
         except Exception:
             service_log.exception("a batch failed", extra=fields(batch=self.batch.id))
-            await self._fail("internal", "an internal error occurred; the service's log has it")
+            await self._fail("internal", "an internal error occurred; see the service's log")
         finally:
             timer.cancel()
 
     async def _check(self) -> bool:
-        """Check that all lines are requests of this batch. If not, the batch has failed."""
+        """Check that all lines are valid requests of this batch. If not, the batch fails."""
         shop = self._shop
         check = Check(self._lines(), self.batch.endpoint, shop.config.max_lines)
         while await shop.block(check.step, _CHECKED_AT_ONCE):
@@ -106,7 +106,7 @@ class Run:
         return True
 
     async def _serve_all(self) -> Status:
-        """Serve until every line has its one entry; returns the status at the end."""
+        """Serve until every line has exactly one entry. Returns the final status."""
         shop = self._shop
         while True:
             self._ledger = ledger = await self._insist(lambda: Ledger(shop.folder, self.batch))
@@ -120,7 +120,7 @@ class Run:
                     await shop.block(ledger.close)
                 raise
             await self._insist(ledger.close)
-            # Read from the disk again, so that what is reported is what is there.
+            # Read from disk again, so that the report matches the files.
             self._ledger = again = await self._insist(lambda: Ledger(shop.folder, self.batch))
             await self._insist(again.close)
             if again.counts.total() == self.batch.total:
@@ -134,11 +134,11 @@ class Run:
         await self._publish(again)
         if self._why is LineOutcome.CANCELLED:
             return Status.CANCELLED
-        # Lines that were done before the deadline are complete, whenever this is noticed.
+        # If all lines ended before the deadline, the batch is complete, even if detected later.
         return Status.EXPIRED if again.counts[LineOutcome.EXPIRED] else Status.COMPLETED
 
     async def _serve(self, ledger: Ledger) -> None:
-        """Serve the lines without an entry, until there are no more or none may start."""
+        """Serve the lines without an entry until none are left or none may start."""
         shop, lines = self._shop, self._lines()
         read = partial(some_of, lines, ledger.is_done, _READ_AT_ONCE, _BYTES_AT_ONCE)
         working: set[asyncio.Task[None]] = set()
@@ -151,7 +151,7 @@ class Run:
                     task = asyncio.create_task(self._one(ledger, line, place), name="batch line")
                     working.add(task)
                     task.add_done_callback(working.discard)
-                    # Not by the task itself: one that is cancelled at once never begins.
+                    # The task cannot do this itself: if it is cancelled at once, it never starts.
                     task.add_done_callback(partial(_leave, place))
                 if self._why is not None:
                     break
@@ -163,12 +163,12 @@ class Run:
             await asyncio.gather(*left, return_exceptions=True)
 
     def _lines(self) -> Iterator[RawLine]:
-        """All lines of the input, read as they are asked for."""
+        """All lines of the input, read on demand."""
         pieces = self._shop.folder.pieces(self.batch.input_id)
         return split_lines(pieces, self._shop.config.line_bytes)
 
     async def _place(self) -> WindowPlace | None:
-        """Wait for a place in the window; None where no more lines may begin."""
+        """Wait for a place in the window; None if no more lines may start."""
         if self._why is not None:
             return None
         self._next = place = WindowPlace(self._shop.window, self.batch.owner, self._due_at)
@@ -185,7 +185,7 @@ class Run:
         return place
 
     async def _until_idle(self, working: set[asyncio.Task[None]]) -> None:
-        """Wait until the lines in progress are over, or must end."""
+        """Wait until the lines in progress have ended or must end."""
         stopped = asyncio.create_task(self._stopped.wait())
         try:
             while working and not stopped.done():
@@ -203,7 +203,7 @@ class Run:
         await self._insist(lambda: ledger.put(line.number, answer.kind, entry))
 
     async def _answer(self, server: LineServer, line: BatchLine, place: WindowPlace) -> LineResult:
-        """Get a final answer, with as many tries as fit before the batch's deadline."""
+        """Get a final answer. Retries until the batch's deadline."""
         losses, pause = 0, _FIRST_PAUSE_S
         while True:
             answer = await server.serve(self.batch, line, self._due_at)
@@ -225,7 +225,7 @@ class Run:
         def some() -> bool:
             found = some_of(lines, ledger.is_done, _SWEPT_AT_ONCE, _BYTES_AT_ONCE)
             for line in found:
-                if not ledger.is_done(line.number):  # no entry from an earlier try
+                if not ledger.is_done(line.number):  # it has no entry from an earlier try
                     entry = server.entry(self.batch, line, kind, None)
                     ledger.put(line.number, kind, entry)
             return bool(found)
@@ -234,7 +234,7 @@ class Run:
             pass
 
     async def _publish(self, ledger: Ledger) -> None:
-        """Make the batch's files available, as far as they have content."""
+        """Make the batch's files available if they have content."""
         batch, shop = self.batch, self._shop
         for name, what in ((batch.output_id, "output"), (batch.errors_id, "errors")):
             if not ledger.bytes[name]:
@@ -260,7 +260,7 @@ class Run:
                 self._next.give_up()
 
     async def _fail(self, code: str, message: str) -> None:
-        """End the batch because it cannot continue; lines that are done stay available."""
+        """End the batch because it cannot continue. Results of ended lines stay available."""
         if self._ledger is not None:
             await self._publish(self._ledger)
         await self._end(Status.FAILED, errors=[LineError(code, message)])
@@ -269,7 +269,7 @@ class Run:
         stamp = self._shop.time.stamp()
         await self._become(status, counts=self.snapshot().counts, over=stamp, **changes)
         service_log.info(
-            "a batch is over",
+            "a batch has ended",
             extra=fields(
                 batch=self.batch.id,
                 status=status.value,
@@ -279,7 +279,7 @@ class Run:
         )
 
     async def _become(self, status: Status, **changes: object) -> None:
-        """Change the status, on the disk first. One that is being cancelled stays so."""
+        """Change the status, on disk first. A batch that is being cancelled stays so."""
         async with self._saving:
             before = self.batch
             if before.status is Status.CANCELLING and not status.is_over:
@@ -291,7 +291,7 @@ class Run:
             self.batch = batch
 
     async def _insist(self, call: Callable[[], T]) -> T:
-        """Have the thread do what writes to the disk, again and again while the disk fails."""
+        """Run ``call``, which writes to disk, on the thread. Retries while the disk fails."""
         pause = _FIRST_PAUSE_S
         while True:
             try:

@@ -13,5 +13,5 @@ class BatchSection(RoomSection):
     table: ClassVar = "batches"
 
     folder_bytes: int = Field(default=4 * 2**30, ge=2**20)
-    """Most bytes that all files may take on the disk. A tenth of it is reserved for the results of
-    batches, which wait when that is full too."""
+    """Most bytes that all files may take on disk. A tenth of it is reserved for the results of
+    batches. If that is full too, batches wait."""

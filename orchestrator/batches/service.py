@@ -1,4 +1,4 @@
-"""Files and batches of one orchestrator, for APIs to query and change."""
+"""Files and batches of one orchestrator, with operations for APIs."""
 
 import asyncio
 from collections import Counter
@@ -29,11 +29,11 @@ PRUNE_EVERY_S = 60.0
 OPEN_WITHIN_S = 5.0
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _PIECES_AT_ONCE = 16
-"""Pieces of a file that go from the thread to the loop at a time: some hundred KiB of lines."""
+"""Pieces of a file that the thread passes to the loop at a time: some hundred KiB of lines."""
 
 
 class Batches:
-    """All files and batches, on the event loop; ``shop.server`` is set before ``start``."""
+    """All files and batches, on the event loop. ``shop.server`` must be set before ``start``."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Batches:
         boot: Boot,
         claim: Claim | None = None,
     ) -> None:
-        """``claim`` is waited for; without one the folder is this process's."""
+        """Waits for ``claim``. Without a claim, this process owns the folder."""
         self.config = config
         self._claim = claim
         self._runs: dict[str, Run] = {}
@@ -59,10 +59,10 @@ class Batches:
             files={},
         )
 
-    # ── life ─────────────────────────────────────────────────────────────────────────────────
+    # ── life cycle ───────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Continue what an earlier process left. The server of lines must be set by then."""
+        """Continue the batches of an earlier process. The server of lines must be set before."""
         self._upkeep = asyncio.create_task(self._keep_up(), name="batches")
 
     async def close(self) -> None:
@@ -72,7 +72,7 @@ class Batches:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         claim, self._claim = self._claim, None
-        if claim is not None:  # behind all that is still to be written
+        if claim is not None:  # after all pending writes
             self.shop.thread.submit(claim.close)
         self.shop.thread.shutdown(wait=False)
 
@@ -82,7 +82,7 @@ class Batches:
 
     @property
     def under_way(self) -> int:
-        """How many lines are being served, or wait to be tried again."""
+        """Number of lines that are being served or wait for a retry."""
         window = self.shop.window
         return window.under_way.total() + window.resting.total()
 
@@ -91,7 +91,7 @@ class Batches:
         return self.shop.folder.used_bytes
 
     def outcomes(self) -> Counter[LineOutcome]:
-        """How many lines are over in each way, in all batches that are kept."""
+        """Number of ended lines by outcome, in all kept batches."""
         counts: Counter[LineOutcome] = Counter()
         for batch in self._all():
             counts.update({LineOutcome(kind): count for kind, count in batch.counts.items()})
@@ -104,14 +104,14 @@ class Batches:
             try:
                 await self._open()
             except OSError as error:
-                service_log.error("the folder of batches cannot be read; will retry: %s", error)
+                service_log.error("cannot read the folder of batches; will retry: %s", error)
                 await asyncio.sleep(OPEN_WITHIN_S)
         while True:
             await asyncio.sleep(PRUNE_EVERY_S)
             try:
                 await self.prune()
             except TidegateError as error:
-                service_log.warning("old batches cannot be removed: %s", error.message)
+                service_log.warning("cannot remove old batches: %s", error.message)
 
     async def _open(self) -> None:
         contents = await self.shop.block(self.shop.folder.open)
@@ -123,7 +123,7 @@ class Batches:
                 self._begin(batch)
         if self._runs:
             service_log.info(
-                "batches of an earlier process continue", extra=fields(batches=len(self._runs))
+                "continuing batches of an earlier process", extra=fields(batches=len(self._runs))
             )
         self._is_open.set()
 
@@ -133,7 +133,7 @@ class Batches:
             async with asyncio.timeout(OPEN_WITHIN_S):
                 await self._is_open.wait()
         except TimeoutError:
-            raise NotReady("files and batches are still being read: try again") from None
+            raise NotReady("files and batches are not read yet; try again") from None
 
     def _begin(self, batch: StoredBatch) -> None:
         run = self._runs[batch.id] = Run(batch, self.shop)
@@ -174,12 +174,12 @@ class Batches:
 
     @asynccontextmanager
     async def upload(self, owner: str) -> AsyncIterator[Upload]:
-        """Take in a file. Unless ``finish`` is called within the body, nothing of it stays."""
+        """Receive a file. If the block does not call ``finish``, the file is removed."""
         await self._opened()
         own = sum(file.owner == owner for file in self.shop.files.values())
         if own >= MAX_FILES_PER_KEY:
             raise RateLimited(
-                f"this key has {own} files, which is the most: delete some", retryable=False
+                f"this key has {own} files, which is the most; delete some", retryable=False
             )
         upload = Upload(self.shop, owner)
         try:
@@ -197,7 +197,7 @@ class Batches:
         await self._opened()
         file = self.shop.files.get(name)
         if file is None or file.owner != owner:
-            raise NotFound(f"there is no file {name[:64]!r}; they are kept for a while only")
+            raise NotFound(f"there is no file {name[:64]!r}; files are kept only for a while")
         return file
 
     async def delete_file(self, owner: str, name: str) -> None:
@@ -206,13 +206,13 @@ class Batches:
         for run in self._runs.values():
             if run.batch.input_id == file.id:
                 raise InvalidRequest(
-                    f"the batch {run.batch.id} reads this file: cancel it first, or wait",
+                    f"the batch {run.batch.id} reads this file; cancel the batch first, or wait",
                     field="file_id",
                 )
         await self._remove_file(file.id)
 
     async def content(self, name: str) -> AsyncIterator[bytes]:
-        """Yield a file's content in pieces. Raises ``TidegateError`` where it cannot be read."""
+        """Yield a file's content in pieces. Raises ``TidegateError`` if it cannot be read."""
         pieces = self.shop.folder.pieces(name)
         while piece := await self.shop.disk(_some, pieces):
             yield piece
@@ -220,18 +220,18 @@ class Batches:
     # ── batches ──────────────────────────────────────────────────────────────────────────────
 
     async def create(self, batch: StoredBatch) -> StoredBatch:
-        """Start a batch that ``new_batch`` made. It is on the disk before this returns."""
+        """Start a batch from ``new_batch``. It is on disk when this returns."""
         await self._opened()
         own = [one for one in self._all() if one.owner == batch.owner]
         unfinished = sum(not one.status.is_over for one in own)
         if unfinished >= MAX_UNFINISHED_PER_KEY:
             raise RateLimited(
-                f"{unfinished} batches of this key are unfinished, which is the limit: wait for one"
+                f"{unfinished} batches of this key are unfinished, which is the most: wait for one"
             )
         if len(own) >= MAX_BATCHES_PER_KEY:
             raise RateLimited(
-                f"{len(own)} batches of this key are kept, which is the most (they go seven "
-                "days after their ends)",
+                f"{len(own)} batches of this key are kept, which is the most (they are removed "
+                "seven days after their end)",
                 retryable=False,
             )
         await self.shop.disk(self.shop.folder.save, batch)
@@ -249,15 +249,15 @@ class Batches:
         run = self._runs.get(name)
         batch = self._over.get(name) if run is None else run.snapshot()
         if batch is None or batch.owner != owner:
-            raise NotFound(f"there is no batch {name[:64]!r}; they are kept for a while only")
+            raise NotFound(f"there is no batch {name[:64]!r}; batches are kept only for a while")
         return batch
 
     async def cancel(self, owner: str, name: str) -> StoredBatch:
-        """Begin no more lines. Raises ``NotFound``, and ``InvalidRequest`` if it is over."""
+        """Start no more lines. Raises ``NotFound``, and ``InvalidRequest`` if it has ended."""
         batch = await self.batch(owner, name)
         run = self._runs.get(name)
         if run is None:
-            raise InvalidRequest(f"the batch is {batch.status.value}: it cannot be cancelled")
+            raise InvalidRequest(f"the batch is {batch.status.value} and cannot be cancelled")
         await run.cancel()
         return run.snapshot()
 
@@ -268,7 +268,7 @@ class Batches:
 
 
 def new_batch(time: Time, **stated: object) -> StoredBatch:
-    """A batch with ids for its files; ``stated`` are its other fields."""
+    """A batch with new ids for its files. ``stated`` are its other fields."""
     output, errors = new_id(FILE_PREFIX), new_id(FILE_PREFIX)
     made = time.stamp()
     times = {Status.VALIDATING.value: int(made.unix)}
@@ -286,8 +286,8 @@ def read_window(text: str) -> float:
         seconds = int(number) * _UNIT_S[unit]
     if not 0 < seconds <= MAX_WINDOW_S:
         raise InvalidRequest(
-            "completion_window must be a number and one of s m h d, such as 24h, and at most 7d: "
-            "the batch must be done within it",
+            "completion_window, the time limit of the batch, must be a number and one of s m h d, "
+            "such as 24h, and at most 7d",
             field="completion_window",
         )
     return seconds

@@ -1,4 +1,4 @@
-"""What all batches and uploads share: folder, blocking thread, window, server of lines."""
+"""Resources of all batches and uploads: folder, blocking thread, window, server of lines."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class LineServer(Protocol):
-    """Serves lines and words their outcomes: an API."""
+    """Serves lines and formats their outcomes. Implemented by an API."""
 
     async def serve(self, batch: StoredBatch, line: BatchLine, due_at: float) -> LineResult:
         """Serve a line until ``due_at`` (seconds of the clock). Never raises ``TidegateError``."""
@@ -37,7 +37,7 @@ class LineServer(Protocol):
         line was not served."""
 
     def most_at_once(self, owner: str) -> int:
-        """How many lines of an owner may be in progress."""
+        """Most lines of an owner in progress at once."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Shop:
     folder: Folder
     time: Time
     thread: Executor
-    """The one thread for everything that blocks."""
+    """The only thread for blocking calls."""
     window: Window
     files: dict[str, StoredFile]
     server: LineServer | None = None
@@ -56,7 +56,7 @@ class Shop:
         return await loop.run_in_executor(self.thread, lambda: call(*args, **kwargs))
 
     async def disk(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """``block`` for a waiting client: raises ``TidegateError`` if the disk fails."""
+        """Like ``block``, for a waiting client: raises ``TidegateError`` if the disk fails."""
         try:
             return await self.block(call, *args, **kwargs)
         except FileNotFoundError:
@@ -64,12 +64,12 @@ class Shop:
         except OSError as error:
             why = error.strerror or "the disk failed"
             raise JournalUnavailable(
-                f"files and batches cannot be read or written now: {why}"
+                f"files and batches cannot be read or written now; try again later: {why}"
             ) from error
 
 
 class Upload:
-    """An upload: write to it, then ``finish``; ``close`` in any case."""
+    """An upload. Call ``write``, then ``finish``; always call ``close``."""
 
     def __init__(self, shop: Shop, owner: str) -> None:
         self.id = new_id(FILE_PREFIX)
@@ -80,19 +80,19 @@ class Upload:
         self._is_kept = False
 
     async def write(self, content: bytes) -> None:
-        """Append to the file. Raises ``BodyTooLarge`` above the bound of one file,
-        ``JournalUnavailable`` where the folder or the disk is full."""
+        """Append to the file. Raises ``BodyTooLarge`` if the file becomes too large, and
+        ``JournalUnavailable`` if the folder or the disk is full."""
         self.bytes += len(content)
         most = self._shop.config.file_bytes
         if self.bytes > most:
             raise BodyTooLarge(
-                f"a file must have at most {most} bytes; split it, a batch for each part",
+                f"a file must have at most {most} bytes; split it and create a batch for each part",
                 field="file",
             )
         await self._shop.disk(self._append, content)
 
     async def finish(self, name: str, purpose: str) -> StoredFile:
-        """Keep the data as a file that clients can ask for."""
+        """Keep the data as a file that clients can fetch."""
         file = StoredFile(
             id=self.id,
             owner=self._owner,

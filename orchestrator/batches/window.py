@@ -1,4 +1,4 @@
-"""How many lines of all batches are in progress at once, and which is next. Does no I/O."""
+"""Limits the lines of all batches in progress, and chooses the next line. Does no I/O."""
 
 import asyncio
 from collections import Counter
@@ -16,24 +16,24 @@ class _State(Enum):
 
 
 class Window:
-    """Admits ``size`` lines at a time: next from the owner with the fewest in progress, in turn,
-    and of theirs the line of the earliest batch. An owner may have ``most_of`` it, resting ones
-    included."""
+    """Admits ``size`` lines at a time. The next line is from the owner with the fewest lines in
+    progress, in turn if several have as few, and from that owner's earliest batch. An owner may
+    have at most ``most_of(owner)`` lines, including resting ones."""
 
     def __init__(self, size: int, most_of: Callable[[str], int]) -> None:
         self.under_way: Counter[str] = Counter()
         """Number of lines in progress, by owner."""
         self.resting: Counter[str] = Counter()
-        """Lines that wait for another try, by owner; they hold no place."""
+        """Number of lines that wait for another try, by owner. They hold no place."""
         self._size = size
         self._most_of = most_of
         self._waiting: dict[str, list[tuple[float, int, WindowPlace]]] = {}
         self._served: dict[str, int] = {}
-        """When each owner's last line was let in, as a running number."""
+        """Sequence number of each owner's last admitted line."""
         self._numbers = count()
 
     def wait(self, place: "WindowPlace") -> None:
-        """Queue a place, and let it in when it is its turn."""
+        """Queue a place and admit it in its turn."""
         own = self._waiting.setdefault(place.owner, [])
         heappush(own, (place.due_at, next(self._numbers), place))
         self.admit()
@@ -46,7 +46,7 @@ class Window:
             place.let_in()
 
     def _next(self) -> str | None:
-        """The owner of the next line; None if none may have one."""
+        """The owner of the next line; None if no owner may have one."""
         eligible = []
         for owner, own in list(self._waiting.items()):
             while own and not own[0][2].is_waiting:
@@ -61,7 +61,7 @@ class Window:
 
 
 class WindowPlace:
-    """One line's place in the window. ``leave`` must follow, however far it came."""
+    """One line's place in the window. The caller must always call ``leave``."""
 
     def __init__(self, window: Window, owner: str, due_at: float) -> None:
         self.owner = owner
@@ -75,7 +75,7 @@ class WindowPlace:
         return self._state is _State.WAITING and self._turn is not None and not self._turn.done()
 
     async def take(self) -> None:
-        """Wait for the place, or to continue after ``rest``. ``give_up`` cancels it."""
+        """Wait for the place, also after ``rest``. ``give_up`` cancels the wait."""
         if self._state is _State.RESTING:
             self._window.resting[self.owner] -= 1
         self._state = _State.WAITING
@@ -93,7 +93,7 @@ class WindowPlace:
             self._turn.cancel()
 
     def rest(self) -> None:
-        """Let others have the place until the next ``take``."""
+        """Release the place for other lines until the next ``take``."""
         assert self._state is _State.IN
         self._state = _State.RESTING
         self._window.under_way[self.owner] -= 1
@@ -101,7 +101,7 @@ class WindowPlace:
         self._window.admit()
 
     def leave(self) -> None:
-        """Give the place up: the line is over, or never began."""
+        """Release the place: the line has ended or never started."""
         if self._state is _State.IN:
             self._window.under_way[self.owner] -= 1
         elif self._state is _State.RESTING:

@@ -1,4 +1,4 @@
-"""``/v2/budget``: what a key may spend this month, what it has spent, and on what."""
+"""``/v2/budget``: a key's budget for this month, and its spending by category."""
 
 import re
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ _COLUMNS: Final = tuple(name for name in BookEntry._fields if name != "month")
 
 
 async def show(request: web.Request) -> web.Response:
-    """Show a month of the caller's key; an operator sees every key's. Entries are sums by what
-    ``by`` names, ``outcome`` unless stated, of all orchestrators that share a state; of this one
-    alone, with a ``fault``, while the others' cannot be read."""
+    """Show a month's spending of the caller's key, or of every key to operators.
+    Entries are sums by the columns in ``by`` (default: ``outcome``) over all orchestrators that
+    share a state. If the others' sums are unreadable, only this one's are shown, with ``fault``."""
     budgets, key = request.app[BUDGETS], request[CONTEXT].key
     unix = request.app[ORCHESTRATOR].clock.unix()
     month = request.query.get("month", month_of(unix))
@@ -30,9 +30,9 @@ async def show(request: web.Request) -> web.Response:
     by = request.query.get("by", "outcome").split(",")
     if not set(by) <= set(_COLUMNS):
         expected = ", ".join(_COLUMNS)
-        raise InvalidRequest(f"by must be some of {expected}, with commas", field="by")
+        raise InvalidRequest(f"by must be a comma-separated list from {expected}", field="by")
     if not budgets.books.is_open:
-        raise NotReady("the books are being opened; try again shortly")
+        raise NotReady("the books are not open yet; try again shortly")
     columns = [name for name in _COLUMNS if name in by]
     whose = None if key.is_admin else key.fingerprint
     spent, fault = await budgets.books.read(month, whose, columns)
@@ -47,7 +47,7 @@ async def show(request: web.Request) -> web.Response:
             "cost_left": round(account.cost_left(), 6) if budget.cost else None,
             "resets_unix_ms": round(1000 * month_ends(unix)),
             "spent": spent,
-            "fault": f"spent is what this orchestrator knows alone: {fault}" if fault else None,
+            "fault": f"spent is only from this orchestrator: {fault}" if fault else None,
         }
     )
 

@@ -1,11 +1,11 @@
-"""The books: what was spent on each outcome, by month, key, run and model.
+"""The books: spending on each outcome, by month, key, run and model.
 
-Kept in a SQLite file next to the journal, or in memory where there is no journal. The entries of a
-second are written together: a process that is killed loses at most those.
+Stored in a SQLite file next to the journal, or in memory without a journal. The entries of each
+second are written together, so a killed process loses at most one second.
 
-Orchestrators that share a store have common books there, too. In these each file has lines of its
-own, with its sums as they are: one that is written twice counts once, a store that was emptied gets
-all again, and what a dead orchestrator has spent stays.
+Orchestrators that share a store also have common books there. Each file has its own lines with its
+current sums. So a line that is written twice counts once, an emptied store gets all lines again,
+and the spending of a dead orchestrator stays.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _TABLES = (
 )
 _SUMS = "sum(requests), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens), sum(cost)"
 _FILL = f"INSERT OR IGNORE INTO by_key SELECT month, key, {_SUMS} FROM spent GROUP BY month, key"
-"""For a file that was made before it had this table."""
+"""Fills the table in a file from a version without it."""
 _MERGE = """ON CONFLICT DO UPDATE SET
   requests = requests + excluded.requests,
   prompt_tokens = prompt_tokens + excluded.prompt_tokens,
@@ -48,7 +48,7 @@ _encoded = msgspec.json.encode
 
 
 class BookEntry(NamedTuple):
-    """Where an amount is entered."""
+    """The columns under which an amount is entered."""
 
     month: str
     key: str
@@ -62,7 +62,7 @@ class BookEntry(NamedTuple):
 class Amount(NamedTuple):
     requests: int = 0
     prompt_tokens: int = 0
-    """Prompt tokens, those from a cache included."""
+    """Prompt tokens, including cached ones."""
     cached_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0
@@ -80,7 +80,7 @@ _Sums = dict[tuple[str, str], Amount]
 
 
 class _Unwritten:
-    """Entries that are not in the file yet, and their sums."""
+    """Entries that are not yet in the file, and their sums."""
 
     def __init__(self) -> None:
         self.entries: dict[BookEntry, Amount] = {}
@@ -97,35 +97,35 @@ def month_of(unix: float) -> str:
 
 
 def month_ends(unix: float) -> float:
-    """When the month of a moment ends; both in seconds since 1970."""
+    """End of the month of ``unix``. Both are in seconds since 1970."""
     at = datetime.fromtimestamp(unix, UTC)
     year, month = at.year + at.month // 12, at.month % 12 + 1
     return datetime(year, month, 1, tzinfo=UTC).timestamp()
 
 
 class Books:
-    """All amounts of this month and the last. Several processes may have the same file: each knows
-    what the others have spent as of its last ``flush``."""
+    """All amounts of this month and the last. Several processes may use the same file. Each knows
+    the others' spending up to its own last ``flush``."""
 
     def __init__(self, path: Path | None, unix: float, sharing: Sharing) -> None:
-        """``unix`` is the time, in seconds since 1970. To be opened before anything else."""
+        """``unix`` is the time in seconds since 1970. Call ``open`` first."""
         self._path = path
         self._unix = unix
         self._sharing = sharing
         self._telling = asyncio.Lock()
         self._untold: Lines = {}
-        """Lines of the common books that have changed here."""
+        """Lines of the common books that changed here and are not yet written there."""
         self._all_untold = True
         self._lock = threading.Lock()
         self._flushing = asyncio.Lock()
         self._new = _Unwritten()
         self._being_written = _Unwritten()
         self._written: _Sums = {}
-        """What the file has."""
+        """The sums in the file."""
         self.is_open = False
 
     async def open(self) -> None:
-        """Raises ``sqlite3.Error`` or ``OSError``."""
+        """Open the file. Raises ``sqlite3.Error`` or ``OSError``."""
         self._written = await asyncio.to_thread(self._open)
         self.is_open = True
 
@@ -153,7 +153,7 @@ class Books:
         self._new.add(entry, amount)
 
     def spent(self, month: str, key: str) -> Amount:
-        """All that a key has spent in a month."""
+        """A key's total spending in a month."""
         parts = self._written, self._being_written.by_key, self._new.by_key
         first, second, third = (part.get((month, key), Amount()) for part in parts)
         return first.plus(second).plus(third)
@@ -167,7 +167,7 @@ class Books:
         return self._sharing.is_shared and bool(self._untold or self._all_untold)
 
     async def flush(self) -> None:
-        """Write what was entered. What cannot be written is kept, and tried again next time. Raises
+        """Write the new entries. Entries that cannot be written are kept for the next try. Raises
         ``sqlite3.Error``."""
         async with self._flushing:
             self._being_written, self._new = self._new, _Unwritten()
@@ -190,8 +190,8 @@ class Books:
             return self._sums(), self._lines(rows) if self._sharing.is_shared else {}
 
     def _lines(self, rows: Iterable[Sequence[Any]]) -> Lines:
-        """Lines of the common books, from rows of the file: a page for a month's keys, and one for
-        each of them."""
+        """Lines of the common books from rows of the file: one page for the keys of a month, and
+        one page for each key."""
         lines: Lines = {}
         for month, key, *where in rows:
             lines[month, key] = b"[1]"
@@ -200,12 +200,12 @@ class Books:
         return lines
 
     def tell_all(self) -> None:
-        """Have all lines told again: the store may have lost some."""
+        """Write all lines to the common books again: the store may have lost some."""
         self._all_untold = True
 
     async def tell(self) -> None:
-        """Write what has changed here into the common books, if there are any. Raises ``NotReady``
-        while they cannot be reached; all is told again later."""
+        """Write the changed lines to the common books, if there are any. Raises ``NotReady`` if the
+        books are unreachable; all lines are then written later."""
         async with self._telling:
             lines, self._untold = self._untold, {}
             is_all, self._all_untold = self._all_untold, False
@@ -224,9 +224,9 @@ class Books:
     async def read(
         self, month: str, key: str | None, by: Sequence[str]
     ) -> tuple[list[dict[str, Any]], str]:
-        """Sums of a month, of one key or of all (None), by some columns of ``BookEntry``, in its
-        order; and why they lack what other orchestrators have spent, empty if they do not."""
-        await asyncio.shield(self.flush())  # its reader may leave
+        """Sums of a month for one key (None: all), by some columns of ``BookEntry`` in its order;
+        and the reason that other orchestrators' spending is missing, empty if it is not."""
+        await asyncio.shield(self.flush())  # the reader may disconnect
         fault = ""
         if self._sharing.is_shared:
             try:
@@ -249,7 +249,7 @@ class Books:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     async def close(self) -> None:
-        """Write what is left, and close the file. Idempotent."""
+        """Write the remaining entries and close the file. Idempotent."""
         if not self.is_open:
             return
         self.is_open = False
@@ -262,7 +262,7 @@ class Books:
 
 
 def _summed(pages: Mapping[str, Mapping[str, bytes]], by: Sequence[str]) -> list[dict[str, Any]]:
-    """Sums of the common books' lines of a month, which are given by key, by some columns."""
+    """Sums by some columns of a month's lines in the common books. ``pages`` are by key."""
     sums: dict[tuple[str, ...], Amount] = {}
     for key, lines in pages.items():
         for name, told in lines.items():

@@ -1,11 +1,10 @@
-"""Holds requests to what their key and their run may spend (DL-25).
+"""Limits requests to the budgets of their key and their run (DL-25).
 
-A request reserves the most that it can come to: its prompt, and all that it may generate. What it
-has not used is free again at its end. A request that does not say how much it may generate gets
-what is left.
+A request reserves the most that it can use: its prompt, and all that it may generate. The unused
+part is released at its end. A request without a limit on its answer gets the rest of the budget.
 
-Orchestrators that share a store add up what they have spent (``Sums``): each knows within a second
-or two what the others' requests have come to once these have ended.
+Orchestrators that share a store add up their spending (``Sums``). Each knows the cost of the
+others' requests within a second or two after they end.
 """
 
 from collections import OrderedDict
@@ -25,12 +24,12 @@ from orchestrator.tasks.task import Task
 _FREE = Price()
 _RUN = "this run"
 MAX_SHARED = 256
-"""Most sums that are exchanged at a time."""
+"""Most sums per exchange."""
 
 
 @dataclass(slots=True)
 class _Spending:
-    """What this process has spent on something since it began, and what others told last."""
+    """Spending under one name: by this process since its start, and the others' last report."""
 
     tokens: int = 0
     cost: float = 0.0
@@ -43,7 +42,7 @@ class _Spending:
 
 @dataclass(slots=True)
 class _Account:
-    """What a key or a run has spent and reserved, and what it may."""
+    """Spending, reservations and budget of a key or a run."""
 
     whose: str
     budget: KeyBudget = field(default_factory=KeyBudget)
@@ -65,30 +64,30 @@ class Budgets:
     def __init__(
         self, section: BudgetSection, names: Mapping[str, str], books: Books, clock: Clock
     ) -> None:
-        """``names`` of keys, by their fingerprints."""
+        """``names``: key names by fingerprint."""
         self.books = books
         self._section = section
         self._names = names
         self._clock = clock
         self._reserved: dict[str, _Account] = {}
-        """What the live requests of a key may still come to."""
+        """The most that each key's live requests can still use."""
         self._runs: OrderedDict[RunName, _Account] = OrderedDict()
-        """Runs with a budget, the one that was used least recently first."""
+        """Runs with a budget, least recently used first."""
         self._month, self._of_keys = "", dict[str, _Spending]()
-        """What each key has spent in a month."""
+        """Spending of each key in the month."""
         self._shared: OrderedDict[str, _Spending] = OrderedDict()
-        """What other processes are told of: of months and of runs with a budget, by name, the one
-        that was used least recently first."""
+        """Spending that is reported to other processes: of months and of runs with a budget, by
+        name, least recently used first."""
 
     def budget_of(self, key: str) -> KeyBudget:
         return self._section.keys.get(self._names.get(key, ""), self._section.each_key)
 
     def account_of(self, key: str) -> _Account:
-        """A key's account of this month."""
+        """A key's account for this month."""
         spent = self.books.spent(month_of(self._clock.unix()), key)
         held = self._reserved.get(key, _Account(""))
         whose, budget = "this key in this month", self.budget_of(key)
-        # The books have what this machine's processes spent, the others' sums also what they did.
+        # The books and the others' sums both include this machine's other processes: do not add.
         all_spent = self._of_month(key)
         tokens = max(spent.tokens, all_spent.tokens + all_spent.others[0])
         cost = max(spent.cost, all_spent.cost + all_spent.others[1])
@@ -105,10 +104,10 @@ class Budgets:
             yield Standing("cost-month", account.budget.cost, left_cost, reset_s)
 
     def charge(self, task: Task) -> None:
-        """Reserve what a task that has been read may come to. Raises ``RateLimited`` or
-        ``NotReady``."""
+        """Reserve the most that a task can use. Its prompt must have been read. Raises
+        ``RateLimited`` or ``NotReady``."""
         if not self.books.is_open and self.budget_of(task.job.key) != KeyBudget():
-            raise NotReady("what this key has spent is being read; try again shortly")
+            raise NotReady("the spending of this key is not read yet; try again shortly")
         accounts = [self.account_of(task.job.key), *self._run_of(task)]
         price = self._section.prices.get(task.model, _FREE)
         for account in accounts:
@@ -129,8 +128,8 @@ class Budgets:
         if job.max_run_tokens or job.max_run_cost:
             if not names:
                 raise InvalidRequest(
-                    "max_run_tokens and max_run_cost need a run: send a session_id, or a "
-                    "traceparent header, that all of its calls have",
+                    "max_run_tokens and max_run_cost need a run: send the same session_id or "
+                    "traceparent header with all calls of the run",
                     field="max_run_tokens" if job.max_run_tokens else "max_run_cost",
                 )
             run = run or _Account(_RUN, name="run " + " ".join(names[0]))
@@ -150,7 +149,7 @@ class Budgets:
 
     @staticmethod
     def _fit(task: Task, account: _Account, price: Price) -> None:
-        """Bound an answer that may be of any length by what is left."""
+        """Limit an answer without its own limit to the rest of the budget."""
         if task.job.max_tokens is not None:
             return
         most = task.sampling.max_tokens
@@ -169,12 +168,12 @@ class Budgets:
         if budget.tokens and most.tokens > tokens_left:
             needs, left = f"{most.tokens} tokens", f"{tokens_left} of {budget.tokens}"
         elif budget.cost and most.cost > cost_left:
-            needs, left = f"{most.cost:.6g} in money", f"{cost_left:.6g} of {budget.cost:g}"
+            needs, left = f"a cost of {most.cost:.6g}", f"{cost_left:.6g} of {budget.cost:g}"
         else:
             return
         error = RateLimited(
-            f"prompt and max_tokens can come to {needs}, and {left} are left to {account.whose}: "
-            "ask for less with max_tokens",
+            f"prompt and max_tokens can use {needs}, but only {left} are left for {account.whose}: "
+            "send a smaller max_tokens",
             retryable=False,
             field="max_tokens",
         )
@@ -187,7 +186,7 @@ class Budgets:
         raise error
 
     def _release(self, task: Task, most: Amount, price: Price, runs: list[_Account]) -> None:
-        """Free what an ended task has not used."""
+        """Release the unused part of an ended task's reservation."""
         used = _used(task, price)
         held = self._reserved[task.job.key]
         held.tokens -= most.tokens
@@ -198,13 +197,13 @@ class Budgets:
             run.spending.add(used)
 
     def follow(self, task: Task) -> None:
-        """Enter what a task has come to once it ends."""
+        """Enter a task's cost when it ends."""
         task.on_end.append(self._enter)
 
     def _enter(self, task: Task) -> None:
         assert task.ending is not None
         job = task.job
-        # Many clients give each request a trace of its own: that alone is no run.
+        # Many clients give each request its own trace: such a trace is not a run.
         of_trace = job.trace is not None and (
             job.calls_left is not None or any(name in self._runs for name in run_names(job))
         )
@@ -216,10 +215,10 @@ class Budgets:
         self.books.enter(entry, used)
         self._of_month(job.key).add(used)
 
-    # ── together with other orchestrators ────────────────────────────────────────────────────
+    # ── exchange with other orchestrators ────────────────────────────────────────────────────
 
     def own(self) -> Mapping[str, tuple[int, float]]:
-        """See ``Sums``: the sums that were used last."""
+        """See ``Sums``: the most recently used sums."""
         return {name: (one.tokens, one.cost) for name, one in self._shared.items()}
 
     def hear(self, name: str, others: tuple[int, float]) -> None:
@@ -236,13 +235,13 @@ class Budgets:
 
     def _of_month(self, key: str) -> _Spending:
         month = month_of(self._clock.unix())
-        if month != self._month:  # nobody asks for an earlier one
+        if month != self._month:  # an earlier month is never needed
             self._month, self._of_keys = month, {}
         return self._share(f"{month} {key}", self._of_keys.setdefault(key, _Spending()))
 
 
 def _most(task: Task, price: Price) -> Amount:
-    """The most that a task can come to."""
+    """The most that a task can use."""
     return _amount(task.prompt_tokens, 0, task.sampling.max_tokens, price)
 
 

@@ -50,7 +50,7 @@ class BudgetRoom(Extension):
         try:
             await self.budgets.books.open()
         except Exception:
-            service_log.exception("the books cannot be opened: keys with a budget are refused")
+            service_log.exception("cannot open the books: keys with a budget are refused")
         finally:
             self._writing = None
 
@@ -72,10 +72,10 @@ class BudgetRoom(Extension):
         try:
             if self.budgets.books.has_new:
                 await self.budgets.books.flush()
-            with suppress(NotReady):  # while the store is away
+            with suppress(NotReady):  # the store is unavailable
                 await self.budgets.books.tell()
         except Exception:
-            service_log.exception("the books were not written; will retry")
+            service_log.exception("cannot write the books; will retry")
         finally:
             self._writing = None
 

@@ -12,34 +12,34 @@ if TYPE_CHECKING:
 
 
 class Price(Section):
-    """What a million tokens cost, in the operator's currency."""
+    """Prices per million tokens, in the operator's currency."""
 
     prompt: float = Field(default=0.0, ge=0)
     cached: float | None = Field(default=None, ge=0)
-    """Prompt tokens that were in a cache; unset: as the others."""
+    """Price of cached prompt tokens. Unset: the price of other prompt tokens."""
     completion: float = Field(default=0.0, ge=0)
 
 
 class KeyBudget(Section):
-    """What a key may spend in a calendar month (UTC); 0 is no limit."""
+    """A key's budget for a calendar month (UTC); 0 means no limit."""
 
     tokens: int = Field(default=0, ge=0)
-    """Tokens of prompts and answers together."""
+    """Most prompt and answer tokens together."""
     cost: float = Field(default=0.0, ge=0)
-    """Money, by ``budgets.prices``."""
+    """Highest cost, computed from ``budgets.prices``."""
 
 
 class BudgetSection(RoomSection):
-    """Budgets of keys by the month, and what tokens cost (DL-25)."""
+    """Monthly budgets of keys, and prices of tokens (DL-25)."""
 
     table: ClassVar = "budgets"
 
     each_key: KeyBudget = KeyBudget()
-    """Budget of each key, and of requests without a key."""
+    """Default budget of each key, and the budget of requests without a key."""
     keys: dict[str, KeyBudget] = Field(default_factory=dict)
-    """Budgets of single keys, by their names."""
+    """Budgets of individual keys, by key name."""
     prices: dict[str, Price] = Field(default_factory=dict)
-    """Prices by the name of a model. A model without one costs nothing."""
+    """Prices by model name. A model without a price costs nothing."""
 
     def check(self, settings: "Settings") -> None:
         if unknown := sorted(set(self.keys) - set(settings.keys)):

@@ -1,16 +1,16 @@
-"""Parses a model's output as it comes: reasoning, content, tool calls.
+"""Parses a model's output while it streams: reasoning, content, tool calls.
 
-- ``parser``     one output, fed with text: pieces come out; ``collect`` makes a whole of them
-- ``pieces``     what comes out
-- ``formats``    the format that a model uses, derived from its chat template
+- ``parser``     converts the text of one output to pieces; ``collect`` joins the pieces
+- ``pieces``     the pieces
+- ``formats``    a model's output format, derived from its chat template
 - ``calls``      tool calls in the formats of model families
-- ``json_call``  a call as a JSON object, or between marks, that is not complete yet
-- ``tagged_call``  one with each argument in tags
+- ``json_call``  an incomplete call as a JSON object, or between markers
+- ``tagged_call``  an incomplete call with each argument in tags
 - ``harmony``    the format of gpt-oss: calls and reasoning in messages with headers
-- ``reasoning``  the part in tags before the answer
-- ``call_grammar``, ``rules``  grammars of calls that must be made, and of answers behind that part
+- ``reasoning``  the thinking in tags before the answer
+- ``call_grammar``, ``rules``  grammars of forced calls, and of answers after the thinking
 
-Text that may begin a marker is held back; a malformed call becomes content.
+Text that may begin a marker is held back. A malformed call becomes content.
 """
 
 from orchestrator.parsing.formats import CallFormat, FormatConfig, OutputFormat, format_of

@@ -1,9 +1,9 @@
-"""A call whose arguments are almost JSON, as Gemma writes them: keys have no quotes, and strings
-have special ones, so that nothing in them is escaped::
+"""A call with arguments that are almost JSON, in Gemma's format: keys have no quotes, and strings
+have special quotes, so that nothing in them is escaped::
 
     call:NAME{city:<|"|>Köln<|"|>,days:3,tags:[<|"|>a<|"|>],near:{km:1.5}}
 
-What is certain becomes JSON as it comes; whether it is an object is known at its end.
+Text is converted to JSON as soon as it is certain. Only the end shows whether it is an object.
 """
 
 import json
@@ -24,7 +24,7 @@ class BareCall(MarkedCall):
         super().__init__()
         self._quote = quote
         self._open = ""
-        """The brackets that must close, the innermost last."""
+        """The open brackets, innermost last."""
         self._whole: list[str] = []
         self._value = ""
         """The part of a string that is held back."""
@@ -43,7 +43,7 @@ class BareCall(MarkedCall):
         return at
 
     def _outside(self, text: str, at: int) -> int:
-        """Read one character that is in no string."""
+        """Read one character outside a string."""
         mark = text[at]
         if mark == self._quote[0]:
             self._read = self._opens

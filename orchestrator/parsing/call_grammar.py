@@ -1,8 +1,8 @@
-"""Grammars of tool calls, in the formats of model families: for calls that must be made, and for
-tools whose arguments must match their schema whenever the model calls them.
+"""Grammars of tool calls in the formats of model families: for forced calls, and for tools whose
+arguments must always match their schema.
 
-If each argument has its own tags, they come in the schema's order, and optional ones may be
-missing. A string is any text up to its end tag; another value is JSON.
+If each argument has its own tags, arguments have the schema's order and optional ones may be
+missing. A string is any text before its end tag. Other values are JSON.
 """
 
 import json
@@ -35,10 +35,10 @@ from protocol import Grammar, GrammarKind, InvalidGrammar
 from protocol.grammar_source import schema_with_options
 
 _MAX_ARGUMENTS = 16
-"""Most arguments of a tool that does not say which it has."""
+"""Most arguments of a tool without a list of its arguments."""
 _DEFINITIONS = ("$defs", "definitions")
 _OF_TEXT = ("pattern", "format", "minLength", "maxLength")
-"""Keywords for strings in a schema that text in tags cannot be held to."""
+"""String keywords of a schema that cannot be enforced for text in tags."""
 
 
 class TaggedRules:
@@ -48,11 +48,11 @@ class TaggedRules:
         self._line = "\n" if syntax.on_lines else ""
         self._end = (f"{self._line}", syntax.value[1], "\n")
         self._text = ""
-        """The rule for any text and the end of a value; empty until it is made."""
+        """The rule for any text up to the end of a value; empty until it is made."""
 
     def call(self, tool: Tool, prefix: str) -> str:
-        """A rule for a call of a tool, from its name to the call's end; the rules that it needs
-        begin with ``prefix``. Raises ``InvalidGrammar`` for a strict tool that cannot be
+        """A rule for a call of a tool, from the tool's name to the call's end. Names of its inner
+        rules begin with ``prefix``. Raises ``InvalidGrammar`` for a strict tool that cannot be
         enforced."""
         before, behind = self._syntax.name
         terms = [self._rules.spelled(before, tool.name, behind, "\n")]
@@ -87,7 +87,7 @@ class TaggedRules:
         elif not types or "string" in types:
             value = self._any_text()
         else:
-            assert isinstance(schema, Mapping)  # or it would say nothing of types
+            assert isinstance(schema, Mapping)  # otherwise it has no types
             shared = {at: parameters[at] for at in _DEFINITIONS if at in parameters}
             json = self._rules.add(
                 f"{name}_json", self._rules.json({**shared, **schema}, lenient=not tool.strict)
@@ -105,7 +105,7 @@ class TaggedRules:
 
 
 def _words(schema: object) -> list[str]:
-    """The strings that a value may be, where its schema lists only strings; else empty."""
+    """The allowed strings of a value if its schema lists only strings; otherwise empty."""
     if not isinstance(schema, Mapping):
         return []
     values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -120,20 +120,20 @@ def _require_free_text(tool: Tool, key: str, schema: JsonObject | object) -> Non
             if keyword in schema:
                 raise InvalidGrammar(
                     f"{keyword} of {key!r} in {tool.name!r} cannot be enforced in this model's "
-                    'format of tool calls; "strict": false passes over it'
+                    'format of tool calls; send "strict": false to ignore it'
                 )
 
 
 _UNFORCED = (CallFormat.GEMMA4, CallFormat.FUNCTIONGEMMA, CallFormat.MINIMAX_M3)
-"""Formats whose arguments are neither JSON nor flat, so that no grammar of a schema fits them."""
+"""Formats with arguments that are neither JSON nor flat: no grammar can express their schemas."""
 MAX_CALLS = 16
-"""Most calls in one answer that must have some: a weak model would not stop by itself."""
+"""Most calls in one answer with forced calls: a weak model would not stop by itself."""
 
 
 def forced_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> AnswerGrammars:
-    """The grammars that only calls match: one, or several where request and format allow that. The
-    model may think before them, if its format has tags for that; ``rules`` are those of a new
-    grammar. Raises ``InvalidGrammar`` for a strict tool whose schema cannot be enforced."""
+    """Grammars that match only calls: one call, or several if request and format allow this. If the
+    format has tags for thinking, the model may think first. ``rules`` are a new grammar's rules.
+    Raises ``InvalidGrammar`` for a strict tool with a schema that cannot be enforced."""
     if format.calls in _UNFORCED:
         raise InvalidGrammar(
             f"calls in the format {format.calls} cannot be forced; tool_choice must be auto or none"
@@ -150,8 +150,8 @@ def forced_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> AnswerGram
 
 
 def strict_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> Grammar | None:
-    """A grammar in which text is free and calls are well-formed: those of strict tools match their
-    schemas. None where no tool is strict, or the format has no text that a call begins with."""
+    """A grammar with free text and well-formed calls. Calls of strict tools match their schemas.
+    None if no tool is strict, or if calls in the format do not begin with text."""
     if format.calls is not CallFormat.HERMES or not any(tool.strict for tool in use.tools):
         return None
     if not rules.is_all_text(HermesReader.OPEN, HermesReader.CLOSE):
@@ -171,8 +171,8 @@ def strict_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> Grammar | 
 def calls_or_json(
     answer: Grammar, use: ToolUse, format: OutputFormat, rules: Rules
 ) -> Grammar | None:
-    """A grammar that tool calls, or the JSON of ``answer``, match. None if ``answer`` is no grammar
-    of JSON, or a call in the format could not be told from it. Raises ``InvalidGrammar``.
+    """A grammar that matches tool calls or the JSON of ``answer``. None if ``answer`` is not a JSON
+    grammar, or if calls in the format cannot be distinguished from it. Raises ``InvalidGrammar``.
     """
     if answer.kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
         return None
@@ -208,7 +208,7 @@ class _Calls:
             case CallFormat.GLM45:
                 return self._several((open,), self._tagged(GLM45), (), "\n")
             case CallFormat.MINIMAX_M2:
-                # The line break goes with the call before it: the lexer does not go back.
+                # The line break belongs to the previous call: the lexer does not backtrack.
                 calls = self._several((), self._tagged(MINIMAX_M2), ("\n",))
                 head, tail = spelled(MiniMaxReader.OPEN, "\n"), spelled(*MiniMaxReader.behind)
                 return f"{head} {calls} {tail}"
@@ -223,14 +223,14 @@ class _Calls:
                 return f"{spelled(KimiReader.BEGIN)} {calls} {spelled(KimiReader.END)}"
             case CallFormat.DEEPSEEK:
                 return self._deepseek()
-            case CallFormat.HARMONY:  # only one: with its end the output ends
+            case CallFormat.HARMONY:  # only one call: its end is the end of the output
                 to = f"commentary to={harmony.FUNCTIONS}"
                 behind = (" ", harmony.CONSTRAIN, "json", harmony.MESSAGE)
                 return self._named((harmony.CHANNEL, to), behind)
             case CallFormat.MISTRAL if self._format.names_first:
                 return self._several((), self._named((MistralReader.MARK,), (MistralReader.ARGS,)))
             case listed:
-                assert listed is not None  # or there would be no calls to force
+                assert listed is not None  # otherwise there are no calls to force
                 calls = self._several((), self._objects("arguments"), (), ", ")
                 reader = READERS[listed]
                 return f"{spelled(reader.marks[0], '[')} {calls} {spelled(']', *reader.behind)}"
@@ -246,15 +246,15 @@ class _Calls:
         return f"{spelled(DeepSeekReader.BEGIN)} {calls} {spelled(DeepSeekReader.END)}"
 
     def _objects(self, key: str) -> str:
-        """An object with a name and, at ``key``, the arguments."""
+        """A rule for an object with a name and, in the field ``key``, the arguments."""
         heads = [f'{{"name": {json.dumps(tool.name)}, "{key}": ' for tool in self._tools]
         return self._any_of(
             f'{quoted(head)} {self._arguments(n)} "}}"' for n, head in enumerate(heads)
         )
 
     def _named(self, before: Sequence[str], behind: Sequence[str], number: str = "") -> str:
-        """A name between ``before`` and ``behind``, with a ``number`` at its end where the format
-        has one, and then the arguments."""
+        """A rule for a name between ``before`` and ``behind``, with a ``number`` at its end if the
+        format has one, followed by the arguments."""
         tail = self._rules.spelled(*behind)
         return self._any_of(
             f"{self._rules.spelled(*before, tool.name)} {number} {tail} {self._arguments(n)}"
@@ -269,14 +269,14 @@ class _Calls:
         return self._rules.add(f"args_{n}", self._rules.arguments(self._tools[n]))
 
     def _any_of(self, calls: Iterable[str]) -> str:
-        """A call of any one tool, each by a rule of its own."""
+        """A rule for a call of any one tool. Each tool has its own rule."""
         names = [self._rules.add(f"tool_{n}", call) for n, call in enumerate(calls)]
         return self._rules.add("body", " | ".join(names))
 
     def _several(
         self, head: Sequence[str], body: str, tail: Sequence[str] = (), between: str = ""
     ) -> str:
-        """One ``body`` between ``head`` and ``tail``, or as many as there may be."""
+        """One ``body`` between ``head`` and ``tail``, or up to the allowed number of them."""
         parts = [self._rules.spelled(*head), body, self._rules.spelled(*tail)]
         call = self._rules.add("call", " ".join(filter(None, parts)))
         if not self._more:

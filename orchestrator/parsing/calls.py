@@ -1,7 +1,7 @@
-"""Tool calls in the formats of model families, read as the model writes them.
+"""Reads tool calls in the formats of model families while the model writes them.
 
-Text that begins like a call and turns out not to be one becomes content again, exactly as it was
-written. White space around calls is left out, so that an answer of nothing else has no content.
+If text begins like a call but is not one, it becomes content again, exactly as the model wrote it.
+White space around calls is dropped, so that an answer with only calls has no content.
 """
 
 import re
@@ -33,38 +33,38 @@ from orchestrator.parsing.tagged_call import (
 from orchestrator.tasks.job import JsonObject
 
 Schemas = Mapping[str, JsonObject | None]
-"""Schemas of the arguments of the tools that may be called, by the tools' names."""
+"""Argument schemas of the tools that may be called, by tool name."""
 
 
 class CallReader(ABC):
-    """Splits the calls off the text of an answer."""
+    """Separates calls from the text of an answer."""
 
     marks: ClassVar[tuple[str, ...]] = ()
-    """Marks that a call begins with."""
+    """Markers at the start of a call."""
     behind: ClassVar[tuple[str, ...]] = ()
-    """Marks that may stand behind a call."""
+    """Markers that may follow a call."""
     inside: ClassVar[tuple[str, ...]] = ()
-    """Marks that may stand within a call."""
+    """Markers that may occur within a call."""
 
     def __init__(self, tools: Schemas, *, only_one: bool = False) -> None:
-        """``only_one``: everything after a call is left out."""
+        """``only_one``: everything after the first call is dropped."""
         self.made = 0
-        """Number of calls that are complete."""
+        """Number of complete calls."""
         self._tools = tools
         self._only_one = only_one
         self._read: Callable[[str], str] = self._begin
         self._out: list[Piece] = []
         self._held = ""
-        """Text that may be part of a marker, or white space in front of one."""
+        """Held text: it may be part of a marker or white space before a marker."""
         self._index = 0
         self._call: MarkedCall = JsonCall()
         self._raw: list[str] = []
-        """Everything that the model wrote of the current call."""
+        """The model's text of the current call."""
         self._is_told = False
-        """Whether listeners know that the current call has begun."""
+        """Whether the start of the current call was emitted."""
         self._follows_call = False
         self._has_failed = False
-        """Whether something that began like a call turned out not to be one."""
+        """Whether text began like a call but was not one."""
 
     def feed(self, text: str) -> list[Piece]:
         while text:
@@ -73,8 +73,8 @@ class CallReader(ABC):
         return out
 
     def finish(self, *, is_cut: bool = False, forced: str = "") -> list[Piece]:
-        """End the output. ``is_cut``: a limit cut it; if a call of the tool ``forced`` was
-        required, that call is what was cut."""
+        """End the output. ``is_cut``: a limit cut the output. If the tool ``forced`` had to be
+        called, then its call was cut."""
         is_calling = self._read == self._in_call
         if is_cut and forced and not (self.made or self._has_failed or self._is_told):
             raw = "".join(self._raw) if is_calling else self._held
@@ -87,14 +87,14 @@ class CallReader(ABC):
         out, self._out = self._out, []
         return out
 
-    # steps that formats define; each returns the unread rest
+    # steps that formats define; each returns the rest of the text
 
     @abstractmethod
     def _begin(self, text: str) -> str:
-        """Read the beginning of an answer."""
+        """Read the start of an answer."""
 
     def _behind_call(self, text: str) -> str:
-        """Read the text between a call and what follows."""
+        """Read the text after a call."""
         rest = self._skip(self.behind, text)
         if rest is None:
             return ""
@@ -102,26 +102,26 @@ class CallReader(ABC):
         return rest
 
     def _resume(self) -> None:
-        """Continue after something that turned out not to be a call."""
+        """Continue after text that was not a call."""
         self._read = self._begin
 
     def _is_idle(self, text: str) -> bool:
-        """Whether ``text`` may stand behind the last call without meaning."""
+        """Whether ``text`` has no meaning after the last call."""
         left = text.strip(WHITESPACE)
         return not left or any(mark.startswith(left) for mark in self.behind)
 
     # shared by all formats
 
     def _find(self, markers: tuple[str, ...], found: Callable[[str], str], text: str) -> str:
-        """Pass content on up to the first of ``markers``. ``found`` gets what belongs to the call,
-        space and marker, and returns the part to read again."""
+        """Emit content up to the first of ``markers``. ``found`` gets the call's white space and
+        marker, and returns the part to read again."""
         if not self._held and text[-1] not in WHITESPACE:
             for marker in markers:
                 if marker[0] in text:
                     break
             else:
                 self._follows_call = False
-                self._out.append(Content(text))  # nearly always
+                self._out.append(Content(text))  # the usual case
                 return ""
         text = self._held + text
         at, behind = first_of(text, markers)
@@ -136,8 +136,8 @@ class CallReader(ABC):
         return found(text[end:behind]) + text[behind:]
 
     def _skip(self, markers: tuple[str, ...], text: str) -> str | None:
-        """Skip those of ``markers`` that ``text`` begins with, and white space before each; returns
-        the rest. None if all of it may still belong to a marker, and is held."""
+        """Skip leading ``markers`` of ``text`` and the white space before them; return the rest.
+        None if all of the text may belong to a marker. It is then held."""
         text = self._held + text
         self._held = ""
         while True:
@@ -200,7 +200,7 @@ class CallReader(ABC):
 class MarkReader(CallReader):
     @abstractmethod
     def _found(self, raw: str) -> str:
-        """Begin a call at ``raw``, its mark; returns the part to read again."""
+        """Begin a call at its marker ``raw``. Returns the part to read again."""
 
     def _begin(self, text: str) -> str:
         return self._find(self.marks, self._found, text)
@@ -221,7 +221,7 @@ class HermesReader(MarkReader):
 
 class Llama3Reader(MarkReader):
     """Reads ``{"name": …, "parameters": {…}}``, with or without ``<|python_tag|>`` before it: Llama
-    3.1 to 3.3. Calls may follow text, with ``;`` between several. With another name it is text."""
+    3.1 to 3.3. Calls may follow text. Several have ``;`` between them. Unknown names are text."""
 
     TAG = "<|python_tag|>"
     marks = (TAG, "{")
@@ -252,10 +252,10 @@ class Llama3Reader(MarkReader):
 
 
 class ListReader(MarkReader):
-    """Reads ``[{"name": …, "arguments": {…}}, …]`` behind a mark, or one such object."""
+    """Reads ``[{"name": …, "arguments": {…}}, …]``, or one such object, after a marker."""
 
     one: ClassVar[type[JsonCall] | type[NamedCall]] = JsonCall
-    """What a call without brackets around it is read as."""
+    """Type of a call without brackets around it."""
     _is_list = False
 
     def _found(self, raw: str) -> str:
@@ -264,7 +264,7 @@ class ListReader(MarkReader):
         return ""
 
     def _form(self, text: str) -> str:
-        """Tell whether a list, an object or something else follows."""
+        """Detect whether a list, an object or other text follows."""
         start = text.lstrip(WHITESPACE)
         if not start:
             self._held += text
@@ -324,7 +324,7 @@ class AprielReader(ListReader):
 
 
 class TaggedReader(MarkReader):
-    """Reads calls with each argument in tags, behind a mark that models now and then leave out."""
+    """Reads calls with each argument in tags, after a marker that models sometimes omit."""
 
     syntax: ClassVar[TagSyntax]
 
@@ -362,7 +362,7 @@ class GlmReader(TaggedReader):
 
 class MiniMaxReader(TaggedReader):
     """``<invoke name="NAME"><parameter name="KEY">…</parameter></invoke>``, one or several between
-    marks: MiniMax M2."""
+    markers: MiniMax M2."""
 
     syntax = MINIMAX_M2
     OPEN = "<minimax:tool_call>"
@@ -402,7 +402,7 @@ class FunctionGemmaReader(GemmaReader):
 
 
 KIMI_ID = re.compile(r"^functions\.|:\d+$", re.ASCII)
-"""What an id of Kimi K2 has around the tool's name."""
+"""The text around the tool's name in a Kimi K2 id."""
 
 
 class DeepSeekCall(MarkedCall):
@@ -413,7 +413,7 @@ class DeepSeekCall(MarkedCall):
     FENCE = "```json"
 
     def __init__(self, *, is_open: bool) -> None:
-        """``is_open``: the call's first mark has been read already."""
+        """``is_open``: the call's first marker was already read."""
         super().__init__()
         self._type = ""
         if is_open:
@@ -463,7 +463,7 @@ class DeepSeekCall(MarkedCall):
 
 
 class DeepSeekReader(MarkReader):
-    """Reads calls of DeepSeek V3, R1 and V3.1: all calls between marks, and marks around each."""
+    """Reads calls of DeepSeek V3, R1 and V3.1: markers around all calls and around each call."""
 
     BEGIN = "<｜tool▁calls▁begin｜>"
     CLOSE = "<｜tool▁call▁end｜>"
@@ -491,7 +491,7 @@ class KimiCall(DeepSeekCall):
 
 
 class KimiReader(DeepSeekReader):
-    """Reads calls of Kimi K2, whose names are parts of ids."""
+    """Reads calls of Kimi K2. Tool names are parts of ids."""
 
     BEGIN = "<|tool_calls_section_begin|>"
     CLOSE = "<|tool_call_end|>"

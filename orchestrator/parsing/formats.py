@@ -1,4 +1,4 @@
-"""The formats that a model uses, derived from its chat template unless the operator states them."""
+"""A model's output formats, derived from its chat template unless the operator sets them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -68,8 +68,8 @@ _FORMATS: Sequence[tuple[CallFormat, type[CallReader], tuple[str, ...]]] = (
     (CallFormat.LLAMA3, Llama3Reader, (Llama3Reader.TAG,)),
     (CallFormat.LLAMA3, Llama3Reader, ("<|start_header_id|>", '"parameters"')),
 )
-"""What reads each format, and what a template has for it, all of it; the first that fits is the
-likeliest."""
+"""The reader of each format, and the markers that its templates all have. Formats are in order: the
+first match is the most likely."""
 READERS: Mapping[CallFormat, type[CallReader]] = {calls: reader for calls, reader, _ in _FORMATS}
 TAGS: Mapping[str, Tags] = {
     "think": Tags("<think>", "</think>"),
@@ -78,29 +78,29 @@ TAGS: Mapping[str, Tags] = {
     "minimax_think": Tags("<mm:think>", "</mm:think>"),
     "harmony": Tags(harmony.ANALYSIS, harmony.END),
 }
-"""Tags that models think in, by name."""
+"""Tags around models' thinking, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
     calls: CallFormat | None = None
-    """Format of tool calls; None if none is known here."""
+    """Format of tool calls; None if it is unknown."""
     reasoning: Tags | None = None
-    """Tags that the model thinks in; None if it does not think in tags."""
+    """Tags around the thinking; None if the model does not think in tags."""
     names_first: bool = False
-    """Whether a call in Mistral's format is a name and then its arguments."""
+    """Whether a call in Mistral's format is a name followed by arguments."""
     in_fences: bool = False
-    """Whether arguments in DeepSeek's format stand in a fenced block, as in V3 and R1."""
+    """Whether arguments in DeepSeek's format are in a fenced block, as in V3 and R1."""
 
     @property
     def reasoning_name(self) -> str | None:
-        """The tags' name, as in the setting; None without tags."""
+        """The setting's name for the tags; None if there are none."""
         return next((name for name, tags in TAGS.items() if tags == self.reasoning), None)
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The markers that separate the parts of the model's output. Some models have special
-        tokens for them, which no text shows."""
+        """The markers between the parts of the model's output. In some models they are special
+        tokens, which have no text."""
         if self.calls is CallFormat.HARMONY:
             return harmony.MARKS
         reader = READERS[self.calls] if self.calls else CallReader
@@ -109,13 +109,13 @@ class OutputFormat:
 
 @dataclass(frozen=True, slots=True)
 class FormatConfig:
-    """The operator's choice: ``auto`` follows the models' templates, ``none`` disables it."""
+    """The operator's choice. ``auto`` follows the models' templates; ``none`` disables a format."""
 
     tool_calls: str = "auto"
     reasoning: str = "auto"
 
     def of(self, chat_template: str) -> OutputFormat:
-        """A model's format, by its chat template and these settings."""
+        """A model's format from its chat template and these settings."""
         if self == _AUTO:
             return format_of(chat_template)
         told = format_of(chat_template)
@@ -132,7 +132,7 @@ _AUTO = FormatConfig()
 
 @lru_cache(maxsize=64)
 def format_of(chat_template: str) -> OutputFormat:
-    """The format in which a template writes earlier turns, and which it asks for."""
+    """The format of a template's earlier turns, which it also asks the model to use."""
     calls = next(calls_in(chat_template), None)
     if calls is CallFormat.HARMONY:
         return OutputFormat(calls, TAGS["harmony"])
@@ -145,7 +145,7 @@ def format_of(chat_template: str) -> OutputFormat:
 
 
 def calls_in(template: str) -> Iterator[CallFormat]:
-    """The formats that a template has all marks of, the likeliest first."""
+    """The formats of which a template has all markers, most likely first."""
     return (calls for calls, _, signs in _FORMATS if all(sign in template for sign in signs))
 
 

@@ -1,11 +1,11 @@
-"""Harmony, the format of gpt-oss: an output is a row of messages, each with a header::
+"""Harmony, the format of gpt-oss. An output is a sequence of messages with headers::
 
     <|channel|>analysis<|message|>THOUGHT<|end|>
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
     <|start|>assistant<|channel|>final<|message|>ANSWER<|return|>
 
-The prompt ends behind ``<|start|>assistant``. An output that begins without a header, for instance
-because a grammar determines its form from the first token on, is text.
+The prompt ends with ``<|start|>assistant``. An output without a header at its start is text, for
+example if a grammar determines its format from the first token.
 """
 
 import re
@@ -25,12 +25,12 @@ CALL = "<|call|>"
 RETURN = "<|return|>"
 MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
-"""Beginning of the model's thinking."""
+"""Start of the model's thinking."""
 _ENDS = (END, CALL, RETURN)
 _OPENS = (START, CHANNEL, "to=")
-"""Beginnings of a header; the last one continues what the prompt has of it."""
+"""Possible starts of a header. The last one continues a header that the prompt began."""
 _MAX_HEADER = 256
-"""Longest header, in characters; anything longer is text."""
+"""Longest header in characters. Anything longer is text."""
 _RECIPIENT = re.compile(r"(?:^|[\s>])to=([A-Za-z0-9_.:-]+)", re.ASCII)
 FUNCTIONS = "functions."
 _BEGUN = re.compile(
@@ -38,11 +38,11 @@ _BEGUN = re.compile(
     r"(<\|constrain\|>\w*)?\s*(<[a-z|]*)?",
     re.ASCII,
 )
-"""A header whose end is missing."""
+"""An incomplete header."""
 
 
 class HarmonyCall(MarkedCall):
-    """Reads the arguments of a known tool's call; none at all are an empty object."""
+    """Reads the arguments of a known tool's call. No arguments are an empty object."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class HarmonyReader(CallReader):
         """Type of the pieces of the current message."""
         self._told: set[Callable[[str], Piece]] = set()
         self._is_new = False
-        """Whether nothing of the current message has been sent yet."""
+        """Whether nothing of the current message was emitted yet."""
 
     def finish(self, *, is_cut: bool = False, forced: str = "") -> list[Piece]:
         held = self._held

@@ -20,9 +20,9 @@ _SCALAR_END = re.compile(r"[,}\s]")
 _HEAD = re.compile(
     r"\s*+([A-Za-z0-9_.:-]++)\s*+(?:\[CALL_ID\]\w*+\s*+)?(?:\[ARGS\]\s*+)?", re.ASCII
 )
-"""Possessive quantifiers: otherwise spaces would be tried in every way."""
+"""Possessive quantifiers, to prevent backtracking over spaces."""
 MAX_SHORT = 256
-"""Most characters of a key, a name or another short value; with more it is not a call."""
+"""Most characters of a key, a name or another short value. Longer text is not a call."""
 _decode = msgspec.json.Decoder().decode
 
 
@@ -37,7 +37,7 @@ class Value:
         self._escaped = False
 
     def end_in(self, text: str, at: int = 0) -> int:
-        """Index in ``text`` behind the value, which continues at ``at``; -1: not yet."""
+        """Index in ``text`` after the value, which continues at ``at``; -1 if it is incomplete."""
         if self._escaped and at < len(text):
             self._escaped = False
             at += 1
@@ -63,7 +63,7 @@ class Value:
 
 
 class Wrong(ValueError):
-    """The text is not a call. ``at`` is behind the first character that shows it."""
+    """The text is not a call. ``at`` is after the first character that shows this."""
 
     def __init__(self, at: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Arguments:
         return self._is_string is not None
 
     def feed(self, text: str, at: int) -> tuple[str, int]:
-        """Read on at ``at``; returns the new JSON and where it ended. Raises ``Wrong``."""
+        """Continue at ``at``. Returns the new JSON and its end in ``text``. Raises ``Wrong``."""
         if self._is_string is None:
             self._is_string = text[at] == '"'
         end = self._value.end_in(text, at)
@@ -112,40 +112,40 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]+", re.ASCII)
 
 
 class MarkedCall(ABC):
-    """One call, read as the model writes it. ``name`` is empty until it is known."""
+    """One call, read while the model writes it. ``name`` is empty until it is known."""
 
     def __init__(self) -> None:
         self.name = ""
         self.is_over = False
         self._untold = ""
         self._mark = ""
-        """The part of a mark that has been read."""
+        """The part of a marker that was read."""
         self._word = ""
-        """The part of a name, or of another short value, that has been read."""
+        """The part of a name or another short value that was read."""
         self._arguments = Arguments()
         self._read: Callable[[str, int], int] = self._begin
-        """Reads a text from a place in it on, and returns how far it has come."""
+        """Reads a text from an index, and returns the index after the part that it read."""
 
     def feed(self, text: str) -> int:
-        """Read ``text``; returns how much of it belongs to the call. Raises ``Wrong``."""
+        """Read ``text``. Returns the length of the part in the call. Raises ``Wrong``."""
         at = 0
         while at < len(text) and not self.is_over:
             at = self._read(text, at)
         return at
 
     def take(self) -> str:
-        """The new part of the arguments since the last call, as JSON."""
+        """The new part of the arguments since the last ``take``, as JSON."""
         untold, self._untold = self._untold, ""
         return untold
 
     @abstractmethod
     def _begin(self, text: str, at: int) -> int:
-        """Read the beginning of a call."""
+        """Read the start of a call."""
 
     # steps of the formats
 
     def _object(self, text: str, at: int) -> int:
-        """Read the arguments as one JSON object behind space; the call ends with it."""
+        """Read the arguments: one JSON object after white space. The call ends with it."""
         if not self._arguments.has_begun:
             at = self._behind_space(text, at)
             if at == len(text):
@@ -163,7 +163,7 @@ class MarkedCall(ABC):
         return at
 
     def _tag(self, text: str, at: int, tags: tuple[str, ...]) -> tuple[int, str]:
-        """Read one of ``tags`` behind space; returns the place and the tag, empty if open."""
+        """Read one of ``tags`` after white space. Returns the index and the tag; empty: not yet."""
         if not self._mark:
             at = self._behind_space(text, at)
         while at < len(text):
@@ -177,8 +177,8 @@ class MarkedCall(ABC):
         return at, ""
 
     def _word_up_to(self, text: str, at: int, ends: str) -> tuple[int, str | None]:
-        """Read a name up to one of the characters ``ends``, which is left; returns the place and
-        the name, None while that is open."""
+        """Read a name up to one of the characters ``ends``, which stays unread. Returns the index
+        and the name; None if it is incomplete."""
         found = [end for char in ends if (end := text.find(char, at)) >= 0]
         stop = min(found, default=len(text))
         self._extend(text[at:stop], stop)
@@ -188,14 +188,14 @@ class MarkedCall(ABC):
         return stop, word.strip(WHITESPACE)
 
     def _extend(self, more: str, stop: int) -> None:
-        """Add to the word. Its bound is the same however the text was cut into pieces."""
+        """Add to the word. Its limit does not depend on how the text was split into pieces."""
         self._word += more
         over = len(self._word) - MAX_SHORT
         if over > 0:
             raise Wrong(stop - over + 1)
 
     def _checked(self, name: str, at: int) -> str:
-        """A tool's ``name``, which ends at ``at``. Raises ``Wrong`` if it cannot be one."""
+        """A tool's ``name`` that ends at ``at``. Raises ``Wrong`` if it is not valid."""
         if not _NAME.fullmatch(name):
             raise Wrong(at + 1)
         return name
@@ -205,7 +205,7 @@ class JsonCall(MarkedCall):
     """Reads a call as one JSON object."""
 
     def __init__(self, names: Container[str] | None = None) -> None:
-        """A call of a tool that is not in ``names`` is not a call; None allows any name."""
+        """Text with a tool name that is not in ``names`` is not a call. None: any name."""
         super().__init__()
         self._names = names
         self._key = ""
@@ -309,7 +309,7 @@ class JsonCall(MarkedCall):
         self._read = read
 
     def _short(self, text: str, at: int) -> tuple[int, str | None]:
-        """Read a short string; returns the place and the string, None while that is open."""
+        """Read a short string. Returns the index and the string; None if it is incomplete."""
         end = self._value.end_in(text, at)
         stop = end if end >= 0 else len(text)
         self._extend(text[at:stop], stop)
@@ -323,7 +323,7 @@ class JsonCall(MarkedCall):
 
 
 class NamedCall(MarkedCall):
-    """Reads ``name{…}``, with ``[CALL_ID]`` and ``[ARGS]`` in between where a model has them."""
+    """Reads ``name{…}``, with ``[CALL_ID]`` and ``[ARGS]`` in between if the model writes them."""
 
     def _begin(self, text: str, at: int) -> int:
         at, head = self._word_up_to(text, at, "{")

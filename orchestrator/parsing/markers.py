@@ -1,16 +1,16 @@
-"""Finds markers in a text that comes a piece at a time."""
+"""Finds markers in a text that arrives in pieces."""
 
 from collections.abc import Iterable
 
 from orchestrator.parsing.json_call import WHITESPACE
 
 MAX_SPACE = 64
-"""Most white space around a marker that counts as part of it, in characters; any more is text. A
-model that writes empty lines for ever is therefore neither held back nor searched repeatedly."""
+"""Most characters of white space around a marker that count as part of it. More is text. So endless
+empty lines of a model are neither held back nor searched repeatedly."""
 
 
 def begun(text: str, marker: str) -> int:
-    """How many characters at the end of ``text`` may be the beginning of ``marker``."""
+    """Number of characters at the end of ``text`` that may be the start of ``marker``."""
     at = max(0, len(text) - len(marker) + 1)
     while (at := text.find(marker[0], at)) >= 0:
         if marker.startswith(text[at:]):
@@ -20,7 +20,7 @@ def begun(text: str, marker: str) -> int:
 
 
 def certain(text: str, *markers: str) -> int:
-    """Index up to which ``text`` is certainly no part of ``markers`` or space before one."""
+    """Index before which ``text`` certainly has no part of ``markers`` or white space of one."""
     most = 0
     for marker in markers:
         most = max(most, begun(text, marker))
@@ -38,10 +38,10 @@ def first_of(text: str, markers: Iterable[str]) -> tuple[int, int]:
 
 
 def without_space(text: str, end: int) -> int:
-    """Start of the white space before ``end``, as far as it counts."""
+    """Start of the white space before ``end`` that counts."""
     return max(len(text[:end].rstrip(WHITESPACE)), end - MAX_SPACE)
 
 
 def has_too_much_space(text: str, rest: str) -> bool:
-    """Whether more space than counts was taken off the beginning of ``text`` to leave ``rest``."""
+    """Whether ``text`` has more white space before ``rest`` than counts."""
     return len(text) - len(rest) > MAX_SPACE

@@ -1,4 +1,4 @@
-"""Parses a model's output as it grows: reasoning, content, calls of the tools that it may use."""
+"""Parses a model's output while it grows: reasoning, content, and calls of its tools."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,27 +20,27 @@ from orchestrator.tasks.job import Tool
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of one request, of which there is at least one."""
+    """The tools of one request: at least one."""
 
     tools: tuple[Tool, ...]
     must_call: bool = False
     only: str = ""
-    """Name of the tool that must be called; empty: any of them."""
+    """Name of the tool that must be called; empty: any tool."""
     only_one_call: bool = False
 
     @property
     def schemas(self) -> Schemas:
-        """Schemas of the arguments of the tools that may be called, by name."""
+        """Argument schemas of the tools that may be called, by name."""
         return {tool.name: tool.parameters for tool in self.callable}
 
     @property
     def free_texts(self) -> frozenset[str]:
-        """Names of the tools of free text."""
+        """Names of the free-text tools."""
         return frozenset(tool.name for tool in self.tools if tool.is_free_text)
 
     @property
     def forced(self) -> str:
-        """Name of the only tool that a call can mean, where one must be made; else empty."""
+        """Name of the only possible tool if a call is required; otherwise empty."""
         names = self.schemas
         return next(iter(names)) if self.must_call and len(names) == 1 else ""
 
@@ -50,7 +50,7 @@ class ToolUse:
 
 
 class OutputParser:
-    """Reads one output. The result is the same however the text is cut into pieces."""
+    """Reads one output. The result does not depend on how the text is split into pieces."""
 
     __slots__ = ("_calls", "_forced", "_reasoning")
 
@@ -63,8 +63,8 @@ class OutputParser:
         forced: str = "",
         prompt_end: str = "",
     ) -> None:
-        """``tools`` may be called (None: there are no calls), ``forced`` must be. ``prompt_end`` is
-        the prompt's last text, which shows whether the template has begun the reasoning."""
+        """``tools`` may be called (None: no calls); ``forced`` must be called. ``prompt_end`` is
+        the prompt's last text. It shows whether the template has begun the reasoning."""
         self._forced = forced
         self._reasoning = None
         is_harmony = format.calls is CallFormat.HARMONY
@@ -81,7 +81,7 @@ class OutputParser:
         return 0 if self._calls is None else self._calls.made
 
     def feed(self, text: str) -> Sequence[Piece]:
-        """Read more text; returns its pieces. Some text may be held back."""
+        """Read more text and return its pieces. Some text may be held back."""
         if not text:
             return ()
         if self._reasoning is not None:
@@ -94,7 +94,7 @@ class OutputParser:
         return (Content(text),) if self._calls is None else self._calls.feed(text)
 
     def finish(self, tail: str = "", *, is_cut: bool = False) -> Sequence[Piece]:
-        """End the output with ``tail``; ``is_cut``: by a limit, not by the model's will."""
+        """End the output with ``tail``. ``is_cut``: a limit ended it, not the model."""
         out = list(self.feed(tail))
         forced = self._forced
         if self._reasoning is not None:
@@ -110,14 +110,14 @@ class OutputParser:
 class ParsedCall:
     name: str
     arguments: str = ""
-    """Arguments as a JSON object, as the model wrote it."""
+    """Arguments as the model's JSON object."""
     is_cut: bool = False
-    """Whether the arguments are only the beginning of an object."""
+    """Whether the arguments are an incomplete object."""
 
 
 @dataclass(slots=True)
 class Output:
-    """A whole output in one piece."""
+    """A whole output."""
 
     reasoning: str = ""
     content: str = ""
@@ -125,7 +125,7 @@ class Output:
 
 
 def collect(pieces: Iterable[Piece]) -> Output:
-    """Join the pieces. A call that failed is content, unless it was cut."""
+    """Join the pieces. A failed call is content, unless it was cut."""
     output = Output()
     calls: dict[int, ParsedCall] = {}
     for piece in pieces:

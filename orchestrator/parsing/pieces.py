@@ -1,4 +1,4 @@
-"""The pieces of a model's output, in the order in which it writes them."""
+"""The pieces of a model's output, in output order."""
 
 import msgspec
 
@@ -16,28 +16,28 @@ class Content(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallBegins(msgspec.Struct, frozen=True, gc=False):
-    """A tool is called. ``index`` counts the calls of an answer, from 0."""
+    """The start of a tool call. ``index`` counts the calls of an answer from 0."""
 
     index: int
     name: str
 
 
 class CallArguments(msgspec.Struct, frozen=True, gc=False):
-    """More of a call's arguments: joined they are a JSON object, as the model wrote it."""
+    """More of a call's arguments. All of them joined are the model's JSON object."""
 
     index: int
     json: str
 
 
 class CallEnds(msgspec.Struct, frozen=True, gc=False):
-    """A call is complete, its arguments a JSON object."""
+    """The end of a complete call. Its arguments are a JSON object."""
 
     index: int
 
 
 class CallFails(msgspec.Struct, frozen=True, gc=False):
-    """A call that has begun turns out not to be one: ``text`` is its whole text. ``is_cut`` if a
-    limit of the answer cut it: its arguments are the beginning of a JSON object."""
+    """A call that began is not a call. ``text`` is its whole text. ``is_cut``: a limit of the
+    answer cut it, and its arguments are the start of a JSON object."""
 
     index: int
     text: str

@@ -1,4 +1,4 @@
-"""Splits the thinking in tags off the beginning of a model's output."""
+"""Separates the thinking in tags at the start of a model's output."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +14,7 @@ class Tags(NamedTuple):
 
 
 class ReasoningReader:
-    """Splits thinking, without the space around its tags, off the beginning of an output."""
+    """Separates the thinking at the start of an output, without the white space around its tags."""
 
     __slots__ = ("_held", "_inside", "_read", "_tags", "is_over")
 
@@ -25,7 +25,7 @@ class ReasoningReader:
         self._inside = False
         self._read: Callable[[str, list[Piece]], str] = self._begin
         self.is_over = False
-        """Whether everything that follows is the answer."""
+        """Whether all following text is the answer."""
         if is_open:
             self._read = self._think
 
@@ -35,13 +35,13 @@ class ReasoningReader:
         return self._read == self._think
 
     def feed(self, text: str, out: list[Piece]) -> str:
-        """Read text, adding pieces to ``out``; returns what follows once the reader ``is_over``."""
+        """Read text and add pieces to ``out``. Returns the text after the end if ``is_over``."""
         while text and not self.is_over:
             text = self._read(text, out)
         return text
 
     def finish(self, out: list[Piece]) -> str:
-        """End the output: adds held text to ``out``, or returns it if it is no thinking."""
+        """End the output. Adds held text to ``out``, or returns it if it is not thinking."""
         held, self._held = self._held, ""
         if self._read == self._think:
             self._tell(held.rstrip(WHITESPACE), out)

@@ -12,7 +12,7 @@ from protocol.closed_schema import closed
 from protocol.grammar_source import without_look_around
 
 _JSON_AS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One way to space JSON, as the templates do: otherwise a weak model writes spaces for ever."""
+"""The templates' JSON spacing as the only one: otherwise a weak model writes endless spaces."""
 _PATTERN = '"pattern"'
 _NOTES = ("description", "title", "$comment", "$schema")
 _VALUES = ("const", "enum", "default", "examples")
@@ -20,10 +20,10 @@ _VALUES = ("const", "enum", "default", "examples")
 
 
 class Rules:
-    """The rules of one grammar, and how texts and markers are spelled in them."""
+    """The rules of one grammar, and the notation of texts and markers in them."""
 
     def __init__(self, special: Mapping[int, str]) -> None:
-        """``special`` are the ids of markers that are special tokens."""
+        """``special``: markers that are special tokens, by id."""
         self.lines: list[str] = []
         self._ids = {marker: f"<[{token_id}]>" for token_id, marker in special.items()}
 
@@ -32,7 +32,7 @@ class Rules:
         return name
 
     def spelled(self, *parts: str) -> str:
-        """Terms for texts and markers, one after the other; empty for none."""
+        """Terms for texts and markers in sequence; empty if there are none."""
         terms: list[str] = []
         text = ""
         for part in parts:
@@ -56,19 +56,19 @@ class Rules:
         return not any(marker in self._ids for marker in markers)
 
     def json(self, schema: JsonObject, *, lenient: bool) -> str:
-        """A term for JSON of a schema; ``lenient``: parts that cannot be enforced are ignored."""
+        """A term for JSON of a schema. ``lenient``: parts that cannot be enforced are ignored."""
         prepared = self._prepared(schema, lenient)
         text = json.dumps(prepared, ensure_ascii=False)
-        if lenient and _PATTERN in text:  # few have any
+        if lenient and _PATTERN in text:  # few schemas have patterns
             text = json.dumps(without_look_around(prepared), ensure_ascii=False)
         return f"%json {text}"
 
     def arguments(self, tool: Tool) -> str:
-        """A term for JSON of a tool's arguments; strict unless the tool is not."""
+        """A term for JSON of a tool's arguments; strict if the tool is strict."""
         return self.json(_as_object(tool), lenient=not tool.strict)
 
     def schema_of(self, tool: Tool) -> JsonObject:
-        """The schema of a strict tool's arguments, as a grammar has it."""
+        """The schema of a strict tool's arguments in the form for grammars."""
         return self._prepared(_as_object(tool), lenient=False)
 
     def _prepared(self, schema: JsonObject, lenient: bool) -> JsonObject:
@@ -78,12 +78,12 @@ class Rules:
 
 
 def _as_object(tool: Tool) -> JsonObject:
-    """A tool's schema, made to require an object whatever else it says."""
+    """A tool's schema, changed to always require an object."""
     return {**(tool.parameters or {}), "type": "object"}
 
 
 def without_notes(schema: JsonObject) -> dict[str, object]:
-    """The schema without annotations: a grammar's size is bounded, and they may hold any text."""
+    """The schema without annotations: they may have any text, and a grammar's size is bounded."""
     kept: dict[str, object] = {}
     for key, value in schema.items():
         if key in _NOTES and isinstance(value, str):
@@ -105,25 +105,25 @@ _SPACE = r'("\n" | "\n\n")?'
 
 
 class Beginnings(NamedTuple):
-    """Terms of a grammar for what precedes an answer; empty where nothing may."""
+    """Terms of a grammar for the text before an answer; empty if there may be none."""
 
     usual: str = ""
-    """Where the prompt has nothing of the thinking: the model may think."""
+    """For a prompt without thinking: the model may think."""
     begun: str | None = None
-    """The prompt's end within the thinking; None for a format without it."""
+    """For a prompt that ends within the thinking; None for a format without thinking."""
 
 
 class AnswerGrammars(NamedTuple):
-    """Grammars of one answer, by what the prompt has of the model's thinking."""
+    """Grammars of one answer, by the part of the thinking that the prompt has."""
 
     usual: Grammar
     begun: Grammar | None
     over: Grammar
-    """Where the prompt ends behind the thinking."""
+    """For a prompt that ends after the thinking."""
 
 
 def beginnings(format: OutputFormat, rules: Rules) -> Beginnings:
-    """What precedes an answer in ``format``, as terms that belong to ``rules``."""
+    """Terms for the text before an answer in ``format``. They belong to ``rules``."""
     tags = format.reasoning
     if tags is None:
         return Beginnings()
@@ -137,7 +137,7 @@ def beginnings(format: OutputFormat, rules: Rules) -> Beginnings:
 
 
 def behind_thinking(grammar: Grammar, format: OutputFormat, rules: Rules) -> AnswerGrammars:
-    """A client's grammar for the answer alone; ``rules`` are those of a new grammar."""
+    """Grammars that apply a client's grammar only to the answer. ``rules`` are a new grammar's."""
     beginning, header = beginnings(format, rules), ""
     if format.calls is CallFormat.HARMONY:
         header = rules.spelled(harmony.CHANNEL, "final", harmony.MESSAGE)

@@ -1,4 +1,4 @@
-"""A call with each argument in tags, rather than in a JSON object::
+"""A call with each argument in tags instead of a JSON object::
 
     <function=NAME>
     <parameter=KEY>
@@ -6,9 +6,9 @@
     </parameter>
     </function>
 
-A ``TagSyntax`` says how the tags are spelled. A value is text where the tool's schema allows
-nothing else, and is passed on as it comes; any other is JSON, passed on once it is whole. A value
-that is neither is passed on as text.
+A ``TagSyntax`` defines the tags. If the tool's schema allows only text, a value is text and is
+emitted as it arrives. Other values are JSON and are emitted when they are complete. A value that is
+neither is emitted as text.
 """
 
 import json
@@ -26,22 +26,22 @@ from protocol.closed_schema import resolved
 _decode = msgspec.json.Decoder().decode
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _MAX_REFERENCES = 8
-"""Most references followed from one schema to the next, until one states its type."""
+"""Most references followed between schemas to find one with a type."""
 
 
 class TagSyntax(NamedTuple):
-    """How a family of models spells a call. Before each tag there may be white space."""
+    """The tags of a model family's calls. There may be white space before each tag."""
 
     name: tuple[str, str]
     """Tags around the tool's name."""
     key: tuple[str, str]
     """Tags around an argument's name."""
     value: tuple[str, str]
-    """Tags around an argument's value; the first is empty if the value follows the key, whose name
-    the last one may have, at ``{}``."""
+    """Tags around an argument's value. The first is empty if the value directly follows the key.
+    The last may contain the key's name, at ``{}``."""
     end: str
     on_lines: bool
-    """Whether a value has lines of its own: a line break at each of its ends is not part of it."""
+    """Whether a value has its own lines: line breaks at its start and end are not part of it."""
 
 
 QWEN3_CODER = TagSyntax(
@@ -67,11 +67,11 @@ _ELEMENT = re.compile(
     rf"{re.escape(NAMESPACE)}</(?P=key)>\s*",
     re.DOTALL,
 )
-"""A part of a value of MiniMax M3. Where one of the same name is within it, it is text."""
+"""A part of a MiniMax M3 value. It is text if it contains a part of the same name."""
 
 
 class TaggedCall(MarkedCall):
-    """Reads one call; an unknown tool's arguments are text."""
+    """Reads one call. Arguments of an unknown tool are text."""
 
     def __init__(self, syntax: TagSyntax, tools: Mapping[str, JsonObject | None]) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class TaggedCall(MarkedCall):
         """The part of the current value that is held back."""
         self._is_text = False
         self._has_value = False
-        """Whether some of the current value has been passed on."""
+        """Whether a part of the current value was emitted."""
         self._count = 0
 
     def _begin(self, text: str, at: int) -> int:
@@ -119,7 +119,7 @@ class TaggedCall(MarkedCall):
         return at
 
     def _at_end(self, text: str, at: int) -> int:
-        """Read the rest of an end that begins as a key does."""
+        """Read the rest of an end tag that begins like a key tag."""
         self._end()
         return at + len(self._syntax.key[1])
 
@@ -172,7 +172,7 @@ class TaggedCall(MarkedCall):
             certain = len(value) - begun(value, close)
             if self._syntax.on_lines and value[:certain].endswith("\n"):
                 certain -= 1
-            # A line break at its beginning may be the only text between two tags.
+            # A line break at its start may be the only text between two tags.
             least = 0 if self._has_value or not value.startswith("\n") else 1
             if self._is_text and certain > least:
                 self._tell_text(value[:certain])
@@ -202,8 +202,8 @@ class TaggedCall(MarkedCall):
 
 
 def _of_elements(written: str, schema: JsonObject | None, left: int = 64) -> str:
-    """A value made of elements as JSON, a list where its schema or their names say so; empty where
-    it is not made of them."""
+    """A value of elements as JSON: a list if its schema or the elements' names require one. Empty
+    if the value does not consist of elements."""
     parts, at = [], 0
     while at < len(written) and left:
         element = _ELEMENT.match(written, at)
@@ -227,14 +227,14 @@ def _of_elements(written: str, schema: JsonObject | None, left: int = 64) -> str
 
 
 def property_of(schema: JsonObject | None, key: str) -> JsonObject | None:
-    """The schema of one argument or field; None where it is not stated."""
+    """The schema of one argument or field; None if there is none."""
     properties = (schema or {}).get("properties")
     stated = properties.get(key) if isinstance(properties, Mapping) else None
     return stated if isinstance(stated, Mapping) else None
 
 
 def types_of(schema: JsonObject | None, key: str) -> set[str]:
-    """JSON types that a schema allows the argument ``key``; empty where it does not say."""
+    """JSON types that a schema allows for the argument ``key``; empty if it has no types."""
     return _types_in(property_of(schema, key), schema or {}, _MAX_REFERENCES)
 
 
@@ -277,7 +277,7 @@ def _type_of(value: object) -> str:
 
 
 def as_json(written: str, types: set[str]) -> str:
-    """A value as JSON of one of ``types``; otherwise a string."""
+    """A value as JSON of one of ``types``; if it is none of them, a JSON string."""
     stripped = written.strip(WHITESPACE)
     stripped = _PYTHON.get(stripped, stripped)
     try:

@@ -1,7 +1,7 @@
-"""Turns text and chats into token ids, without ever delaying urgent requests.
+"""Converts text and chats to token ids without delaying urgent requests.
 
 - ``encoder``        one model's tokenizer and chat template
 - ``chat_template``  the Jinja sandbox
-- ``stage``          long prompts, on threads, by deadline
-- ``cuts``           where a text is cut: into slices, and inside what looks like a special token
+- ``stage``          encodes long prompts on threads, ordered by deadline
+- ``cuts``           cuts texts into slices, and inside text that looks like a special token
 """

@@ -1,8 +1,8 @@
-"""A model's chat template: Jinja in a sandbox, with what ``transformers`` gives templates.
+"""A model's chat template: Jinja in a sandbox, with the helpers of ``transformers``.
 
-Templates come with a model, messages from clients. A template may loop over messages within a loop
-over them, so rendering counts CPU time at each turn of a loop and each call of a macro: the work
-between two of those is at most linear in the messages.
+Templates come from models, messages from clients. A template may have nested loops over the
+messages. So rendering checks the CPU time at each loop iteration and each macro call. The work
+between two checks is at most linear in the messages.
 """
 
 import json
@@ -22,24 +22,24 @@ import jinja2.sandbox
 from orchestrator.prompts.turns import MESSAGE_CHARS, BadTemplate, Refused
 
 MAX_RENDER_CPU_S = 2.0
-"""CPU time of one thread. 10,000 messages take a usual template less than a tenth of a second."""
+"""CPU seconds of one thread. A usual template renders 10,000 messages in less than 0.1 s."""
 
 MAX_GROWTH = 16
-"""A rendered text is at most this many times as long as its messages, each counted with
-``MESSAGE_CHARS`` more, and ``_OWN_CHARS`` for the template itself."""
+"""A rendered text may be this many times as long as its messages. Each message counts
+``MESSAGE_CHARS`` more; the template itself counts ``_OWN_CHARS``."""
 
 _OWN_CHARS = 65536
 _REASON_CHARS = 200
 
 _TICK = " tick"
-"""Name of the filter; not an identifier, so no template can use it."""
+"""Name of the filter. It is not an identifier, so templates cannot use it."""
 
 _TURNS_PER_LOOK = 32
-"""Loop turns between two looks at the CPU time, because reading it is a system call."""
+"""Loop iterations between two checks of the CPU time, because each check is a system call."""
 
 
 class _Budget:
-    """CPU time that one render may still take."""
+    """The rest of the CPU time of one render."""
 
     __slots__ = ("cpu_until", "turns")
 
@@ -59,7 +59,7 @@ _budget: ContextVar[_Budget] = ContextVar("_budget")
 
 
 class ChatTemplate:
-    """Renders the messages of a chat into a prompt. May be used by several threads."""
+    """Renders the messages of a chat to a prompt. Thread-safe."""
 
     def __init__(self, source: str) -> None:
         """``source`` is Jinja. Raises ``BadTemplate``."""
@@ -74,7 +74,7 @@ class ChatTemplate:
                 environment, environment.compile(tree), environment.make_globals(None)
             )
             self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
-            """Names that the template reads and does not set itself."""
+            """Names that the template reads but does not set."""
         except jinja2.TemplateSyntaxError as error:
             reason = _short(error).partition("\n")[0].rstrip(".")
             raise BadTemplate(f"line {error.lineno}: {reason}") from None
@@ -91,10 +91,10 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         chars: int | None = None,
     ) -> str:
-        """Render ``messages``, which have a role and a content; the model's turn is next, unless
-        without ``add_generation_prompt``. Templates may read ``arguments`` of their own, which
-        replace nothing. ``chars`` is the length of messages and tools, counted as for
-        ``MAX_GROWTH``; None: all that they have is their content. Raises ``Refused``."""
+        """Render ``messages``, which have a role and a content. With ``add_generation_prompt``, the
+        model's turn is next. Templates may read ``arguments``; they never replace other variables.
+        ``chars`` is the length of messages and tools, counted as for ``MAX_GROWTH``; None: the
+        messages have only content. Raises ``Refused``."""
         if chars is None:
             chars = sum(MESSAGE_CHARS + len(str(message["content"])) for message in messages)
         room = MAX_GROWTH * (_OWN_CHARS + chars)
@@ -112,11 +112,11 @@ class ChatTemplate:
             ):
                 room -= len(part)
                 if room < 0:
-                    raise Refused("the text that they make is too long")
+                    raise Refused("the rendered text is too long")
                 parts.append(part)
         except Refused:
             raise
-        except Exception as error:  # any error of a template's code over a client's text
+        except Exception as error:  # a template's code may raise any error
             own = isinstance(error, jinja2.TemplateError)
             raise Refused(_short(error) if own else _named(error)) from None
         finally:
@@ -125,7 +125,7 @@ class ChatTemplate:
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja as chat templates expect it: whitespace control, loop controls and three helpers."""
+    """Jinja with the features that chat templates need: whitespace and loop control, 3 helpers."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -138,7 +138,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}`` marks the model's own text, for training; here it is only a scope."""
+    """``{% generation %}`` marks the model's own text for training. Here it is only a scope."""
 
     tags = {"generation"}  # noqa: RUF012 - so the base class declares it
 
@@ -149,15 +149,15 @@ class _Generation(jinja2.ext.Extension):
 
 
 def _tick_at(line: int) -> jinja2.nodes.Node:
-    """A statement that counts one turn: a filter, as the sandbox checks calls for 5 µs."""
+    """A statement that counts one iteration: a filter, because a checked call takes 5 µs."""
     nothing = jinja2.nodes.Const(None)
     tick = jinja2.nodes.Filter(nothing, _TICK, [], [], None, None)
     return jinja2.nodes.ExprStmt(tick).set_lineno(line)
 
 
-@jinja2.pass_context  # so that it is not evaluated once, at compile time
+@jinja2.pass_context  # prevents a single evaluation at compile time
 def _tick(context: jinja2.runtime.Context, value: None) -> None:
-    """Count one turn of a loop or one call of a macro. Raises ``Refused``."""
+    """Count one loop iteration or macro call. Raises ``Refused``."""
     budget = _budget.get()
     budget.turns -= 1
     if budget.turns <= 0:
@@ -179,7 +179,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the escapes for HTML of Jinja's own filter."""
+    """JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -190,6 +190,6 @@ def _named(error: Exception) -> str:
 
 
 def _short(error: Exception) -> str:
-    """An error's text, shortened: it may quote the whole message that it is about."""
+    """An error's text, shortened: it may quote a whole message."""
     text = str(error)
     return text if len(text) <= _REASON_CHARS else f"{text[:_REASON_CHARS]}…"

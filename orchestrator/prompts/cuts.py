@@ -1,8 +1,8 @@
-"""Cuts a prompt's text before it is encoded: so that text that looks like a special token is not
-one (``Lookalikes``), and into slices (``Slicer``) with the same tokens as the whole text.
+"""Cuts a prompt's text before it is encoded: inside text that looks like a special token, so that
+it does not become one (``Lookalikes``), and into slices that give the same tokens (``Slicer``).
 
-Slices end between a letter and a space or a sign: no token of the vocabulary may hold both, and the
-surroundings of the cut are encoded in one and in two to check that it makes no difference.
+Slices end between a letter and a space or punctuation mark. No token of the vocabulary may contain
+both. The text around the cut is encoded whole and in two parts to check that the tokens are equal.
 """
 
 import json
@@ -13,15 +13,15 @@ from typing import Any
 from tokenizers import Tokenizer
 
 _WINDOW = 32_000
-"""Characters searched at a time, because ``re`` keeps the interpreter's lock until it is done."""
+"""Characters searched at a time, because ``re`` holds the GIL during a search."""
 
 _UNICODE = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt", "Precompiled")
 
 
 class Lookalikes:
-    """Finds where any of ``tokens`` begins in a text, also where they overlap. A trie: the cost per
-    character grows with their length, not their number. A token of one character cannot be
-    broken."""
+    """Finds the positions where any of ``tokens`` begins in a text, including overlaps. Uses a
+    trie: the cost per character grows with the tokens' length, not their number. Tokens of one
+    character cannot be broken, so they are ignored."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         tokens = [token for token in tokens if len(token) > 1]
@@ -30,7 +30,7 @@ class Lookalikes:
         self._pattern = _beginnings(tokens)
 
     def starts(self, text: str, begin: int = 0, end: int | None = None) -> Iterator[int]:
-        """Yield where tokens begin, from ``begin`` up to ``end``, in order."""
+        """Yield the positions where tokens begin, from ``begin`` up to ``end``, in order."""
         end = len(text) if end is None else min(end, len(text))
         if not any(text.find(first, begin, end) >= 0 for first in self._firsts):
             return
@@ -43,8 +43,8 @@ class Lookalikes:
 
 
 def unicode_normalizer(tokenizer: Tokenizer) -> Callable[[str], str] | None:
-    """The normalization of a text before a ``normalized`` special token is looked for in it. None
-    if there is no such token or no normalization."""
+    """The normalization of a text before the search for ``normalized`` special tokens. None if
+    there is no such token or no normalization."""
     added = tokenizer.get_added_tokens_decoder().values()
     if tokenizer.normalizer is None or not any(t.special and t.normalized for t in added):
         return None
@@ -71,7 +71,7 @@ def _beginnings(tokens: Iterable[str]) -> re.Pattern[str]:
         node[""] = {}
 
     def pattern(node: dict[str, Any]) -> str:
-        if "" in node:  # the shortest says enough
+        if "" in node:  # the shortest token is enough
             return ""
         return "(?:" + "|".join(re.escape(c) + pattern(n) for c, n in sorted(node.items())) + ")"
 
@@ -86,8 +86,8 @@ _TRIES = 8
 
 
 class Slicer:
-    """Cuts texts for one tokenizer. One that puts a space before every text is given slices without
-    the space that they begin with. ``spellings`` are the bytes of tokens, empty if unknown."""
+    """Cuts texts for one tokenizer. If the tokenizer adds a space before every text, slices lose
+    their leading space. ``spellings`` are the bytes of tokens, empty if unknown."""
 
     def __init__(self, tokenizer: Tokenizer, spellings: Iterable[bytes], slice_chars: int) -> None:
         def encode(text: str) -> Sequence[int]:
@@ -106,7 +106,7 @@ class Slicer:
         if self._drops_space:
             is_known = is_known and [*encode("tea"), *encode("and")] == whole
             signs &= {" "}
-        # An added token that takes the space around it may begin behind any cut.
+        # An added token that includes the space around it may begin after any cut.
         if any(t.lstrip for t in tokenizer.get_added_tokens_decoder().values()):
             signs -= {" ", "\n"}
         behind = re.escape("".join(sorted(signs)))
@@ -117,7 +117,7 @@ class Slicer:
         )
 
     def slices(self, text: str) -> Iterator[str]:
-        """Yield the parts of ``text`` to be encoded by themselves; the last may be very long."""
+        """Yield the parts of ``text`` to encode separately. The last part may be very long."""
         at = 0
         while len(text) - at > 2 * self._slice_chars:
             cut = self._cut_after(text, at + self._slice_chars)

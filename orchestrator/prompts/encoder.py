@@ -1,7 +1,7 @@
-"""Turns prompts into token ids with the worker's own tokenizer, so that only ids travel.
+"""Converts prompts to token ids with the worker's own tokenizer, so that only ids are sent.
 
-Short prompts are encoded at once: one thousand characters take about 0.4 ms. Longer ones are work
-in steps for ``EncodingStage``, which ends as soon as there are more tokens than the model holds.
+Short prompts are encoded at once: 1,000 characters take about 0.4 ms. ``EncodingStage`` encodes
+longer prompts in steps. The steps stop when there are more tokens than the model's context.
 """
 
 import hashlib
@@ -55,38 +55,38 @@ from protocol import (
 if TYPE_CHECKING:
     from orchestrator.prompts.chat_template import ChatTemplate
 
-# Steps have threads of their own: in the library's pool one long text would delay all others.
+# Steps have their own threads: in the library's pool, one long text would delay all others.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 INLINE_HASH_TOKENS = 4096
-"""Most tokens whose blocks are hashed on the event loop, in less than half a millisecond."""
+"""Most tokens whose blocks are hashed on the event loop. This takes less than 0.5 ms."""
 
 STEP_CHARS = 16_000
-"""Characters that a step encodes, approximately, in some ten milliseconds."""
+"""Approximate characters per step. A step takes about ten milliseconds."""
 
 _TEXTS_PER_STEP = 4096
-"""Texts per step that are short, such as the keys of a schema; each takes half a microsecond."""
+"""Short texts per step, such as the keys of a schema. Each takes half a microsecond."""
 
 _LONG_CHARS = 4 * STEP_CHARS
 _SEARCH_CHARS = 16 * STEP_CHARS
 
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
-"""Code points that stand for nothing, in any text (Unicode 15, 23.7)."""
+"""Noncharacters: code points without a meaning in any text (Unicode 15, 23.7)."""
 
 _OPEN_END = chr(0x10FFFF)
-"""Another noncharacter: put behind the last text if the model is to continue it, which also keeps a
-template from trimming that text."""
+"""Another noncharacter. It is appended to the last text if the model continues that text. It also
+prevents a template from trimming the text."""
 
 _NOTHING: tuple[Sequence[int], Sequence[int]] = ((), ())
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""Pattern of roles, which templates put between halves of special tokens."""
+"""Pattern of roles. Templates put roles between parts of special tokens."""
 
 
 WORD: Final = "tidegate-probe"
 _ASKED: Final = "tidegate-asks"
 PROBE: Final = ToolCall("callprobe", "probe", {"word": WORD}, 64)
-"""A call that shows how a template writes calls."""
+"""A sample call, to find out how a template writes calls."""
 
 
 class BadCard(ValueError):
@@ -95,11 +95,11 @@ class BadCard(ValueError):
 
 class PromptEncoder:
     def __init__(self, card: ModelCard, *, special_in_prompts: bool = False) -> None:
-        """Takes up to a second for a large vocabulary. ``special_in_prompts``: text in a plain
-        prompt may be a special token. Raises ``BadCard``."""
+        """Takes up to a second for a large vocabulary. ``special_in_prompts``: the text of a plain
+        prompt may contain special tokens. Raises ``BadCard``."""
         self.card = card
         self.adapter: Adapter | None = None
-        """LoRA adapter that reads the prompts; None for the model itself."""
+        """LoRA adapter for the prompts; None for the model itself."""
         self.vocabulary = vocabulary_of(card)
         self._special_in_prompts = special_in_prompts
         try:
@@ -114,26 +114,26 @@ class PromptEncoder:
         self._around = _added_around(self._tokenizer)
         self._normalize = unicode_normalizer(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder().values()
-        # Tokens that are looked for behind the normalizer look as it makes them.
+        # Tokens that are searched for in normalized text must be normalized too.
         special = [
             self._normalized(token.content) if token.normalized else token.content
             for token in added
             if token.special
         ]
         self._special = Lookalikes(special)
-        # Role marks that a model does not call special; in an assistant's turn they may belong.
+        # Role markers that the model does not declare special. Assistant turns may contain them.
         marks = [t.content for t in added if not t.special and t.content in card.chat_template]
         self._special_or_mark = Lookalikes([*special, *marks])
         marks = [mark for mark in OWN_IDS if mark in card.chat_template]
         self._own_ids = OWN_IDS[marks[0]] if marks else None
         self._template, self.chat_fault = _template_of(card)
-        """Why chats are refused though the model has a template; plain prompts need none."""
+        """The reason that chats are refused if the model's template is unusable; else empty."""
         self._takes_parts_only = self._template is not None and self._leaves_out_strings()
         self.adapted: Mapping[str, PromptEncoder] = self._adapted()
-        """Encoders for the adapters on the card, by their names."""
+        """Encoders for the adapters on the card, by name."""
 
     def reads_as(self, card: ModelCard) -> bool:
-        """Whether prompts for ``card`` become the same tokens by the same means."""
+        """Whether this encoder gives the same tokens as an encoder for ``card``."""
         own = self.card
         return (
             own.tokenizer_json == card.tokenizer_json
@@ -144,7 +144,7 @@ class PromptEncoder:
         )
 
     def with_card(self, card: ModelCard) -> Self:
-        """A copy for a ``card`` that it ``reads_as``, without making everything again."""
+        """A copy for a ``card`` that it ``reads_as``. Reuses the tokenizer and template."""
         other = copy(self)
         other.card = card
         other.adapted = other._adapted()
@@ -163,7 +163,7 @@ class PromptEncoder:
 
     @property
     def weights_digest(self) -> str:
-        """Names the weights that read the prompts."""
+        """Identifies the weights for the prompts."""
         added = "" if self.adapter is None else f" {self.adapter.digest}"
         return self.card.model_digest + added
 
@@ -177,13 +177,13 @@ class PromptEncoder:
 
     @cached_property
     def written_call(self) -> str:
-        """The turn of a model that has called ``PROBE``, as its template writes it; empty where it
-        does not write the call, or will not have such a chat."""
+        """The template's text for a model's turn that calls ``PROBE``; empty if the template does
+        not write the call or refuses such a chat."""
         return self._written(in_text=self._takes_text)
 
     @cached_property
     def _takes_text(self) -> bool:
-        """Whether the template takes arguments of calls as JSON text alone: functionary's do."""
+        """Whether the template accepts calls' arguments only as JSON text: functionary's does."""
         return not self._written(in_text=False) and bool(self._written(in_text=True))
 
     def _written(self, *, in_text: bool) -> str:
@@ -195,12 +195,12 @@ class PromptEncoder:
             text = self._render(chat, in_text=in_text)
         except InvalidRequest:
             return ""
-        text = text.rpartition(_ASKED)[2]  # the text before it may have examples of calls
-        # Arguments may be in Python's spelling.
+        text = text.rpartition(_ASKED)[2]  # the text before may have sample calls
+        # Arguments may be in Python's notation.
         return "" if str(PROBE.arguments) in text or WORD not in text else text
 
     def encode(self, prompt: Prompt) -> Sequence[int]:
-        """Token ids of a prompt. Raises ``InvalidRequest`` for one that cannot be encoded."""
+        """Token ids of a prompt. Raises ``InvalidRequest`` if it cannot be encoded."""
         if is_ids(prompt):
             return self._checked_ids(prompt)  # type: ignore[arg-type]  # no Message
         steps = self.steps(prompt)
@@ -212,7 +212,7 @@ class PromptEncoder:
                 return ids
 
     def steps(self, prompt: Prompt) -> Steps[Sequence[int]]:
-        """Encode a text or a chat in steps, which end early if it does not fit the context."""
+        """Encode a text or a chat in steps. Stops early if it does not fit the context."""
         images = images_of(prompt)
         if images:
             self._require_vision(images)
@@ -245,14 +245,14 @@ class PromptEncoder:
     def hashes_in_steps(
         self, token_ids: Sequence[int], cache_salt: str, images: Sequence[Image] = ()
     ) -> Steps[Sequence[bytes]]:
-        """Run ``prefix_hashes`` as work for a thread."""
+        """``prefix_hashes`` as work for a thread."""
         yield False
         return self.prefix_hashes(token_ids, cache_salt, images)
 
     def prefix_hashes(
         self, token_ids: Sequence[int], cache_salt: str, images: Sequence[Image] = ()
     ) -> Sequence[bytes]:
-        """Names of a prompt's full KV blocks, as workers know them, with its ``images``."""
+        """The workers' hashes of a prompt's full KV blocks, including its ``images``."""
         added = "" if self.adapter is None else self.adapter.digest
         salt = prefix_salt(adapter_salt(self.card.hash_salt, added), cache_salt)
         vision = self.card.vision
@@ -262,18 +262,18 @@ class PromptEncoder:
         return block_hashes(token_ids, self.card.block_tokens, salt)
 
     def without_added(self, ids: Sequence[int]) -> Sequence[int]:
-        """A plain prompt's ids without those that every plain prompt gets. Raises
-        ``InvalidRequest`` if they cannot be told apart."""
+        """A plain prompt's ids without the ids that every plain prompt gets. Raises
+        ``InvalidRequest`` if they cannot be distinguished."""
         if self._around is None:
             raise InvalidRequest(
-                "add_special_tokens: this model's tokenizer has its special tokens anywhere",
+                "add_special_tokens: this model's tokenizer puts special tokens anywhere; omit it",
                 field="add_special_tokens",
             )
         before, behind = self._around
         return ids[len(before) : len(ids) - len(behind)]
 
     def decode_in_steps(self, ids: Sequence[int]) -> Steps[str]:
-        """Decode ids to text, special tokens included, for a thread. Raises ``InvalidRequest``."""
+        """Decode ids to text with special tokens, for a thread. Raises ``InvalidRequest``."""
         yield False
         if len(ids) > self.card.context_tokens:
             raise ContextOverflow(
@@ -310,12 +310,12 @@ class PromptEncoder:
             )
 
     def _parts_of(self, prompt: Prompt, text: str) -> Steps[Sequence[str]]:
-        """A prompt's text in parts to be encoded one by one, so that a client's text stays text.
+        """A prompt's text in parts that are encoded separately, so that a client's text stays text.
 
-        The template's special tokens are tokens; a client's text that looks like one is not, or a
-        message could end itself and continue as the system (prompt injection by special token). It
-        is broken behind its first character, which a tokenizer with a prefix space shows as a
-        space.
+        The template's special tokens become tokens. Client text that looks like one must not:
+        otherwise a message could end its turn and continue as the system (prompt injection by
+        special token). Such text is split after its first character. A tokenizer with a prefix
+        space adds a space there.
         """
         if isinstance(prompt, str):
             if self._special_in_prompts:
@@ -338,7 +338,7 @@ class PromptEncoder:
         mark = next((c for c in _MARKS if not any(c in t.text for t in texts_of(chat))), None)
         if mark is None:
             raise InvalidRequest(
-                "messages use all Unicode noncharacters: leave one out, it is needed",
+                "messages use all Unicode noncharacters, but the service needs one: leave one out",
                 field="messages",
             )
         marked = rewritten(chat, lambda text: mark.join(broken.get(text, (text.text,))))
@@ -348,14 +348,14 @@ class PromptEncoder:
         return text if self._normalize is None else self._normalize(text)
 
     def _render(self, chat: Chat, *, in_text: bool | None = None) -> str:
-        """``in_text``: give arguments of calls as text; None: where the template needs it."""
+        """``in_text``: the arguments of calls are text; None: if the template needs that."""
         if self._template is None:
             why = self.chat_fault or f"the model {self.name!r} has no chat template"
             raise InvalidRequest(f"{why}; send a plain prompt instead", field="messages")
         if uses_tools(chat) and not self.knows_tools:
             raise InvalidRequest(
-                f"the chat template of {self.name!r} knows no tools, so tool calls are not "
-                "served with it",
+                f"the chat template of {self.name!r} has no tools; leave them out, or use another "
+                "model",
                 field="tools" if chat.tools else "messages",
             )
         if self._own_ids is not None:
@@ -379,10 +379,10 @@ class PromptEncoder:
             )
             if not is_open:
                 return text
-            # Whatever the template has behind the text would end it.
+            # Text that the template adds after the message would end it.
             text, end, _ = text.rpartition(_OPEN_END)
             if not end:
-                raise Refused("it drops the last message, which the model is to continue")
+                raise Refused("it drops the last message, which the model must continue")
             return text
         except Refused as error:
             allowed = without_later_systems(chat)
@@ -394,25 +394,25 @@ class PromptEncoder:
             ) from None
 
     def _require_vision(self, images: Sequence[Image]) -> Vision:
-        """How the model reads images. Raises ``InvalidRequest`` where it does not read these."""
+        """How the model reads images. Raises ``InvalidRequest`` if it cannot read these images."""
         vision = self.card.vision
         if vision is None:
             raise InvalidRequest(
-                f"the model {self.name!r} reads text only, no images: leave them out, or ask "
-                "for a model that an instance with images serves (see lacks in /v2/instances)",
+                f"the model {self.name!r} reads text only, no images: leave them out, or use a "
+                "model on an instance that supports images (see lacks in /v2/instances)",
                 field="messages",
             )
         size = sum(len(image.data) for image in images)
         if size > vision.max_bytes:
             raise InvalidRequest(
-                f"the images have {size} bytes together, and the model's workers take "
+                f"the images have {size} bytes together, but the model's workers accept at most "
                 f"{vision.max_bytes}: send fewer or smaller ones",
                 field="messages",
             )
         return vision
 
     def _with_images(self, ids: Sequence[int], images: Sequence[Image]) -> Sequence[int]:
-        """A prompt's tokens with as many for each image as the model makes of it. Raises
+        """A prompt's tokens, with the model's number of tokens for each image. Raises
         ``InvalidRequest`` or ``ContextOverflow``."""
         vision = self._require_vision(images)
         places = ids.count(vision.token_id)
@@ -424,7 +424,7 @@ class PromptEncoder:
             )
         counts = [_tokens_of(vision, image) for image in images]
         total = len(ids) - places + sum(counts)
-        self._require_room(total, is_least=False)  # before so many are made
+        self._require_room(total, is_least=False)  # before so many tokens are made
         left = iter(counts)
         return [
             token
@@ -433,7 +433,7 @@ class PromptEncoder:
         ]
 
     def _leaves_out_strings(self) -> bool:
-        """Whether the template shows what a turn says only if that is a list of parts."""
+        """Whether the template renders the content of a turn only if it is a list of parts."""
         assert self._template is not None
         said = Message("user", "Tide?")
         shown: list[bool] = []
@@ -448,7 +448,7 @@ class PromptEncoder:
     def _checked_ids(self, ids: Sequence[int]) -> Sequence[int]:
         if not ids:
             raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
-        self._require_room(len(ids), is_least=False)  # before the walk, which may be long
+        self._require_room(len(ids), is_least=False)  # before min and max, which may take long
         if min(ids) < 0 or max(ids) >= self.card.vocab_size:
             raise InvalidRequest(
                 f"token ids must be from 0 to {self.card.vocab_size - 1} for this model",
@@ -458,7 +458,7 @@ class PromptEncoder:
 
 
 def vocabulary_of(card: ModelCard) -> bytes:
-    """A digest of all that turns a chat into ids: equal for interchangeable workers."""
+    """A digest of tokenizer, template and special tokens. Interchangeable workers have the same."""
     parts = (
         card.tokenizer_json,
         card.chat_template.encode(),
@@ -481,7 +481,7 @@ def _with_roles_checked(chat: Chat) -> Chat:
     for at, message in enumerate(chat.messages):
         if not _ROLE.fullmatch(message.role):
             raise InvalidRequest(
-                "a role must be 1 to 64 letters, digits, _ or -, for instance user",
+                "a role must be 1 to 64 letters, digits, _ or -, such as user",
                 field=f"messages[{at}].role",
             )
     return chat
@@ -497,13 +497,13 @@ def _starts(lookalikes: Lookalikes, text: str) -> Steps[list[int]]:
 
 
 def _split(text: str, starts: Iterable[int]) -> list[str]:
-    """Parts that end behind the character at each of ``starts``."""
+    """Parts that end after the character at each of ``starts``."""
     ends = [0, *(start + 1 for start in starts), len(text)]
     return [text[begin:end] for begin, end in pairwise(ends)]
 
 
 def _template_of(card: ModelCard) -> "tuple[ChatTemplate | None, str]":
-    """The model's chat template, and its error."""
+    """The model's chat template, or the reason that it is unusable."""
     if not card.chat_template:
         return None, ""
     from orchestrator.prompts.chat_template import ChatTemplate  # with Jinja, on a thread
@@ -515,7 +515,7 @@ def _template_of(card: ModelCard) -> "tuple[ChatTemplate | None, str]":
 
 
 def _added_around(tokenizer: Tokenizer) -> tuple[Sequence[int], Sequence[int]] | None:
-    """The ids that a plain prompt gets before and behind its own; None where that is not clear."""
+    """The ids that are added before and after a plain prompt's ids; None if that is unclear."""
     own, whole = (
         tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True)
     )

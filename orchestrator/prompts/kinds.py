@@ -1,4 +1,4 @@
-"""Kinds of prompts (text, chat or token ids), and their length before they are encoded."""
+"""Kinds of prompts (text, chat, token ids), and their length before they are encoded."""
 
 import sys
 from typing import Final
@@ -7,16 +7,16 @@ from orchestrator.prompts.turns import chars_of, uses_tools
 from orchestrator.tasks.job import Chat, Prompt
 
 INLINE_CHARS: Final = 2000
-"""Length in characters up to which a prompt costs the event loop less than a millisecond."""
+"""Most characters of a prompt that takes the event loop less than a millisecond."""
 
 _MESSAGE_CHARS = 16
-"""Cost of a message for the chat template beyond its text, as if in characters."""
+"""Additional cost of a message for the chat template, in equivalent characters."""
 
 _TOKEN_CHARS = 4
 
 
 def is_short(prompt: Prompt) -> bool:
-    """Whether encoding costs so little that the event loop can do it."""
+    """Whether encoding is fast enough for the event loop."""
     if isinstance(prompt, str):
         return len(prompt) <= INLINE_CHARS
     if is_ids(prompt):
@@ -25,7 +25,7 @@ def is_short(prompt: Prompt) -> bool:
 
 
 def bytes_of(prompt: Prompt) -> int:
-    """Bytes of memory that a prompt's text takes."""
+    """Bytes of memory of a prompt's text."""
     if isinstance(prompt, str):
         return sys.getsizeof(prompt)
     if is_ids(prompt):
@@ -49,7 +49,7 @@ def is_ids(prompt: Prompt) -> bool:
 
 
 def has_turns(prompt: Prompt) -> bool:
-    """Whether it is a chat, which somebody has said something in."""
+    """Whether the prompt is a chat with at least one turn."""
     return not isinstance(prompt, str) and not is_ids(prompt) and bool(chat_of(prompt).messages)
 
 

@@ -1,10 +1,10 @@
-"""Encodes long prompts on threads: a step at a time, tenants in turn, and of each tenant's own
-prompts the earliest deadline first.
+"""Encodes long prompts on threads, one step at a time. It alternates between tenants and takes each
+tenant's prompts in the order of their deadlines.
 
-A step is a slice of a prompt, some ten milliseconds of work, so that a prompt of megabytes delays
-none with less time. A tokenizer that cannot cut texts makes *long* steps; these never take the last
-thread. Waiting prompts are bounded in bytes, and are dropped once their deadline has passed. One
-tenant may hold at most three times as many bytes as are left.
+A step is a slice of a prompt and takes about ten milliseconds, so that a prompt of megabytes does
+not delay prompts with less time. If a tokenizer cannot cut texts, its steps are *long*; long steps
+never take the last thread. Waiting prompts are bounded in bytes and dropped after their deadlines.
+One tenant may hold at most three times as many bytes as are free.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from orchestrator.fair_share import FairShares, is_over_share
 T = TypeVar("T")
 
 Steps = Generator[bool, None, T]
-"""Work in steps that run on threads, one after the other. Each yields whether the next is long."""
+"""Work in steps that run on threads, in sequence. Each step yields whether the next is long."""
 
 SMALL_BYTES = 64 * 2**10
-"""Largest prompt that may use the last eighth, so that large prompts block no small ones."""
+"""Largest prompt that may use the last eighth, so that large prompts cannot block small ones."""
 
 _FIRST_S_PER_BYTE = 1e-6
 
@@ -44,10 +44,10 @@ class _Job:
     is_running: bool = False
     took_s: float = 0.0
     charged_s: float = 0.0
-    """The part of ``took_s`` that its tenant has been charged with."""
+    """The part of ``took_s`` that was charged to the tenant."""
 
     def step(self) -> tuple[bool, Any]:
-        """Run one step. Returns whether it was the last, and its result or the next step."""
+        """Run one step. Returns whether all are done, and the result or if the next is long."""
         began = time.perf_counter()
         try:
             return False, next(self.steps)
@@ -59,7 +59,7 @@ class _Job:
 
 @dataclass(slots=True)
 class EncodingStage:
-    """Shares ``threads`` of ``executor``. At most ``max_bytes`` wait or are worked on."""
+    """Shares ``threads`` of ``executor``. Holds at most ``max_bytes`` of prompts."""
 
     executor: Executor
     threads: int
@@ -78,9 +78,9 @@ class EncodingStage:
     async def run(
         self, steps: Steps[T], size: int, due_at: float, part: str = "", tenant: str = ""
     ) -> T:
-        """Run ``steps`` (``size`` in bytes, ``due_at`` on the clock); returns their result.
-        ``part`` of the answer is due then, empty for the whole. Raises what they raise,
-        ``QueueFull``, or ``DeadlineExceeded``."""
+        """Run ``steps`` and return their result. ``size`` is in bytes. ``due_at`` is the deadline,
+        by the clock, of ``part`` of the answer (empty: the whole). Raises the steps' errors,
+        ``QueueFull`` or ``DeadlineExceeded``."""
         self._require_room(size, tenant)
         done = asyncio.get_running_loop().create_future()
         job = _Job(steps, size, tenant, due_at, done)
@@ -104,7 +104,7 @@ class EncodingStage:
             wait_s = self.held_bytes * self._s_per_byte / self.threads
             whose, held = (" of this tenant", own) if is_over else ("", self.held_bytes)
             raise QueueFull(
-                f"prompts{whose} of {held} bytes wait to become tokens already; "
+                f"prompts{whose} of {held} bytes are already waiting for the tokenizer; "
                 "try again shortly, or send token ids",
                 retry_after_ms=1000 * wait_s,
             )
@@ -118,7 +118,7 @@ class EncodingStage:
         put_off = []
         while self._waiting and self._running < self.threads:
             job = self._next()
-            if job.done.done():  # its waiter is gone
+            if job.done.done():  # its caller is gone
                 continue
             if job.is_long and self._running_long >= max(1, self.threads - 1):
                 put_off.append(job)
@@ -165,7 +165,7 @@ class EncodingStage:
         self._start()
 
     def _left(self, job: _Job) -> None:
-        """Free a job's resources, once no step of it runs."""
+        """Free a job's resources. None of its steps may be running."""
         if not job.is_running and job.size:
             job.steps.close()
             self.held_bytes -= job.size

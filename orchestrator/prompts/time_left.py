@@ -1,12 +1,12 @@
-"""Tells a model how much of its run's time is left (DL-24)::
+"""Tells a model how much time its run has left (DL-24)::
 
     …<|user|>And then?
 
     [About 20 seconds are left for this task.]<|assistant|>
 
-The note ends the last turn, in any role: earlier turns stay cached, and no template meets two user
-turns in a row, which some reject. Steps are coarse, so a turn soon after is the same text.
-"""
+The note is at the end of the last turn, in any role. So earlier turns stay cached, and there are
+never two user turns in a row, which some templates reject. The steps are coarse, so that a turn
+soon after has the same text."""
 
 from dataclasses import replace
 from itertools import takewhile
@@ -22,9 +22,9 @@ _FINISH = ": give your final answer now, with what you have"
 
 
 def with_time_left(prompt: Prompt, job: Job, left_s: float) -> Prompt:
-    """``prompt`` with the seconds left in its last turn, as ``job.tell_time`` says, and without
-    tools once they are withheld. As it is where it ends with the model's words. Raises
-    ``InvalidRequest`` if it is no chat, and the request asked for this by itself."""
+    """``prompt`` with the seconds left in its last turn, according to ``job.tell_time``, and
+    without tools when they are withheld. Unchanged if it ends with the model's text. Raises
+    ``InvalidRequest`` if it is not a chat and the request itself asked for this."""
     told = job.tell_time
     if told is None:
         return prompt
@@ -32,8 +32,8 @@ def with_time_left(prompt: Prompt, job: Job, left_s: float) -> Prompt:
         if not told.is_asked:
             return prompt
         raise InvalidRequest(
-            "tell_time, wind_down and tools_until need a chat: a plain prompt has no turn to "
-            "tell the model in; send messages",
+            "tell_time, wind_down and tools_until need a chat, because a plain prompt has no turns:"
+            " send messages",
             field="tell_time",
         )
     chat = chat_of(prompt)
@@ -44,7 +44,7 @@ def with_time_left(prompt: Prompt, job: Job, left_s: float) -> Prompt:
         end = _FINISH if share <= told.wind_down else ""
         said = with_end(last, f"\n\n[{_about(left_s)} left for this task{end}.]")
         chat = replace(chat, messages=(*chat.messages[:-1], said))
-    # A grammar may need the tools: then they are to be called.
+    # If a grammar needs the tools, they must be called.
     is_free = job.grammar is None or job.grammar.kind is GrammarKind.STRUCTURAL_TAG
     if share <= told.tools_until and is_free:
         chat = replace(chat, tools=())

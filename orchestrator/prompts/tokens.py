@@ -1,4 +1,4 @@
-"""The texts of single tokens, as workers decode them."""
+"""The texts of single tokens, equal to the workers' texts."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -9,13 +9,13 @@ from tokenizers import Tokenizer
 from protocol.token_bytes import TokenPieces, token_bytes_of
 
 _LOOKED_AT = 16
-"""Tokens at the end of a prompt that are examined for a tag: no tag has more."""
+"""Tokens at the end of a prompt that are searched for a tag. No tag has more tokens."""
 
 
 class SpelledToken(NamedTuple):
-    """The text of one token. Part of a character is spelled ``\\xe2\\x80`` in ``text``.
+    """The text of one token. Part of a character is written as ``\\xe2\\x80`` in ``text``.
 
-    ``data`` is None if its bytes depend on the adjacent tokens.
+    ``data`` is None if the bytes depend on the adjacent tokens.
     """
 
     text: str
@@ -23,7 +23,7 @@ class SpelledToken(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Whether its bytes are characters, none of them in part."""
+        """Whether its bytes are complete characters."""
         return self.data is not None and self.text.encode() == self.data
 
 
@@ -42,12 +42,12 @@ class VocabularyTexts:
         self.token = lru_cache(maxsize=65536)(self._look_up)
 
     def end_of(self, ids: Sequence[int]) -> str:
-        """The last text of a prompt, in which a template may begin the thinking, as written."""
+        """A prompt's last text, with special tokens. A template may begin the thinking there."""
         return "".join(map(self.token_text, ids[-_LOOKED_AT:]))
 
     def all_bytes(self) -> Sequence[bytes]:
-        """The bytes of each token, with special and other added ones as they are written; empty
-        where the tokenizer does not tell."""
+        """The bytes of each token. Special and other added tokens have their written form. Empty if
+        the tokenizer does not reveal the bytes."""
         to_bytes = self._to_bytes
         if to_bytes is None:
             return ()
@@ -58,13 +58,13 @@ class VocabularyTexts:
         ]
 
     def special_ids(self, spellings: Iterable[str]) -> dict[int, str]:
-        """The special tokens among ``spellings``, by id; the text of an answer leaves them out."""
+        """The special tokens among ``spellings``, by id. The text of an answer omits them."""
         ids = self._special
         return {ids[spelling]: spelling for spelling in spellings if spelling in ids}
 
     def text_of(self, ids: Sequence[int]) -> str | None:
-        """The text of ids that continue a prompt, exactly as workers decode them. None where that
-        ends inside a character, or where more than the ids would be needed."""
+        """The text of ids that continue a prompt, exactly as workers decode them. None if the text
+        ends inside a character or depends on more than the ids."""
         if self._pieces is None:
             return None
         try:
@@ -73,14 +73,14 @@ class VocabularyTexts:
             return None
 
     def spellings_of(self, ids: Sequence[int]) -> list[str]:
-        """Tokens as the vocabulary spells them, which need not be text."""
+        """The vocabulary's names of tokens, which may not be text."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
 
     def _look_up(self, token_id: int) -> SpelledToken:
         data = b"" if self._pieces is None else self._pieces[token_id]
         if data:
             return SpelledToken(data.decode(errors="backslashreplace"), data)
-        text = self.token_text(token_id)  # a special token's text, which pieces leave out
+        text = self.token_text(token_id)  # pieces do not have a special token's text
         return SpelledToken(text, None if "\ufffd" in text else text.encode())
 
     def _decode_one(self, token_id: int) -> str:

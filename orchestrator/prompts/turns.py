@@ -1,6 +1,6 @@
-"""A chat in the form that templates take, and all the texts in it that a client wrote.
+"""A chat in the form for templates, and all client texts in it.
 
-Such texts may be anywhere: in a message, in a tool's description, in the arguments of an earlier
+Client texts may be anywhere: in a message, a tool's description, or the arguments of an earlier
 call.
 """
 
@@ -16,27 +16,28 @@ from orchestrator.tasks.image import Image, Part
 from orchestrator.tasks.job import Chat, JsonObject, Message, Prompt, ToolCall, said_by
 
 MESSAGE_CHARS = 256
-"""Characters that a message counts more than its own, where a rendered text is bounded."""
+"""Additional characters per message in the bound on a rendered text."""
 _SHORT = 9
 
 
 class BadTemplate(ValueError):
-    """A chat template that cannot be read; the message says why."""
+    """An invalid chat template. The message has the reason."""
 
 
 class Refused(ValueError):
-    """Messages that a chat template cannot or will not render; the message says why."""
+    """Messages that a chat template cannot render or refuses. The message has the reason."""
 
 
 class Text(NamedTuple):
     text: str
     is_own: bool
-    """Whether the model has written it."""
+    """Whether the model wrote the text."""
 
 
 Change = Callable[[Text], str]
 OwnId = Callable[[str, str, int], str]
-"""Makes the id that a model knows of a client's, the tool's name, and how many calls precede it."""
+"""Makes the model's call id from the client's id, the tool's name, and the number of earlier calls.
+"""
 
 
 def texts_of(chat: Chat) -> Iterator[Text]:
@@ -83,9 +84,8 @@ def images_of(prompt: Prompt) -> list[Image]:
 def turns_of(
     messages: Sequence[Message], *, in_parts: bool = False, in_text: bool = False
 ) -> list[dict[str, object]]:
-    """Messages in the form that templates take, without empty fields. ``in_parts``: the content of
-    each is a list of parts, for templates that show images. ``in_text``: the arguments of calls are
-    JSON text."""
+    """Messages in the form for templates, without empty fields. ``in_parts``: each content is a
+    list of parts, for templates that show images. ``in_text``: calls' arguments are JSON text."""
     return [_turn(message, in_parts, in_text) for message in messages]
 
 
@@ -96,7 +96,7 @@ def with_end(message: Message, end: str) -> Message:
 
 
 def with_own_ids(chat: Chat, own_id: OwnId) -> Chat:
-    """A copy with the ids of calls that the model knows."""
+    """A copy with the model's ids of calls."""
     if not any(message.calls or message.call_id for message in chat.messages):
         return chat
     ids: dict[str, str] = {}
@@ -122,13 +122,13 @@ OWN_IDS: Mapping[str, OwnId] = {
     "[TOOL_CALLS]": _short_id,
     "<|tool_call_argument_begin|>": lambda call_id, name, at: f"functions.{name}:{at}",
 }
-"""How models name calls, by what their templates have: Mistral's take only nine letters and digits,
-Kimi K2 reads the tool's name in the id."""
+"""Formats of models' call ids, by a marker in their templates: Mistral's accept only nine letters
+and digits; Kimi K2 reads the tool's name from the id."""
 
 
 def without_later_systems(chat: Chat) -> Chat:
-    """A copy of a chat where system turns after the beginning are the user's, joined with their
-    neighbors; for templates that refuse them."""
+    """A copy of a chat in which later system turns become user turns and are joined with adjacent
+    turns. For templates that refuse later system turns."""
     messages = chat.messages
     first = next((at for at, m in enumerate(messages) if m.role != "system"), len(messages))
     if all(message.role != "system" for message in messages[first:]):
@@ -151,17 +151,17 @@ def _between_lines(messages: Sequence[Message]) -> Iterator[Part]:
 
 
 def tools_of(chat: Chat) -> list[JsonObject] | None:
-    """Tools in the form that templates take; None if there are none, as ``transformers`` does."""
+    """Tools in the form for templates; None if there are none, as in ``transformers``."""
     return [tool.stated() for tool in chat.tools] or None
 
 
 def uses_tools(chat: Chat) -> bool:
-    """Whether there is anything that only a template with tools can show."""
+    """Whether the chat has content that only a template with tools can render."""
     return bool(chat.tools) or any(m.calls or m.role == "tool" for m in chat.messages)
 
 
 def chars_of(chat: Chat, per_message: int) -> int:
-    """Approximate length of a chat in characters, with ``per_message`` more for each message."""
+    """Approximate characters of a chat, plus ``per_message`` for each message."""
     chars = sum(per_message + tool.chars for tool in chat.tools)
     for message in chat.messages:
         chars += per_message + len(message.role) + len(message.content)
@@ -184,7 +184,7 @@ def _turn(message: Message, in_parts: bool, in_text: bool) -> dict[str, object]:
         turn["tool_calls"] = [call.stated(in_text=in_text) for call in message.calls]
         if message.reasoning:
             turn["reasoning_content"] = message.reasoning
-            if not message.content:  # gpt-oss' name for it, whose template takes one of the two
+            if not message.content:  # gpt-oss's name; its template accepts one of the two
                 turn["thinking"] = message.reasoning
     if message.call_id:
         turn["tool_call_id"] = message.call_id

@@ -1,1 +1,1 @@
-"""Conversations: their text, and how long their KV is kept."""
+"""Conversations: their text, and the retention of their KV."""

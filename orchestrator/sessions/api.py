@@ -1,4 +1,4 @@
-"""``/v2/sessions``: begin a conversation, look at it, list one's own, delete it."""
+"""``/v2/sessions``: create, show, list and delete conversations."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ SESSIONS = web.AppKey("sessions", SessionStore)
 
 
 class SessionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The body of ``POST /v2/sessions``. At most one beginning may be stated, or none."""
+    """The body of ``POST /v2/sessions``. It has at most one form of the initial history."""
 
     model: str = ""
     prompt: str | None = None
@@ -48,7 +48,7 @@ _reader = Reader(SessionRequest)
 
 
 async def create(request: web.Request) -> web.Response:
-    """Create a session: 201 with its id, by which tasks continue it."""
+    """Create a session: 201 with its id. Tasks use the id to continue it."""
     orchestrator, key = request.app[ORCHESTRATOR], request[CONTEXT].key.fingerprint
     store = request.app[SESSIONS]
     with orchestrator.limits.counted(key):
@@ -63,13 +63,13 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def show(request: web.Request) -> web.Response:
-    """Show a session with everything that was said."""
+    """Show a session with its whole history."""
     session, store = _session_of(request), request.app[SESSIONS]
     return json_response(_described(session, store) | _said(session))
 
 
 async def listing(request: web.Request) -> web.Response:
-    """List the key's own sessions, oldest first, a page at a time."""
+    """List the key's own sessions in pages, oldest first."""
     store = request.app[SESSIONS]
     limit = read_limit(request.query, PAGE, MAX)
     found, is_more = store.page(request[CONTEXT].key.fingerprint, _after(request), limit)
@@ -82,7 +82,7 @@ async def listing(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """Delete a session; a running turn is cancelled."""
+    """Delete a session. A running turn is cancelled."""
     orchestrator, session = request.app[ORCHESTRATOR], _session_of(request)
     request.app[SESSIONS].delete(session)
     if session.task is not None:
@@ -108,7 +108,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
 
 
 def _session_of(request: web.Request) -> Session:
-    """The session that a path names, for its own key or an admin's. Raises ``NotFound``."""
+    """The session in the request's path, for its own key or an admin key. Raises ``NotFound``."""
     key = request[CONTEXT].key
     store = request.app[SESSIONS]
     return store.get(request.match_info["session_id"], None if key.is_admin else key.fingerprint)
@@ -148,6 +148,6 @@ def _said(session: Session) -> dict[str, object]:
 
 
 def _turn(message: Message) -> dict[str, object]:
-    """A turn as it is shown: of its images, how many there are."""
+    """A turn in responses. It has the number of its images instead of the images."""
     turn: dict[str, object] = {"role": message.role, "content": message.content}
     return turn | {"images": len(message.images)} if message.parts else turn

@@ -1,4 +1,4 @@
-"""Conversations that the service keeps between their turns (``/v2/sessions``, WK-9)."""
+"""Conversations that the service keeps between turns (``/v2/sessions``, WK-9)."""
 
 from types import ModuleType
 
@@ -18,7 +18,7 @@ SESSIONS: tuple[MetricRow[SessionStore], ...] = (
         "counter",
         "session_turns",
         "turns",
-        "Turns that were submitted: kept in the history, or dropped since they did not end well",
+        "Submitted turns: kept in the history, or dropped because they did not succeed",
         lambda store: (((what,), store.turns[what]) for what in ("kept", "dropped")),
         ("what",),
     ),
@@ -26,7 +26,7 @@ SESSIONS: tuple[MetricRow[SessionStore], ...] = (
         "counter",
         "sessions_ended",
         "sessions",
-        "Sessions that are gone, by why",
+        "Removed sessions, by reason",
         lambda store: (((why,), store.ended[why]) for why in ("deleted", "expired")),
         ("why",),
     ),
@@ -52,11 +52,11 @@ class SessionRoom(Extension):
         return self._submit_turn if is_session(job.session_id) else None
 
     async def _submit_turn(self, job: Job, prompt: Prompt) -> Task:
-        """Offer the next turn of the job's session. ``prompt`` is the new part; the job is kept."""
+        """Offer the next turn of the job's session. ``prompt`` is the new part. The job is kept."""
         with self.store.turn(job, prompt) as turn:
             task = await self._host.submit(turn.job, turn.prompt)
             turn.follow(task)
-        if turn.is_deleted:  # while its prompt was encoded
+        if turn.is_deleted:  # deleted while its prompt was encoded
             self._host.cancel(task)
         return task
 

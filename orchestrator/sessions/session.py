@@ -1,4 +1,4 @@
-"""One conversation: the text so far, which begins the next turn's prompt."""
+"""One conversation. Its text so far is the start of the next turn's prompt."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from orchestrator.tasks.task import Task
 SESSION_BYTES = 1024
 MESSAGE_BYTES = 80
 TOKEN_BYTES = 40
-"""Bytes that a session takes on top of its text, a message on top of its own, a token."""
+"""Overhead in bytes: of a session and of a message, each in addition to its text; of a token."""
 
 
 class HistoryForm(StrEnum):
-    """Form of a session's history; its first turn decides."""
+    """Form of a session's history. The first turn determines it."""
 
     CHAT = "messages"
     TEXT = "prompt"
@@ -32,24 +32,24 @@ History = Written
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A conversation of one key. Changed by the store alone."""
+    """A conversation of one key. Only the store changes it."""
 
     id: str
     number: int
-    """Counts the key's sessions, in order."""
+    """Number of the session among the key's sessions, in order."""
     key: str
     """Fingerprint."""
     model: str
-    """Model of turns that name none."""
+    """Model of turns that do not name one."""
     idle_keep_s: float
     history: History = ""
     bytes: int = 0
     turns: int = 0
-    """Number of turns that ended well, and so are part of the history."""
+    """Number of turns that ended without error and so are in the history."""
     is_busy: bool = False
-    """Whether a turn is being submitted, or runs."""
+    """Whether a turn is being submitted or is running."""
     task: Task | None = None
-    """The task of the turn that runs, if any."""
+    """The task of the running turn; None if there is none."""
     used_at: float = 0.0
     created_unix_ms: int = 0
 
@@ -58,7 +58,7 @@ class Session:
         return kind_of(self.history) if self.history else None
 
     def joined(self, prompt: Prompt) -> History:
-        """The history and ``prompt``. Raises ``InvalidRequest`` where their forms differ."""
+        """The history followed by ``prompt``. Raises ``InvalidRequest`` if their forms differ."""
         if isinstance(prompt, Chat):
             prompt = prompt.messages
         if not self.history:
@@ -66,15 +66,15 @@ class Session:
         kind, new = kind_of(self.history), kind_of(prompt)
         if kind is not new:
             raise InvalidRequest(
-                f"this session continues with {kind.value}, which it began with, not with "
-                f"{new.value}; create another session for those",
+                f"this session began with {kind.value} and cannot continue with {new.value}; "
+                "create another session for those",
                 field=new.value,
             )
         return self.history + prompt  # type: ignore[operator]  # of one kind, as was checked
 
 
 class SessionCopy(msgspec.Struct, frozen=True, array_like=True):
-    """A session as another orchestrator gets it. One of the three histories is filled in."""
+    """A copy of a session for another orchestrator. One of the three histories is set."""
 
     model: str
     idle_keep_s: float
@@ -90,7 +90,7 @@ class SessionCopy(msgspec.Struct, frozen=True, array_like=True):
 
 
 def copier_of(session: Session) -> Callable[[], bytes]:
-    """Makes a copy of a session as it is now, on any thread."""
+    """A function that makes a copy of the session's current state, on any thread."""
     facts = (session.model, session.idle_keep_s, session.turns, session.created_unix_ms)
     match session.history:
         case str() as text:
@@ -103,14 +103,14 @@ def copier_of(session: Session) -> Callable[[], bytes]:
 
 
 def kind_of(prompt: History) -> HistoryForm:
-    """Form of a prompt; an empty tuple is a prompt of no tokens."""
+    """Form of a prompt. An empty tuple is a prompt without tokens."""
     if isinstance(prompt, str):
         return HistoryForm.TEXT
     return HistoryForm.CHAT if prompt and isinstance(prompt[0], Message) else HistoryForm.TOKENS
 
 
 def with_answer(history: History, task: Task, tail: str) -> History:
-    """``history`` with the answer of ``task``; ``tail`` is the end of its text."""
+    """``history`` with the answer of ``task``. ``tail`` is the end of the answer's text."""
     answer = task.record()
     match kind_of(history):
         case HistoryForm.TOKENS:

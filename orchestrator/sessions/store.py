@@ -1,8 +1,8 @@
-"""All sessions, by their keys: bounded in number, bytes and age.
+"""All sessions, by key. Their number, bytes and age are bounded.
 
-The history lives here, not with the instance that computed it: when that is lost, the next turn is
-computed elsewhere from the beginning. A turn becomes part of the history when its text has ended
-well. One that failed, was cancelled or missed its deadline leaves no trace, and may be sent again.
+The history is stored here and not on the instance that computed it. If an instance is lost, another
+one computes the next turn from the start. A turn becomes part of the history when it ends without
+error. A turn that failed, was cancelled or missed its deadline is not kept and may be sent again.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -35,22 +35,22 @@ from orchestrator.tasks.task import Task
 MAX_PER_KEY: Final = 1000
 """Most sessions that one key may have."""
 SESSION_TTL_S: Final = 3600.0
-"""Seconds for which a session is kept without a turn."""
+"""Seconds that a session is kept without a turn."""
 SESSION_BYTES: Final = 2**20
-"""Bound on the text of one session."""
+"""Most bytes of one session's text."""
 ALL_SESSIONS_BYTES: Final = 256 * 2**20
-"""Bound on the text of all sessions together."""
+"""Most bytes of the text of all sessions together."""
 PREFIX = "sess_"
-"""Prefix of ids that are made here. Other names of conversations only say where their KV is."""
+"""Prefix of ids that are made here. Other conversation ids only locate a conversation's KV."""
 
 
 def is_session(session_id: str) -> bool:
-    """Whether a task with this id continues a session, or only names a conversation."""
+    """Whether a task with this id continues a session. Other ids only name a conversation."""
     return session_id.startswith(PREFIX)
 
 
 class Turn:
-    """A turn of a session: its job, and its prompt with all that was said before."""
+    """A turn of a session: its job, and its prompt after the history."""
 
     def __init__(self, store: "SessionStore", session: Session, job: Job, prompt: History) -> None:
         self.job = job
@@ -63,7 +63,7 @@ class Turn:
         return self._session not in self._store
 
     def follow(self, task: Task) -> None:
-        """Follow the submitted ``task``: its answer becomes part of the history."""
+        """Follow the submitted ``task`` to add its answer to the history."""
         self._session.task = task
         task.on_end.append(self._ended)
         if task.ending is not None:
@@ -76,34 +76,34 @@ class Turn:
         if is_kept:
             self._store.said(self._session, with_answer(self.prompt, task, ending.tail))
         self._store.turns["kept" if is_kept else "dropped"] += 1
-        self.prompt = ""  # the task is kept for a while, and this with it
+        self.prompt = ""  # free it: the kept task refers to this turn
         self._store.release(self._session)
 
 
 class SessionStore:
-    """Sessions by id; an id alone is of no use without its key."""
+    """Sessions by id. An id is only valid with its key."""
 
     def __init__(self, clock: Clock, ids: Ids) -> None:
         self.total_bytes = 0
         self.turns: Counter[str] = Counter()
         """Number of turns by result: ``kept``, ``dropped``."""
         self.ended: Counter[str] = Counter()
-        """Number of sessions by why they are gone: ``deleted``, ``expired``."""
+        """Number of removed sessions by reason: ``deleted``, ``expired``."""
         self.keep_s = SESSION_TTL_S
         self.on_change: ItemCall = ignore
-        """Called with the key and id of a session that is new, has changed, or is gone."""
+        """Called with the key and id of a session that was created, changed or removed."""
         self.on_use: ItemCall = ignore
         """Called with the key and id of a session that was used."""
         self._clock = clock
         self._ids = ids
         self._numbers: Counter[str] = Counter()
-        """How many sessions each key has created."""
+        """Number of sessions that each key has created."""
         self._bytes: Counter[str] = Counter()
         """Bytes of each key's sessions."""
         self._sessions: OrderedDict[str, Session] = OrderedDict()
-        """Sessions by id, the least recently used first."""
+        """Sessions by id, least recently used first."""
         self._by_key: defaultdict[str, dict[int, Session]] = defaultdict(dict)
-        """Sessions of each key by number, in that order."""
+        """Sessions of each key, by number in ascending order."""
 
     def __len__(self) -> int:
         self.prune()
@@ -113,12 +113,12 @@ class SessionStore:
         return session.id in self._sessions
 
     def create(self, key: str, model: str, history: History, idle_keep_s: float) -> Session:
-        """Begin a session. Raises ``RateLimited``, ``InvalidRequest`` or ``NoCapacity``."""
+        """Create a session. Raises ``RateLimited``, ``InvalidRequest`` or ``NoCapacity``."""
         self.prune()
         if len(self._by_key.get(key, ())) >= MAX_PER_KEY:
             raise RateLimited(
-                f"this key has {MAX_PER_KEY} sessions, the most it may have; delete "
-                "some (DELETE /v2/sessions/…): unused ones are forgotten after "
+                f"this key has {MAX_PER_KEY} sessions, which is the most; delete "
+                "some (DELETE /v2/sessions/…): unused sessions are removed after "
                 f"{SESSION_TTL_S:g} s",
                 retryable=False,
             )
@@ -138,13 +138,13 @@ class SessionStore:
         return session
 
     def get(self, session_id: str, key: str | None) -> Session:
-        """A session of that key, or of any with None. Raises ``NotFound``."""
+        """The session with that id and ``key`` (None: any key). Raises ``NotFound``."""
         self.prune()
         session = self._sessions.get(session_id)
         if session is None or (key is not None and session.key != key):
             error = NotFound(
-                f"there is no session {session_id[:64]!r}; one without a turn for "
-                f"{SESSION_TTL_S:g} s is forgotten",
+                f"there is no session {session_id[:64]!r}; sessions without a turn for "
+                f"{SESSION_TTL_S:g} s are removed",
                 field="session_id",
             )
             error.item_id = session_id
@@ -152,29 +152,29 @@ class SessionStore:
         return session
 
     def page(self, key: str, after: int, most: int) -> tuple[list[Session], bool]:
-        """A key's sessions from the first beyond number ``after``, and whether there are more."""
+        """A key's sessions with numbers above ``after``, and whether there are more."""
         self.prune()
         own = self._by_key.get(key, {})
         found = list(islice((one for one in own.values() if one.number > after), most + 1))
         return found[:most], len(found) > most
 
     def delete(self, session: Session) -> None:
-        """Remove a session, with all that was said. The caller has to end a running turn."""
+        """Remove a session with its history. The caller must end a running turn."""
         self._forget(session, "deleted")
 
     def expires_in_s(self, session: Session) -> float:
-        """Seconds until the session is forgotten without a turn."""
+        """Seconds until the session is removed if it has no turn."""
         return max(0.0, session.used_at + SESSION_TTL_S - self._clock.now())
 
     @contextmanager
     def turn(self, job: Job, prompt: Prompt) -> Iterator[Turn]:
-        """Begin the next turn of a job's session, which the caller has ``follow`` the task. Raises
+        """Begin the next turn of a job's session. The caller must ``follow`` the task. Raises
         ``NotFound``, ``SessionBusy``, ``InvalidRequest`` or ``NoCapacity``."""
         session = self.get(job.session_id, job.key)
         if session.is_busy:
             running = f" (task {session.task.id})" if session.task is not None else ""
             raise SessionBusy(
-                f"a turn of this session is not over yet{running}; wait for its end or cancel it"
+                f"this session already has a running turn{running}; wait for its end or cancel it"
             )
         joined = session.joined(prompt)
         size = bytes_of(joined)
@@ -195,7 +195,7 @@ class SessionStore:
             raise
 
     def said(self, session: Session, history: History) -> None:
-        if session in self:  # else the session was deleted
+        if session in self:  # otherwise the session was deleted
             self._set_history(session, history)
             session.turns += 1
             self.on_change(session.key, session.id)
@@ -220,9 +220,9 @@ class SessionStore:
     def _require_room(self, key: str, size: int, more: int) -> None:
         if size > SESSION_BYTES:
             raise InvalidRequest(
-                f"the session would take {size} bytes with this, more than the "
-                f"{SESSION_BYTES} that one may have; continue in a new session, with what is still"
-                " needed of this one",
+                f"with this turn the session would have {size} bytes, more than the limit of "
+                f"{SESSION_BYTES}; continue in a new session with only the necessary part of"
+                " this one",
                 field="session_id",
             )
         own, left = self._bytes[key], ALL_SESSIONS_BYTES - self.total_bytes
@@ -250,16 +250,16 @@ class SessionStore:
         self._sessions.move_to_end(session.id)
         self.on_use(session.key, session.id)
 
-    # ── copies, for when this orchestrator dies ──────────────────────────────────────────────
+    # ── copies for other orchestrators, in case this one crashes ─────────────────────────────
 
     def copier(self, key: str, name: str) -> Callable[[], bytes] | None:
-        """Makes a copy of a session; None if it is gone."""
+        """A function that makes a copy of a session; None if the session is gone."""
         session = self._sessions.get(name)
         return None if session is None else copier_of(session)
 
     def adopt(self, key: str, name: str, copy: bytes) -> None:
-        """Continue a session of another orchestrator. Raises ``msgspec.DecodeError``, and
-        ``NoCapacity`` or ``InvalidRequest`` where it is too large."""
+        """Continue another orchestrator's session. Raises ``msgspec.DecodeError``, and
+        ``NoCapacity`` or ``InvalidRequest`` if it is too large."""
         found = msgspec.msgpack.decode(copy, type=SessionCopy)
         self.let_go(key, name)
         size = bytes_of(found.history)
@@ -269,7 +269,7 @@ class SessionStore:
         self._set_history(session, found.history)
 
     def let_go(self, key: str, name: str) -> None:
-        """Forget a session that another orchestrator has now. A turn that runs leaves no trace."""
+        """Forget a session that now belongs to another orchestrator. A running turn is not kept."""
         session = self._sessions.get(name)
         if session is not None:
             self._remove(session)

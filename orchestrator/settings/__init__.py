@@ -1,9 +1,9 @@
-"""Settings of the orchestrator: environment (``TIDEGATE_…``), then ``tidegate.toml``, then these.
+"""Settings of the orchestrator: the environment (``TIDEGATE_…``) overrides ``tidegate.toml``, which
+overrides the defaults in this module.
 
-Read once at start. A value that does not fit stops the start with the setting's name. A table of
-``tidegate.toml`` is a section here; in the environment two underscores stand for the dot, so that
-``[queue] max_waiting`` is ``TIDEGATE_QUEUE__MAX_WAITING``.
-"""
+Settings are read once at startup. An invalid value stops the startup; the error names the setting.
+Each table of ``tidegate.toml`` is a section here. An environment variable has two underscores for
+each dot: ``[queue] max_waiting`` is ``TIDEGATE_QUEUE__MAX_WAITING``."""
 
 import hashlib
 import os
@@ -81,7 +81,7 @@ OTHER_VARIABLES = (
     "TIDEGATE_WORKER_",
     "TIDEGATE_SLOT_",
 )
-"""Variables that are read by the launcher and by workers, and are not settings of this process."""
+"""Variables that the launcher and workers read. They are not settings of this process."""
 _KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -101,19 +101,19 @@ class Settings(BaseSettings):
     port: int = Field(default=8080, ge=0, le=65535)
     """Port to listen on; 0 lets the system choose. The first log line has the port."""
     token: SecretStr | None = None
-    """Token that every request must show, if set; required to listen off loopback (OR-12)."""
+    """Token that every request must send, if set. Required to listen off loopback (OR-12)."""
     admin_token: SecretStr | None = None
-    """Token for calls that change how the service runs. If no key is an admin's, a random one is
-    made and kept in ``TIDEGATE_HOME/operator``, readable by this user alone."""
+    """Token for calls that change how the service runs. If there is no admin key, the service
+    generates a random token in ``TIDEGATE_HOME/operator``, which only this user can read."""
     keys: dict[str, KeySettings] = {}
     """More tokens, by name: ``[keys.NAME]`` in tidegate.toml, or JSON in the environment."""
     isolate_tenants: bool | None = None
-    """Whether tenants share no cached prefixes, which would reveal others' prompts through
-    ``cached_tokens`` or a quick answer. Unset: isolated if there is more than one key."""
+    """Whether each tenant has its own cached prefixes. A shared prefix reveals another tenant's
+    prompt through ``cached_tokens`` or a fast answer. Unset: true if there is more than one key."""
     instances: Names = ("127.0.0.1:8001",)
-    """``host:port`` of each instance's gRPC endpoint, comma-separated; ``dns:host:port`` for every
-    address of a name, ``file:path`` for one address per line, both followed; URLs of other servers
-    (docs/engines.md)."""
+    """Instances, comma-separated: ``host:port`` of a gRPC endpoint; ``dns:host:port`` for every
+    address of a name; ``file:path`` for one address per line; URLs of other servers
+    (docs/engines.md). The service follows changes of DNS names and files."""
 
     http: HttpSettings = HttpSettings()
     health: HealthSettings = HealthSettings()
@@ -147,14 +147,14 @@ class Settings(BaseSettings):
     @classmethod
     def _check_instances(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
-            raise ValueError("at least one host:port, dns:host:port, file:path or URL is needed")
+            raise ValueError("expected at least one host:port, dns:host:port, file:path or URL")
         if len(set(value)) != len(value):
-            raise ValueError("an instance is named twice")
+            raise ValueError("the list has an instance twice; remove one of them")
         for entry in value:
             check_entry(entry)
         names = [name_of(entry) for entry in value if not is_source(entry)]
         if len(set(names)) < len(names):
-            raise ValueError("two instances have the same name; give one another (name=…)")
+            raise ValueError("two instances have the same name; rename one of them (name=…)")
         return value
 
     @field_validator("token", "admin_token")
@@ -176,7 +176,7 @@ class Settings(BaseSettings):
         digests = [hashlib.sha256(token.encode()).hexdigest() for token in tokens]
         digests += [key.digest_hex for key in self.keys.values()]
         if len(set(digests)) < len(digests):
-            raise ValueError("keys: two keys have the same token")
+            raise ValueError("keys: two keys have the same token; give each its own")
         if self.token is None and not self.keys and not is_loopback(self.host):
             raise ValueError(
                 f"token: must be set to listen on {self.host}, which is not loopback "
@@ -196,14 +196,14 @@ class Settings(BaseSettings):
         return self
 
     def section(self, kind: type[R]) -> R:
-        """A room's section; its defaults where these settings were made without it."""
+        """A room's section, or its defaults if these settings do not have the section."""
         value = getattr(self, kind.table, None)
         return value if isinstance(value, kind) else kind()
 
 
 @cache
 def whole_settings() -> type[Settings]:
-    """``Settings`` with the sections of all rooms that are there."""
+    """``Settings`` with the sections of all installed rooms."""
     modules = modules_of_rooms("section")
     sections = [kind for module in modules for kind in defined_in(module, RoomSection)]
     fields: dict[str, Any] = {kind.table: (kind, Field(default_factory=kind)) for kind in sections}
@@ -211,13 +211,13 @@ def whole_settings() -> type[Settings]:
 
 
 def load_settings(**overrides: object) -> Settings:
-    """Settings from all sources; ``overrides``, with names such as ``queue__max_waiting``, win.
-    Raises ``InvalidSettings``."""
+    """Load the settings from all sources. ``overrides`` have names such as ``queue__max_waiting``
+    and take precedence. Raises ``InvalidSettings``."""
     kind = whole_settings()
     lines = unknown_variables(kind, OTHER_VARIABLES)
     file = os.environ.get(CONFIG_VARIABLE)
     if file is not None and not Path(file).is_file():
-        lines.append(f"{CONFIG_VARIABLE}: there is no file {file}")
+        lines.append(f"{CONFIG_VARIABLE}: the file {file} does not exist")
     try:
         settings = kind(**nested(overrides))
         if not lines:
@@ -226,6 +226,6 @@ def load_settings(**overrides: object) -> Settings:
         lines = lines or [unreadable(kind, error)]
     except ValidationError as error:
         lines += explained(kind, error)
-    except (ValueError, OSError) as error:  # tidegate.toml is not TOML, or cannot be read
+    except (ValueError, OSError) as error:  # tidegate.toml is unreadable or not valid TOML
         raise InvalidSettings(f"{os.environ.get(CONFIG_VARIABLE, CONFIG_FILE)}: {error}") from None
     raise InvalidSettings("\n".join(lines))

@@ -1,4 +1,4 @@
-"""Configurations of parts that several rooms build, as the settings have them."""
+"""Converts settings to the configurations of components that several rooms build."""
 
 from orchestrator.prediction.feasibility import REFUSAL_SAMPLE, FeasibilityConfig
 from orchestrator.settings import Settings
@@ -7,7 +7,7 @@ from orchestrator.tasks.journal.store import JournalTerms
 
 
 def journal_config(settings: Settings) -> JournalConfig | None:
-    """The journal of durable tasks; None if none is configured."""
+    """Configuration of the journal of durable tasks; None if there is no journal."""
     path = settings.journal.path
     return None if path is None else JournalConfig(path, journal_terms(settings))
 
@@ -18,7 +18,7 @@ def journal_terms(settings: Settings) -> JournalTerms:
 
 
 def feasibility_config(settings: Settings) -> FeasibilityConfig:
-    """How work is refused as infeasible."""
+    """When to refuse work as infeasible."""
     admission = settings.admission
     return FeasibilityConfig(
         mode=admission.mode,

@@ -1,5 +1,5 @@
-"""Optional rooms (``orchestrator.extension``): finds their modules by file names, and what their
-settings share."""
+"""Optional rooms (``orchestrator.extension``): finds their modules by file name, and defines the
+base class of their settings."""
 
 from functools import cache
 from importlib import import_module
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PLACES = ("*", "orchestrator/*", "orchestrator/api/*", "orchestrator/api/*/*")
-"""Where rooms are, from the folder in which ``orchestrator`` is."""
+"""Paths of rooms, relative to the parent folder of ``orchestrator``."""
 _NOT_ROOMS = ("orchestrator",)
 
 
 @cache
 def modules_of_rooms(name: str) -> tuple[ModuleType, ...]:
-    """The module called ``name`` of each room that is there and has one, by the rooms' paths. Reads
-    folders and imports the first time; nothing after that."""
+    """The module called ``name`` of each installed room that has one, sorted by path. The first
+    call reads folders and imports the modules; later calls return the cached result."""
     root = Path(__file__).parents[2]
     found = {path for place in _PLACES for path in root.glob(f"{place}/{name}.py")}
     dotted = {".".join(path.relative_to(root).with_suffix("").parts) for path in found}
@@ -32,7 +32,7 @@ def modules_of_rooms(name: str) -> tuple[ModuleType, ...]:
 
 
 def defined_in(module: ModuleType, kind: type[T]) -> list[type[T]]:
-    """The subclasses of ``kind`` that ``module`` itself defines."""
+    """The subclasses of ``kind`` that ``module`` defines, without imported ones."""
     return [
         each
         for each in vars(module).values()
@@ -41,15 +41,15 @@ def defined_in(module: ModuleType, kind: type[T]) -> list[type[T]]:
 
 
 class RoomSection(Section):
-    """A room's table of ``tidegate.toml``. Defined in the room's module ``section``."""
+    """A room's table in ``tidegate.toml``. The room's module ``section`` defines it."""
 
     table: ClassVar[str]
     """Name of the table."""
 
     @property
     def keeps_durable_tasks(self) -> bool:
-        """Whether durable tasks are kept by this room, and need no file."""
+        """Whether this room stores durable tasks, so that they need no file."""
         return False
 
     def check(self, settings: "Settings") -> None:
-        """Check this section together with all others. Raises ``ValueError``."""
+        """Check this section against all others. Raises ``ValueError``."""

@@ -1,6 +1,6 @@
-"""The tables of the orchestrator's settings, most of them named after a package.
+"""The tables of the orchestrator's settings. Most have the name of a package.
 
-Those that a package uses as they are stand in it: ``LaneConfig``, ``DeadlineConfig``,
+A package that uses its table directly also defines it: ``LaneConfig``, ``DeadlineConfig``,
 ``Limits``.
 """
 
@@ -24,40 +24,40 @@ from worker.environment import Names, Section
 
 ANY_ORIGIN = "*"
 INTERRUPT_GRACE_S: Final = 2.0
-"""Seconds that running tasks may take to finish after Ctrl-C on a terminal (OR-14)."""
+"""Seconds that running tasks have to finish after Ctrl-C on a terminal (OR-14)."""
 _EMPTY_TOKEN_DIGEST = hashlib.sha256(b"").hexdigest()
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+", re.ASCII | re.IGNORECASE)
 
 
 def sendable(token: SecretStr | None) -> SecretStr | None:
-    """The token, None for an empty one. Raises ``ValueError`` if it cannot travel in a header."""
+    """The token; None if it is empty. Raises ``ValueError`` if it is not valid in a header."""
     if token is None or not token.get_secret_value():
         return None
     if not token.get_secret_value().isascii() or " " in token.get_secret_value():
-        raise ValueError("only printable ASCII without spaces can travel in a header")
+        raise ValueError("a token is sent in a header: use printable ASCII without spaces")
     return token
 
 
 class KeySettings(Section):
     """One named key, with exactly one of ``token`` and ``token_sha256`` (hex).
 
-    A limit that the key does not state is the one for every key; 0 means none.
+    An unset limit defaults to the limit for every key (``limits.each_key``); 0 means no limit.
     """
 
     token: SecretStr | None = None
-    """Token that requests show: printable ASCII without spaces."""
+    """Token that requests send: printable ASCII without spaces."""
     token_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
-    """SHA-256 of the token in hex, so that the token itself is not in the file."""
+    """SHA-256 of the token in hex. Keeps the token itself out of the file."""
     requests_per_min: int | None = Field(default=None, ge=0)
-    """Requests that may come with this key in a minute."""
+    """Most requests per minute with this key."""
     tokens_per_min: int | None = Field(default=None, ge=0)
-    """Tokens of prompts and answers with this key in a minute."""
+    """Most prompt and answer tokens per minute with this key."""
     concurrent: int | None = Field(default=None, ge=0)
-    """Requests with this key in progress at a time."""
+    """Most requests in progress at a time with this key."""
     tell_time: bool = False
-    """Whether models are told how much of a request's time is left, unless it says otherwise."""
+    """Whether the model is told the time left for a request. A request can override this."""
     names_tenants: bool = False
-    """Whether requests may name a tenant; otherwise they all belong to the key's own tenant."""
+    """Whether requests may name a tenant. Otherwise they belong to the key's own tenant."""
     is_admin: bool = False
     """Whether the key may change how the service runs, as ``admin_token`` may."""
 
@@ -70,13 +70,13 @@ class KeySettings(Section):
     @classmethod
     def _check_digest(cls, value: str | None) -> str | None:
         if value is not None and value.lower() == _EMPTY_TOKEN_DIGEST:
-            raise ValueError("the digest of an empty token, which every client has")
+            raise ValueError("this is the digest of an empty token; use a token that is not empty")
         return value
 
     @model_validator(mode="after")
     def _check_one(self) -> "KeySettings":
         if (self.token is None) == (self.token_sha256 is None):
-            raise ValueError("exactly one of token and token_sha256 is needed")
+            raise ValueError("expected exactly one of token and token_sha256")
         return self
 
     @property
@@ -89,11 +89,11 @@ class KeySettings(Section):
 
 
 class HealthSettings(Section):
-    """A port for health checks alone."""
+    """A separate port for health checks."""
 
     port: int = Field(default=8081, ge=-1, le=65535)
-    """Separate port for health checks, which no load delays (LB-4); no token, nothing else. −1:
-    none. If the default is taken there is none, and the log says so."""
+    """Port that serves only health checks, without a token and without delay under load (LB-4).
+    −1: no such port. If the default port is in use, the service logs that and runs without it."""
 
 
 class HttpSettings(Section):
@@ -102,18 +102,19 @@ class HttpSettings(Section):
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     """Largest request body."""
     max_connections: int = Field(default=4096, ge=32)
-    """Most open connections, fewer if open files are limited; three quarters from one address, the
-    last 16 for health checks and operators."""
+    """Most open connections; the limit of open files may lower it. One address gets three quarters
+    of them. The last 16 are reserved for health checks and operators."""
     idle_timeout_s: float = Field(default=90.0, gt=0)
-    """A connection is closed after this long without a request."""
+    """Time without a request after which the service closes a connection."""
     strict_fields: bool = False
-    """Whether OpenAI and Anthropic routes refuse unknown fields instead of naming them in
-    ``x-tidegate-ignored``. Other routes always refuse them."""
+    """Whether OpenAI and Anthropic routes refuse unknown fields. Otherwise they ignore the fields
+    and name them in ``x-tidegate-ignored``. Other routes always refuse unknown fields."""
     allowed_hosts: Names = ()
-    """Host names other than loopback's that requests without a key may use in ``Host``,
-    comma-separated; ``*``: any. Checked only while there is no key."""
+    """Host names, besides loopback names, that requests may have in ``Host``; comma-separated.
+    ``*``: any. Checked only while there is no key."""
     cors_origins: Names = ()
-    """Web pages that may use the service: ``https://ui.example``, comma-separated; ``*``: all."""
+    """Origins of web pages that may use the service: ``https://ui.example``, comma-separated; or
+    ``*``."""
 
     @field_validator("allowed_hosts")
     @classmethod
@@ -135,22 +136,22 @@ class HttpSettings(Section):
 
 
 class StreamSettings(Section):
-    """Clients that read an answer as it is made."""
+    """Streamed answers."""
 
     keepalive_s: float = Field(default=15.0, ge=0)
-    """Longest silence of an event stream before a comment is sent; 0: no limit (but one goes with
-    the headers after a second without events)."""
+    """Longest time without an event before the stream sends a comment; 0: no limit. The headers
+    carry a comment anyway if the first second brings no event."""
 
 
 class ModelSettings(Section):
-    """Names and formats of models."""
+    """Model names and output formats."""
 
     aliases: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """Other names for models: ``gpt-4o=demo,claude-*=demo``, or ``[models.aliases]`` in
-    tidegate.toml. A ``*`` at the end makes a prefix."""
+    tidegate.toml. An alias that ends in ``*`` matches all names with that prefix."""
     special_tokens_in_prompts: bool = False
-    """Whether special tokens in the text of plain prompts (``/v1/completions``, ``prompt``) count,
-    for clients that render chat templates themselves. Never in chats."""
+    """Whether the text of a plain prompt (``/v1/completions``, ``prompt``) may contain special
+    tokens, for clients that render chat templates themselves. Chats never may contain them."""
     tool_format: Literal[
         "auto",
         "none",
@@ -171,11 +172,11 @@ class ModelSettings(Section):
         "phi4_mini",
         "apriel",
     ] = "auto"
-    """How the models write tool calls; ``auto`` derives it from each model's chat template."""
+    """Format of the models' tool calls; ``auto`` derives it from each model's chat template."""
     reasoning_format: Literal[
         "auto", "none", "think", "think_brackets", "seed_think", "minimax_think"
     ] = "auto"
-    """The tags of the models' thinking, such as ``<think>``; ``none``: all is content."""
+    """Tags around the models' thinking, such as ``<think>``; ``none``: all output is content."""
 
     @field_validator("aliases", mode="before")
     @classmethod
@@ -197,11 +198,11 @@ class ModelSettings(Section):
 
 
 class LoadingSettings(Section):
-    """Models that are loaded when they are asked for."""
+    """Loading of models on request."""
 
     on_demand: bool = True
-    """Whether a requested model that no instance serves is loaded by a worker that may load it
-    (``TIDEGATE_WORKER__MODELS``)."""
+    """Whether a request for a model that no instance serves makes a worker load the model. The
+    worker's ``TIDEGATE_WORKER__MODELS`` must allow it."""
 
 
 class PlacementSettings(Section):
@@ -209,7 +210,7 @@ class PlacementSettings(Section):
 
     policy: str = ""
     """A CEL expression over ``task`` and ``instance``: a condition that instances must meet, or a
-    number of which the smallest wins (OR-8). Empty: the built-in policy alone."""
+    number; the instance with the smallest number wins (OR-8). Empty: only the built-in policy."""
 
     @field_validator("policy")
     @classmethod
@@ -220,64 +221,63 @@ class PlacementSettings(Section):
 
 
 class DispatchSettings(Section):
-    """Jobs on instances: how many run, how often one is tried."""
+    """Jobs on instances: how many run at once, and second attempts."""
 
     row_policy: RowPolicy = RowPolicy.ADAPTIVE
-    """How many rows an instance runs at once: as many as meet the most deadlines by the latest
-    requests (``adaptive``), or as many as its worker has slots for (``fixed``)."""
+    """How many rows an instance runs at once. ``adaptive``: the number that meets the most
+    deadlines, judged by the latest requests. ``fixed``: the number of its worker's slots."""
     pause: bool = True
-    """Whether a running job may be paused, its KV kept, so that a more urgent one gets its slot."""
+    """Whether a more urgent job may pause a running job and take its slot. The KV stays."""
     learn_runs: bool = True
-    """Whether calls of one session or trace with the same deadline count as a run, with shares of
-    the time by the usual number of calls (DL-22)."""
+    """Whether calls of one session or trace with the same deadline count as one run. Each call
+    then gets a share of the time, based on the usual number of calls (DL-22)."""
     hedge_share: float = Field(default=0.02, ge=0, le=0.02)
     """Largest share of offered requests that get a second attempt because their first token is
-    late; 0: none."""
+    late; 0: no second attempts."""
 
 
 class AdmissionSettings(Section):
-    """Refusal of work that will not finish in time."""
+    """Refusal of work that would miss its deadline."""
 
     mode: AdmissionMode = AdmissionMode.ENFORCE
-    """Whether work that will miss its deadline is refused (``enforce``), only counted
-    (``observe``), or neither (``off``) (DL-7)."""
+    """Whether to refuse work that will miss its deadline (``enforce``), only count it
+    (``observe``), or do neither (``off``) (DL-7)."""
     default_max_tokens: int = Field(default=256, ge=1)
-    """``max_tokens`` of requests that state none, clipped to the context."""
+    """``max_tokens`` of requests that do not state it, clipped to the context."""
     floor_ms: float = Field(default=10.0, ge=0)
-    """Least time to its deadline that a request must have to be let in (DL-3)."""
-    # At twice the capacity of traces, simulated, 0.1, 0.3 and 0.5 met 5,527, 5,521 and 5,430 of
-    # 10,620; of the others 0.55, 0.62 and 0.71 heard within a tenth of their deadline. But with 0.3
-    # refusals named deadlines 2.1 times as far away as the request then took, with 0.1 1.5.
+    """Least time until its deadline that a request needs to be admitted (DL-3)."""
+    # Simulated at twice the capacity of traces, 0.1, 0.3 and 0.5 met 5,527, 5,521 and 5,430 of
+    # 10,620 deadlines. 0.55, 0.62 and 0.71 of the rest were told within a tenth of their deadline.
+    # The deadline in a refusal was 2.1 times the time the request then took at 0.3, 1.5 at 0.1.
     least_chance: float = Field(default=0.1, ge=0, le=1)
-    """Least that a request must add to the expected number of met deadlines, on arrival and while
-    it waits: its chance, minus half of the chances that others lose, also those who come during a
-    long stay. ``0`` refuses only certain misses (DL-7)."""
+    """Least gain in expected met deadlines for a request to be admitted and to keep waiting. The
+    gain is its own chance minus half of the chances that other requests lose, including requests
+    that arrive during a long stay. ``0`` refuses only certain misses (DL-7)."""
     refusal_cap: float = Field(default=0.95, ge=0, le=1)
-    """Largest share of recent work that is refused as infeasible (DL-7); beyond it everything is
-    let in."""
+    """Largest share of recent work that may be refused as infeasible (DL-7). Above it, the service
+    admits everything."""
 
 
 class QueueSettings(Section):
-    """Work that waits for an instance."""
+    """The queue of tasks that wait for an instance."""
 
     max_waiting: int = Field(default=100, ge=-1)
-    """Most tasks that may wait for an instance; -1: unbounded (OR-4). If full, interactive work
-    takes places of batch work, and tenants with few places those of tenants with more. A small
-    bound tells clients early; a larger one meets more if answers are short compared with their
-    deadlines."""
+    """Most tasks that may wait for an instance; -1: unbounded (OR-4). In a full queue, interactive
+    tasks replace batch tasks, and tenants with few places take those of tenants with more. A small
+    bound refuses early. A larger bound meets more deadlines if answers are short compared with
+    their deadlines."""
     when_full: QueuePolicy = QueuePolicy.REJECT
-    """``reject`` refuses tasks without a place in a full queue; with ``drop-lru`` the oldest batch
-    task makes room for any newer one."""
+    """Policy of a full queue: ``reject`` refuses tasks that get no place; ``drop-lru`` drops the
+    oldest batch task for any newer task."""
     order: QueueOrder = QueueOrder.SLACK
-    """Order of the queue; ``deadline`` and ``fifo`` exist to compare with (DL-8)."""
+    """Order of the queue. ``deadline`` and ``fifo`` are for comparison (DL-8)."""
 
 
 class LimitSettings(Section):
-    """Rate limits (OR-12). 0 is no limit; per-minute rates allow one minute's worth at once."""
+    """Rate limits (OR-12); 0 means no limit. Per-minute rates allow bursts of a minute's worth."""
 
     each_key: Limits = Limits()
-    """Default limits of each key: requests per minute, tokens per minute, and requests in
-    progress."""
+    """Default limits of each key: requests per minute, tokens per minute, requests in progress."""
     all_keys: Limits = Limits()
     """Limits of all keys together."""
 
@@ -288,16 +288,16 @@ def _by_default() -> Path | None:
 
 
 class JournalSettings(Section):
-    """Durable tasks, which outlive the process (OR-5)."""
+    """Durable tasks, which survive the process (OR-5)."""
 
     path: Path | None = Field(default_factory=_by_default)
-    """File for tasks with ``durable: true``, on a local disk, for this orchestrator alone. Unset:
-    ``TIDEGATE_HOME/journal/HOST-PORT.db`` if started by ``tidegate up``, else none. Empty: none."""
+    """File of tasks with ``durable: true``: on a local disk, used only by this orchestrator. Unset:
+    ``TIDEGATE_HOME/journal/HOST-PORT.db`` under ``tidegate up``, else no file. Empty: no file."""
     loss_window_ms: float = Field(default=0.0, ge=0, le=10_000)
-    """Window of accepted work that may be lost with the process; answers say so. 0: tasks are on
-    disk before they are accepted."""
+    """Window of accepted work that a crash may lose; answers state it. 0: the service accepts a
+    task only after it is on disk."""
     keep_results_s: float = Field(default=86_400.0, ge=0, le=KEEP_OUTCOMES_S)
-    """How long a durable task's text is kept after its end; its outcome is kept for a week."""
+    """How long to keep a durable task's text after its end. Its outcome is kept for a week."""
 
     @field_validator("path", mode="before")
     @classmethod
@@ -306,19 +306,19 @@ class JournalSettings(Section):
 
 
 class ShutdownSettings(Section):
-    """The end of the process (OR-14)."""
+    """Shutdown of the process (OR-14)."""
 
     grace_s: float = Field(default=30.0, ge=0)
-    """How long running tasks may take to finish after SIGTERM."""
+    """Time that running tasks have to finish after SIGTERM."""
 
 
 class TelemetrySettings(Section):
     """Log, metrics and traces."""
 
     log_format: LogFormat = "auto"
-    """``json``, one object per line, or ``text``; ``auto``: text on a terminal, else JSON."""
+    """``json`` (one object per line) or ``text``. ``auto``: text on a terminal, else JSON."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severity of what is logged."""
+    """Lowest severity that is logged."""
     otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+[^?#\s]*$")
-    """OTLP receiver that traces are sent to over HTTP, such as http://localhost:4318; unset: no
-    traces. Needs the extra ``otel``."""
+    """OTLP receiver of traces over HTTP, such as http://localhost:4318. Unset: no traces. Needs the
+    extra ``otel``."""

@@ -14,21 +14,21 @@ from orchestrator.tasks.journal.store import JournalTerms
 from orchestrator.telemetry.log import fields, service_log
 
 TIMEOUT_S = 2.0
-"""Longest wait for the store, in seconds, for one answer or one connection."""
+"""Longest wait in seconds for an answer of the store or a connection to it."""
 PATIENCE_S = 0.5
-"""Longest wait for the store, in seconds, where a request can do without it."""
+"""Longest wait in seconds for the store if a request can continue without it."""
 MIN_VERSION = (6, 2)
 LEASE_S: Final = 5.0
-"""Seconds of silence after which an orchestrator counts as dead, and the others take over its
+"""Seconds of silence after which an orchestrator counts as dead. The others then take over its
 durable tasks."""
 LAYOUT = b"2"
-"""Version of the keys' layout. Orchestrators of different layouts must not share a prefix."""
+"""Version of the keys' layout. Orchestrators with different layouts must not share a prefix."""
 
 FAILURES = (redis.RedisError, OSError)
 
 
 class StateError(redis.RedisError):
-    """The store cannot be used as it is; the message says why, and what to do."""
+    """The store cannot be used in its current state. The message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class StateConfig:
     url: str = field(repr=False)
     """``redis://user:password@host:port/db``, ``rediss://`` with TLS, or ``unix://path``."""
     prefix: str
-    """What the names of all keys begin with: one for all
-    orchestrators that share a state."""
+    """Prefix of all key names. Orchestrators that share a
+    state have the same prefix."""
     lease_s: float = LEASE_S
     terms: JournalTerms = field(default_factory=JournalTerms)
 
@@ -52,21 +52,21 @@ class StateConfig:
 
 
 class Names:
-    """Names of keys. All have one hash tag, so that a cluster keeps them on one node."""
+    """Names of keys. All have the same hash tag, so that a cluster keeps them on one node."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = f"{{{prefix}}}:"
         self.layout = f"{self.prefix}layout"
         self.members = f"{self.prefix}members"
         self.changed = f"{self.prefix}changed"
-        """Stands for the latest change of a member."""
+        """Identifies the latest change of a member."""
         self.cordons = f"{self.prefix}cordons"
         self.runs = f"{self.prefix}runs"
         self.room = f"{self.prefix}room"
-        """Written now and then, to see whether the store takes anything more."""
+        """Written from time to time, to check whether the store accepts writes."""
 
     def alive(self, tag: str) -> str:
-        """Key of the lease of the orchestrator with that tag; it expires when it is not renewed."""
+        """Key of an orchestrator's lease, by tag. It expires if it is not renewed."""
         return f"{self.prefix}alive:{tag}"
 
     def held(self, tag: str) -> str:
@@ -82,23 +82,23 @@ class Names:
         return f"{self.prefix}result:{task_id}"
 
     def item(self, digits: str) -> str:
-        """The copy of what a client keeps: a session, a response, a conversation."""
+        """Key of the copy of a client's session, response or conversation."""
         return f"{self.prefix}item:{digits}"
 
     def sum(self, name: str) -> str:
-        """Each orchestrator's part of a sum."""
+        """Key of a sum: the parts of all orchestrators."""
         return f"{self.prefix}sum:{name}"
 
     def page(self, name: str) -> str:
-        """Lines that all orchestrators have together."""
+        """Key of a page of lines of all orchestrators."""
         return f"{self.prefix}page:{name}"
 
     def demands_of(self, address: str) -> str:
-        """Each orchestrator's jobs on an instance, or those that it would send there."""
+        """Key of an instance's demands: each orchestrator's jobs that are there or would be."""
         return f"{self.prefix}demands:{address}"
 
     def submission(self, key: str, idempotency_key: str | None) -> str:
-        """The task of a client's own name for a submission."""
+        """Key of the task with a client's name for its submission."""
         return f"{self.prefix}submission:{key}:{idempotency_key or ''}"
 
 
@@ -113,22 +113,22 @@ def connect_async(config: StateConfig) -> "redis.asyncio.Redis":
 
 
 def _options() -> dict[str, Any]:
-    # Callers retry in their own way.
+    # No retries: the callers have their own.
     return {
         "socket_timeout": TIMEOUT_S,
         "socket_connect_timeout": TIMEOUT_S,
         "retry": Retry(NoBackoff(), 0),
-        # Else each connection looks the library's version up on the disk.
+        # Otherwise each connection reads the library's version from disk.
         "driver_info": None,
     }
 
 
 def check(client: "redis.Redis", names: Names) -> None:
-    """Check that the store can keep a promise, and claim the prefix for this layout. Raises
-    ``StateError``, or one of ``FAILURES`` where it does not answer."""
+    """Check that the store is reliable, and claim the prefix for this layout. Raises
+    ``StateError``, or one of ``FAILURES`` if the store does not answer."""
     require_version(client.info("server"))
     layout: Any = client.get(names.layout)
-    if layout is None:  # a full store refuses even to rewrite a value
+    if layout is None:  # do not rewrite it: a full store refuses that too
         client.set(names.layout, LAYOUT, nx=True)
         layout = client.get(names.layout)
     require_layout(layout, names)
@@ -136,20 +136,20 @@ def check(client: "redis.Redis", names: Names) -> None:
 
 
 def require_version(server: Mapping[str, Any]) -> None:
-    """Raise ``StateError`` for a store that is too old; ``server`` is its own report."""
+    """Raise ``StateError`` if the store is too old. ``server`` is the store's report."""
     version = str(server.get("valkey_version") or server["redis_version"])
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
         raise StateError(
-            f"the store is of version {version}, and {'.'.join(map(str, MIN_VERSION))} is the "
-            "least that will do: upgrade it"
+            f"the store has version {version}, and at least {'.'.join(map(str, MIN_VERSION))} is "
+            "required: upgrade the store"
         )
 
 
 def require_layout(layout: bytes | None, names: Names) -> None:
-    """Raise ``StateError`` where orchestrators of another version use the same prefix."""
+    """Raise ``StateError`` if orchestrators of another version use the same prefix."""
     if layout not in (None, LAYOUT):
         raise StateError(
-            f"what is under {names.prefix!r} has layout {layout!r}, and this Tidegate knows "
+            f"the data under {names.prefix!r} has layout {layout!r}, but this Tidegate expects "
             f"{LAYOUT!r}: run orchestrators of one version, or set another TIDEGATE_STATE__PREFIX"
         )
 
@@ -164,25 +164,25 @@ def _warn_of_risks(client: "redis.Redis") -> None:
         )
     if not client.info("persistence").get("aof_enabled"):
         service_log.warning(
-            "the store writes nothing to a disk as it comes, so durable tasks are lost with it: "
+            "the store does not write changes to disk, so durable tasks are lost if it stops: "
             "set appendonly yes"
         )
 
 
 def describe_error(error: Exception) -> str:
-    """A description of an error of the store, for clients: without addresses."""
+    """A description of a store error for clients, without addresses."""
     if isinstance(error, StateError):
         return str(error)
     if isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError):
-        return "the store refuses this user or password (TIDEGATE_STATE__URL)"
+        return "the store refuses the user or password in TIDEGATE_STATE__URL"
     if isinstance(error, redis.exceptions.OutOfMemoryError):
         return "the store's memory is full"
     if isinstance(error, redis.exceptions.ReadOnlyError):
-        return "the store is a replica, which takes no writes"
+        return "the store is a replica and does not accept writes"
     if "MISCONF" in str(error):
-        return "the store takes no writes, because it cannot write to its disk"
+        return "the store does not accept writes, because it cannot write to its disk"
     if isinstance(error, redis.TimeoutError):
-        return f"the store has not answered within {TIMEOUT_S:g} s"
+        return f"the store did not answer within {TIMEOUT_S:g} s"
     if isinstance(error, redis.ConnectionError | OSError):
         return "the store cannot be reached"
     return f"the store answered with an error ({type(error).__name__})"

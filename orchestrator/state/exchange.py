@@ -1,5 +1,5 @@
-"""What members tell each other: of runs of calls and of what was spent, with each renewal of their
-lease, and of instances that operators take out of use."""
+"""Data that members exchange with each renewal of their lease: runs of calls, sums of spending, and
+instances that operators take out of use."""
 
 import math
 import time
@@ -21,8 +21,8 @@ from orchestrator.telemetry.log import fields, service_log
 
 
 class Cordons:
-    """Tells the other orchestrators of instances that operators have taken out of use here, and
-    takes out those that were taken out there."""
+    """Exchanges with the other orchestrators which instances operators have taken out of use, and
+    takes those instances out of use here too."""
 
     def __init__(self, members: Members, name: str, registry: Registry) -> None:
         """``name``: the store's key."""
@@ -30,11 +30,11 @@ class Cordons:
         self._name = name
         self._registry = registry
         self._known: dict[str, int] = {}
-        """Addresses with a cordon in the store, by the first renewal that reports it."""
+        """Addresses with a cordon in the store, each with the first renewal that reports it."""
         members.on_seen.append(self._apply)
 
     async def cordoned(self, address: str, grace_s: float) -> None:
-        """Tell the others that an instance drains, within ``grace_s`` seconds."""
+        """Tell the other orchestrators that an instance drains within ``grace_s`` seconds."""
         ends = None if math.isinf(grace_s) else self._members.store_time() + grace_s
         body = msgspec.json.encode(ends)
         await self._say(address, self._members.client.hset(self._name, address, body))
@@ -48,7 +48,7 @@ class Cordons:
             await said
         except connection.FAILURES as error:
             service_log.warning(
-                "the other orchestrators do not know of an instance's drain: drain it at each",
+                "the other orchestrators do not know that an instance drains: drain it at each one",
                 extra=fields(instance=address, error=connection.describe_error(error)),
             )
 
@@ -68,21 +68,20 @@ class Cordons:
 
 
 KEEP_RUNS_S = 3600.0
-"""Seconds that the store keeps a run; no deadline is later by default."""
+"""Seconds that the store keeps a run. By default no deadline is later."""
 MAX_UNTOLD, RUNS_AT_A_TIME = 4096, 256
 
 
 class _RunUpdate(msgspec.Struct, frozen=True, array_like=True):
     news: RunNews
     ends: float
-    """When the run is due, in seconds of the store's clock; 0 for a call that has ended."""
+    """The run's deadline in seconds of the store's clock; 0 for a call that has ended."""
 
 
 class SharedRuns:
-    """Exchanges runs that have calls at several orchestrators, as a part of each renewal; no
-    request waits for that. A call is known everywhere after two renewals, half a second, as a rule
-    before its client can make the next one. One that comes sooner has the deadline that it states
-    itself.
+    """Exchanges runs with calls at several orchestrators in each renewal. No request waits for it.
+    All members know a call after two renewals (half a second), usually before its client makes the
+    next call. A call that arrives sooner has only its own deadline.
     """
 
     def __init__(self, members: Members, names: Names, tag: str, runs: Runs) -> None:
@@ -92,16 +91,16 @@ class SharedRuns:
         self._runs = runs
         self._untold: list[bytes] = []
         self._asked = 0
-        """How many of these the running renewal has."""
+        """Number of these in the running renewal."""
         self._last = b"0"
-        """Id of the last entry that was heard."""
+        """Id of the last received entry."""
         runs.on_news = self._note
         members.parts.append(self)
 
     def _note(self, news: RunNews) -> None:
         ends = 0.0 if news.calls is None else self._members.store_time() + news.left_s
         self._untold.append(msgspec.msgpack.encode(_RunUpdate(news, ends)))
-        if len(self._untold) > MAX_UNTOLD:  # the store is away
+        if len(self._untold) > MAX_UNTOLD:  # the store is unavailable
             del self._untold[0]
 
     def ask(self, pipe: Any) -> int:
@@ -113,7 +112,7 @@ class SharedRuns:
 
     def receive(self, answers: Sequence[Any]) -> None:
         (entries,) = answers
-        if isinstance(entries, Exception):  # the others go without, as long as it is refused
+        if isinstance(entries, Exception):  # others do not get runs while the store refuses them
             return
         del self._untold[: self._asked]
         for entry_id, (_, tag, _, body) in entries:
@@ -123,7 +122,7 @@ class SharedRuns:
             try:
                 heard = msgspec.msgpack.decode(body, type=_RunUpdate)
             except msgspec.DecodeError:
-                service_log.exception("another orchestrator's run cannot be read")
+                service_log.exception("cannot read a run of another orchestrator")
                 continue
             left_s = heard.ends - self._members.store_time() if heard.ends else 0.0
             self._runs.hear(msgspec.structs.replace(heard.news, left_s=left_s))
@@ -132,12 +131,12 @@ class SharedRuns:
 EVERY_S = 1.0
 """Seconds between two exchanges."""
 KEEP_S: Final = 62 * 86_400.0
-"""Seconds that the store keeps a sum without changes: this month's and the last one's."""
+"""Seconds that the store keeps an unchanged sum: for this month and the last month."""
 
 
 class SharedSums:
-    """Exchanges sums of what keys and runs have spent. Each member writes its part under its own
-    tag: one that is written twice counts once, and that of a process that has ended stays."""
+    """Exchanges the spending of keys and runs. Each member writes its sums under its own tag. So a
+    sum that is written twice counts once, and the sums of an ended process stay."""
 
     def __init__(self, members: Members, names: Names, tag: str, sums: Sums) -> None:
         self._names = names
@@ -162,7 +161,7 @@ class SharedSums:
 
     def receive(self, answers: Sequence[Any]) -> None:
         for name, parts in zip(self._asked, answers[2::3], strict=True):
-            if isinstance(parts, Exception):  # it is asked again with the next exchange
+            if isinstance(parts, Exception):  # the next exchange asks again
                 continue
             others = [part.split() for tag, part in parts.items() if tag.decode() != self._tag]
             tokens, cost = sum(int(part[0]) for part in others), sum(float(p[1]) for p in others)
@@ -173,7 +172,7 @@ LINES_AT_A_TIME = 256
 
 
 class SharedPages:
-    """Pages of lines that all members write and read, when they want to."""
+    """Pages of lines that all members can write and read at any time."""
 
     def __init__(self, members: Members, names: Names) -> None:
         self._members = members
@@ -189,14 +188,14 @@ class SharedPages:
                 await self._members.client.eval(scripts.WRITE_LINES, 0, stem, keep_ms, *stated)
 
     async def read(self, page: str) -> dict[str, bytes]:
-        """See ``Sharing.read_lines``. Step by step: the store serves others in between."""
+        """See ``Sharing.read_lines``. Reads in steps, so that the store can serve other clients."""
         scan = self._members.client.hscan_iter(self._names.page(page), count=LINES_AT_A_TIME)
         with self._ready():
             return {name.decode(): numbers async for name, numbers in scan}
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
-        """Raises ``NotReady`` where the store is away, or may not be used yet."""
+        """Raises ``NotReady`` if the store is unavailable or may not be used yet."""
         if self._members.fault or not self._members.has_renewed:
             raise NotReady(self._members.fault or "the store has not answered yet")
         try:

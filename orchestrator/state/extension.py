@@ -1,4 +1,4 @@
-"""The shared state's part in HTTP: requests for what another orchestrator has are sent on to it."""
+"""HTTP extension of the shared state: forwards requests to the orchestrator that has their data."""
 
 from aiohttp import web
 
@@ -9,7 +9,7 @@ from orchestrator.state.section import StateSection
 
 
 class SharedStateRoom(Extension):
-    """Sends requests on, where several orchestrators share a state."""
+    """Forwards requests if several orchestrators share a state."""
 
     @classmethod
     def is_wanted(cls, settings: Settings) -> bool:
@@ -19,7 +19,7 @@ class SharedStateRoom(Extension):
         self._rooms = host.rooms
 
     def attach(self, app: web.Application) -> None:
-        # Not before it is needed: the store's library is an extra.
+        # Imported only when needed: the store's library is an extra.
         from orchestrator.state.forwarding import Forwarding
         from orchestrator.state.shared_state import SharedState
 
@@ -29,4 +29,4 @@ class SharedStateRoom(Extension):
 
 
 LED_BY_THE_CORE = ("/v2/catalog",)
-"""Paths of the core below which one process answers for all that share a port."""
+"""Paths of the core where one process answers for all processes at a port."""

@@ -1,16 +1,16 @@
-"""Forwards requests to the orchestrator that has what they ask for. The shared state says who has
-an unknown id, and that one answers with the client's own headers and key. A hang-up here is a
-hang-up there. A stalled holder must not stall the request (OR-27)::
+"""Forwards requests to the orchestrator that holds their object. The shared state knows the holder
+of an id that is unknown here. The request is forwarded with the client's headers and key. If the
+client hangs up, the forwarded request ends too. A stalled holder must not stall it (OR-27)::
 
     before its answer begins ─▶ the request's deadline passes ─▶ 504
-                             ─▶ its lease ends ─▶ who has it now is asked; this one, perhaps
+                             ─▶ its lease ends ─▶ the new holder is asked, which may be this one
                              ─▶ an event stream has its headers within a second from here (OR-23)
     within its answer        ─▶ keep-alives of an event stream are sent from here
                              ─▶ the deadline passes ─▶ the stream ends with an error
                              ─▶ its lease ends ─▶ the answer is cut: its client may resume it
 
-Of processes that share a port (``state.siblings``) a client cannot choose one. So a request goes to
-the process that keeps something for all, or to each.
+If processes share a port (``state.siblings``), a client cannot choose one. So such requests go to
+the process that keeps the data for all, or to every process.
 """
 
 import asyncio
@@ -42,21 +42,21 @@ from orchestrator.state.shared_state import SharedState
 from orchestrator.tasks.deadline import Deadline
 
 FORWARDED_HEADER = "x-tidegate-forwarded"
-"""Marks a request that another orchestrator has handed on, which is not handed on again. Its value
-is the tag of the orchestrator that it is for, or ``TO_ANY``."""
+"""Marks a request from another orchestrator; it is not forwarded again. The value is the tag of the
+receiving orchestrator, or ``TO_ANY``."""
 TO_ANY = "1"
 CONNECT_S = 2.0
 SIBLING_S = 5.0
-"""Longest wait for an answer of another process at the same port, in seconds."""
+"""Longest wait in seconds for a response from another process at the same port."""
 LATE_S = 0.25
-"""How long after a deadline the holder's own word of it is waited for, in seconds."""
+"""Seconds after a deadline to wait for the holder's own error response."""
 MOST_LEASES = 2.0
-"""Longest wait without a deadline, in leases: within that one ends, is noticed, and its tasks are
-taken over, unless the store is away."""
+"""Longest wait without a deadline, in leases. In this time a lease ends, this is detected, and the
+tasks are taken over, unless the store is unavailable."""
 LOOK_S = 0.1
-"""Seconds between two looks for a new owner."""
+"""Seconds between two checks for a new owner."""
 _BROKEN_OFF = "the other orchestrator's response ended early"
-_NO_ANSWER = "the orchestrator that has this does not answer; ask again in a moment"
+_NO_ANSWER = "the orchestrator that has this does not answer; retry in a moment"
 _HOP_BY_HOP = frozenset(
     (
         "connection",
@@ -75,12 +75,12 @@ _HOP_BY_HOP = frozenset(
 
 
 class Forwarding(Elsewhere):
-    """Hands requests on. Its connections are closed with the application."""
+    """Forwards requests. Its connections are closed with the application."""
 
     keeps_bodies = True
 
     def __init__(self, shared_state: SharedState, led: Sequence[str]) -> None:
-        """``led`` are paths below which one process answers for all of a port."""
+        """``led`` are paths where one process answers for all processes at a port."""
         self._led = led
         self._shared_state = shared_state
         self._session: aiohttp.ClientSession | None = None
@@ -90,13 +90,13 @@ class Forwarding(Elsewhere):
             await self._session.close()
 
     async def answer(self, request: web.Request, error: TidegateError) -> web.StreamResponse | None:
-        """The answer of the owner of what ``error`` says is unknown here; None without an owner,
-        which ``error`` then explains. Raises ``NotReady`` if it is about to be taken over, or its
-        holder does not answer; ``NoCapacity`` if there is no room for it."""
+        """The answer of the owner of the id that ``error`` reports as unknown; None without an
+        owner, and ``error`` then says why. Raises ``NotReady`` before a takeover or if the holder
+        does not answer, and ``NoCapacity`` if there is no room for the item."""
         if not error.item_id:
             return None
         asked_for = request.headers.get(FORWARDED_HEADER)
-        # What a submission names may be elsewhere than where submissions of its name are kept.
+        # The item that a submission names may be elsewhere than the submission's own name.
         if asked_for and not (asked_for == TO_ANY and "Idempotency-Key" in request.headers):
             was_here = asked_for not in (TO_ANY, self._shared_state.tasks.tag)
             if was_here or await self._shared_state.is_living(error.item_id):
@@ -126,8 +126,8 @@ class Forwarding(Elsewhere):
         return answer
 
     async def of_one(self, request: web.Request) -> web.StreamResponse | None:
-        """The answer of the process that answers such a request for all of a port; None where this
-        one is to answer. Raises ``NotReady`` where that one breaks off."""
+        """The answer of the process that answers such requests for all processes at a port; None if
+        this process does. Raises ``NotReady`` if that process aborts the response."""
         siblings = self._shared_state.siblings
         if siblings is None or FORWARDED_HEADER in request.headers:
             return None
@@ -147,9 +147,9 @@ class Forwarding(Elsewhere):
         return await self._answer_of(request, find, has_died_with_it=True)
 
     async def of_siblings(self, request: web.Request) -> list[SiblingAnswer]:
-        """The answers of the other processes at this port to the same request; none to a forwarded
-        one. Dead ones are left out: their successors start empty. Raises ``NotReady`` if one does
-        not answer."""
+        """Answers of the other processes at this port to the same request; empty if the request was
+        forwarded. Dead processes are skipped: their successors start empty. Raises ``NotReady`` if
+        a process does not answer."""
         siblings = self._shared_state.siblings
         if siblings is None or FORWARDED_HEADER in request.headers:
             return []
@@ -184,9 +184,9 @@ class Forwarding(Elsewhere):
         has_died_with_it: bool = False,
         front: "_Front | None" = None,
     ) -> web.StreamResponse | None:
-        """The answer of the process that ``find`` names; if that is lost, of the next one that it
-        names. None without one, or if the state ``has_died_with_it``. Raises what ``find`` does,
-        ``NotReady`` and ``DeadlineExceeded``."""
+        """The answer of the process that ``find`` returns; if that process is lost, of the next one
+        that ``find`` returns. None if there is none, or if the state ``has_died_with_it``. Raises
+        the errors of ``find``, ``NotReady`` and ``DeadlineExceeded``."""
         context, now = request[CONTEXT], asyncio.get_running_loop().time
         if context.deadline is None:
             policy = request.app[ORCHESTRATOR].deadlines
@@ -212,8 +212,8 @@ class Forwarding(Elsewhere):
 
     @property
     def _patience_s(self) -> float:
-        """Longest wait for an answer to begin without a deadline, or for a takeover from a lost
-        orchestrator."""
+        """Longest wait in seconds, without a deadline, for the start of an answer or for a takeover
+        from a lost orchestrator."""
         return MOST_LEASES * self._shared_state.config.lease_s
 
     async def _forward(
@@ -226,7 +226,7 @@ class Forwarding(Elsewhere):
         headers, deadline = _handed_on(request, holder.tag), context.deadline
         data = context.body
         is_passed_on = data is None and request.can_read_body
-        if deadline is not None and not is_first:  # the next one must not count from zero
+        if deadline is not None and not is_first:  # the next process must not restart the clock
             headers["X-Timeout-Ms"] = f"{max(1.0, 1000 * (deadline.at - now())):.0f}"
         answer_by = now() + self._patience_s if deadline is None else deadline.at + LATE_S
         is_over = False
@@ -264,8 +264,8 @@ class Forwarding(Elsewhere):
     async def _relay(
         self, request: web.Request, reply: aiohttp.ClientResponse, front: "_Front | None"
     ) -> web.StreamResponse:
-        """Write another orchestrator's answer as it comes. Raises ``ConnectionResetError`` where it
-        breaks off."""
+        """Write another orchestrator's response as it arrives. Raises ``ConnectionResetError`` if
+        it is aborted."""
         context, now = request[CONTEXT], asyncio.get_running_loop().time
         is_stream = reply.content_type == "text/event-stream"
         keepalive_s = request.app[CONFIG].keepalive_s if is_stream else 0.0
@@ -280,8 +280,8 @@ class Forwarding(Elsewhere):
             await response.prepare(request)
         deadline = context.deadline if request.method == "POST" else None
         rest = b""
-        """The beginning of an event. They are written whole, so that something can be said between
-        any two of them."""
+        """The start of an incomplete event. Events are written whole, so that comments and errors
+        can be written between them."""
         while True:
             due_at = math.inf if deadline is None else max(deadline.at, now()) + LATE_S
             look_at = now() + keepalive_s if keepalive_s else math.inf
@@ -311,7 +311,7 @@ class Forwarding(Elsewhere):
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                # How long an answer may take is for its deadline to say.
+                # Only the deadline limits the duration of an answer.
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
                 connector=aiohttp.TCPConnector(limit=0),
                 auto_decompress=False,
@@ -328,8 +328,8 @@ async def _end_with(response: web.StreamResponse, error: bytes) -> web.StreamRes
 
 
 class _Front:
-    """The client's side of an event stream whose holder has not answered yet: after a second it has
-    headers, and from then on keep-alives (OR-23)."""
+    """The client's side of an event stream while its holder has not answered. It sends headers
+    after one second and then keep-alives (OR-23)."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
@@ -341,11 +341,11 @@ class _Front:
 
     @property
     def has_begun(self) -> bool:
-        """Whether headers have left, so that an error can only be an event."""
+        """Whether the headers are sent, so that an error can only be an event."""
         return self._response is not None
 
     async def stop(self) -> web.StreamResponse | None:
-        """Leave the stream to its holder; returns it if it has begun."""
+        """Stop writing to the stream. Returns the response if it has begun."""
         if self._waiting is not None:
             self._waiting.cancel()
             await asyncio.wait([self._waiting])
@@ -360,7 +360,7 @@ class _Front:
     async def _wait(self) -> None:
         await asyncio.sleep(HEADERS_WITHIN_S)
         self._response = response = web.StreamResponse(headers=SSE_HEADERS)
-        with suppress(ConnectionError):  # the client is gone, as its handler hears too
+        with suppress(ConnectionError):  # the client is gone; its handler detects this too
             await response.prepare(self._request)
             while True:
                 await response.write(KEEP_ALIVE)
@@ -368,19 +368,17 @@ class _Front:
 
 
 class _Lost(NotReady):
-    """The asked process is gone, or its lease has ended, before its answer began: its successor can
-    be asked."""
+    """The process or its lease was lost before its answer began. Its successor can be asked."""
 
 
 class _Stated(msgspec.Struct):
-    """A body's deadline; its other fields do not matter."""
+    """A body's deadline. Other fields are not read."""
 
     deadline_ms: float | None = None
 
 
 def _deadline_of(request: web.Request) -> Deadline | None:
-    """The deadline of a request with a kept body; None if it states none, or none that is
-    readable."""
+    """The deadline of a request with a kept body; None if it has no readable deadline."""
     context, policy = request[CONTEXT], request.app[ORCHESTRATOR].deadlines
     with suppress(msgspec.DecodeError, UnicodeDecodeError, InvalidRequest):
         stated_ms = msgspec.json.decode(context.body or b"{}", type=_Stated).deadline_ms
@@ -395,7 +393,7 @@ def _late(deadline: Deadline) -> DeadlineExceeded:
 
 
 def _handed_on(request: web.Request, tag: str) -> "CIMultiDict[str]":
-    """Headers of a request as they are handed on to the orchestrator of that tag."""
+    """Headers of a request for forwarding to the orchestrator with that tag."""
     headers = _end_to_end(request.headers)
     headers[FORWARDED_HEADER] = tag
     headers.setdefault("X-Correlation-Id", request[CONTEXT].correlation_id)
@@ -403,7 +401,7 @@ def _handed_on(request: web.Request, tag: str) -> "CIMultiDict[str]":
 
 
 def _end_to_end(headers: "CIMultiDict[str] | aiohttp.typedefs.LooseHeaders") -> "CIMultiDict[str]":
-    """Headers without those that are about one connection only."""
+    """The headers without hop-by-hop headers."""
     kept = CIMultiDict(headers)
     dropped = _HOP_BY_HOP.union(
         name.strip().lower() for name in kept.get("Connection", "").split(",")

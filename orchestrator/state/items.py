@@ -1,14 +1,14 @@
-"""Copies of what clients keep, so that it outlives its orchestrator: sessions and responses.
+"""Copies of sessions and responses in the store, so that they survive their orchestrator.
 
-Each has one holder, which serves it from memory. A copy goes to the store soon after each change,
-and no request waits for that::
+Each item has one holder, which serves it from memory. Soon after each change, the holder copies the
+item to the store. No request waits for this::
 
     changed ─▶ 50 ms ─▶ a copy, unless another holds it ─▶ ``let_go`` here
-    asked for where it is not known ─▶ its holder lives ─▶ the request is forwarded there
+    requested where it is unknown   ─▶ its holder lives ─▶ the request is forwarded there
                                     ─▶ its holder is dead ─▶ claimed, and adopted from the copy
 
-An orchestrator with an expired lease checks what others have claimed. Until then, for one renewal,
-it answers with its old state.
+After its lease expires, an orchestrator checks which items others have claimed. Until then, for one
+renewal, it answers with its old state.
 """
 
 import asyncio
@@ -28,24 +28,24 @@ from orchestrator.state.tasks import SharedTasks
 from orchestrator.telemetry.log import fields, service_log
 
 FLUSH_S = 0.05
-"""How long a change waits for others, in seconds, before it is written."""
+"""Seconds that a change waits for more changes before it is written."""
 RETRY_S = 1.0
 ITEMS_AT_A_TIME = 32
 MAX_NOTED = 65_536
-"""Most items that wait for the store while it is away. It forgets older ones by itself, with their
-retention."""
+"""Most items that wait while the store is unavailable. The store drops older items itself at the
+end of their retention."""
 CLOSE_WAIT_S = 2.0
 
 
 class Change(IntEnum):
-    """The pending write of an item, least first."""
+    """The pending write of an item, smallest first."""
 
     CHECK = 0
-    """Whether the item is still held here."""
+    """Check whether the item is still held here."""
     USE = 1
-    """The item is kept for longer, because it was used."""
+    """Keep the item longer, because it was used."""
     WHOLE = 2
-    """All of the item, which has changed or is gone."""
+    """Write the whole item, because it changed or was removed."""
 
 
 class _Noted(NamedTuple):
@@ -55,11 +55,11 @@ class _Noted(NamedTuple):
 
 
 class SharedItems:
-    """Copies the items of this orchestrator, and adopts those of dead ones."""
+    """Copies the items of this orchestrator, and adopts items of dead orchestrators."""
 
     def __init__(self, members: Members, tasks: SharedTasks) -> None:
         self.adopted = 0
-        """How many items of other orchestrators were taken on."""
+        """Number of adopted items of other orchestrators."""
         self._members = members
         self._names = tasks.names
         self._tag = tasks.tag
@@ -72,17 +72,17 @@ class SharedItems:
 
     @property
     def waiting(self) -> int:
-        """How many items the store lacks the present state of."""
+        """Number of items whose current state is not in the store."""
         return len(self._noted)
 
     def add(self, kind: str, shelf: Shelf) -> None:
-        """Copy the items of a shelf; ``kind`` is what the store calls them."""
+        """Copy the items of a shelf. ``kind`` is their name in the store."""
         self._shelves[kind] = shelf
         shelf.on_change = lambda key, name: self._note(_Noted(kind, key, Change.WHOLE), name)
         shelf.on_use = lambda key, name: self._note(_Noted(kind, key, Change.USE), name)
 
     async def close(self) -> None:
-        """Write what is left, before the lease ends."""
+        """Write the remaining changes before the lease ends."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.cancel()
@@ -95,28 +95,28 @@ class SharedItems:
             except (TimeoutError, *connection.FAILURES) as error:
                 self._tell(error)
 
-    # ── taking on ────────────────────────────────────────────────────────────────────────────
+    # ── adoption ─────────────────────────────────────────────────────────────────────────────
 
     async def claim(self, digits: str) -> bool:
-        """Hold an item whose holder is dead, from its copy, by the digits of its name. False if
-        there is none. Raises ``NotReady`` if its holder lives, a ``TidegateError`` if there is no
-        room for it, and one of ``connection.FAILURES``."""
+        """Adopt a dead holder's item from its copy, by the digits of its name. Returns False if
+        there is none. Raises ``NotReady`` if the holder lives, a ``TidegateError`` if there is no
+        room for the item, and the errors of ``connection.FAILURES``."""
         claimed = await self._members.client.eval(
             scripts.CLAIM_ITEM, 1, self._names.item(digits), self._tag, self._names.alive("")
         )
         if not claimed:
             return False
         if len(claimed) == 1:
-            raise NotReady("the orchestrator that has this has just come; ask again in a moment")
+            raise NotReady("the orchestrator that has this has just started; retry in a moment")
         *facts, copy = claimed
         kind, key, name = (fact.decode() for fact in facts)
         shelf = self._shelves.get(kind)
-        if shelf is None or name in self._noted:  # it was here a moment ago
+        if shelf is None or name in self._noted:  # it was held here a moment ago
             return False
         try:
             shelf.adopt(key, name, copy)
         except msgspec.DecodeError:
-            service_log.exception("an item of another orchestrator cannot be read")
+            service_log.exception("cannot read an item of another orchestrator")
             return False
         self.adopted += 1
         return True
@@ -151,8 +151,8 @@ class SharedItems:
                     continue
             except connection.FAILURES as error:
                 self._tell(error)
-            except Exception:  # a fault of ours; nothing is tried for ever
-                service_log.exception("items cannot be copied to the store; they are dropped")
+            except Exception:  # our own bug: do not retry forever
+                service_log.exception("cannot copy items to the store; they are dropped")
                 for name in some:
                     self._noted.pop(name, None)
             await asyncio.sleep(RETRY_S)
@@ -198,19 +198,19 @@ class SharedItems:
         if not self._is_failing:
             self._is_failing = True
             service_log.warning(
-                "sessions and responses are not copied to the store: changes would be lost with"
-                " this orchestrator; will retry",
+                "cannot copy sessions and responses to the store: if this orchestrator dies, their"
+                " changes are lost; will retry",
                 extra=fields(items=len(self._noted), error=connection.describe_error(error)),
             )
 
 
 def _copied(copiers: Mapping[str, Copier | None]) -> dict[str, bytes]:
-    """Copies by name, of those that are still kept."""
+    """Copies of the items that are still kept, by name."""
     copies = {}
     for name, copier in copiers.items():
         if copier is not None:
             try:
                 copies[name] = copier()
-            except Exception:  # a fault of ours, which others' items need not suffer from
-                service_log.exception("an item cannot be copied")
+            except Exception:  # our own bug: it must not affect other items
+                service_log.exception("cannot copy an item")
     return copies

@@ -1,9 +1,9 @@
-"""Rate limits that hold for all orchestrators that share a state together (OR-12, OR-18).
+"""Rate limits for all orchestrators that share a state together (OR-12, OR-18).
 
-Each request that a limit applies to asks the store once, before it is queued: a limit is exact for
-all of them. While the store is away, or slow, each orchestrator keeps the limits by itself, so that
-*n* of them let through at most *n* times as much. One request finds that out; the others continue
-alone at once, until a renewal of the lease was answered in time (``Members.prompt_renewal``).
+Each limited request asks the store once before it is queued, so limits are exact across all
+orchestrators. While the store is unavailable or slow, each orchestrator applies the limits itself:
+*n* orchestrators then allow at most *n* times as much. The first request detects this. Later
+requests do not ask the store until it answers a lease renewal in time (``Members.prompt_renewal``).
 """
 
 import asyncio
@@ -19,44 +19,44 @@ from orchestrator.state.members import Members
 from orchestrator.tasks.task import Task
 
 FLUSH_S = 0.05
-"""How long the store may believe that a request still runs that has ended, in seconds."""
+"""Seconds that the store may count an ended request as running."""
 
 
 class _Asked:
-    """One request, as far as the store has taken it."""
+    """One request and the part of it that the store has counted."""
 
     __slots__ = ("accounts", "taken", "tokens")
 
     def __init__(self, accounts: Sequence[SharedAccount], tokens: int) -> None:
-        """``tokens`` are the most that the request can come to."""
+        """``tokens`` is the most that the request can use."""
         self.accounts = accounts
         self.tokens = tokens
         self.taken = 0
-        """Tokens that the store has taken; 0 while it has not said so."""
+        """Tokens that the store has counted; 0 until it answers."""
 
 
 class SharedLimits:
-    """Takes requests from the limits of all orchestrators, and from this one's own ``limiter``."""
+    """Applies the limits of all orchestrators and this one's own ``limiter`` to requests."""
 
     def __init__(self, members: Members, names: Names, tag: str, limiter: Limiter) -> None:
         self.alone = 0
-        """How many requests were held to this orchestrator's own limits only, because the store
+        """Number of requests that only this orchestrator's own limits applied to, because the store
         did not answer in time."""
         self._members = members
         self._prefix = names.prefix
         self._tag = tag
         self._limiter = limiter
         self._unused: Counter[tuple[str, str]] = Counter()
-        """Tokens to be given back, by key and account; 0 where only a request has ended."""
+        """Tokens to give back, by key and account; 0 if only a request has ended."""
         self._flushing: asyncio.Task[None] | None = None
         self._asking: set[asyncio.Task[Any]] = set()
-        """Questions to the store. An abandoned one continues, so that its answer counts and its
+        """Requests to the store. An abandoned one continues, so that its answer counts and its
         connection can be reused."""
         self._failed_in = -1
-        """The renewal of the lease after which the store last failed a request."""
+        """Number of the last lease renewal before the store failed a request."""
 
     async def take(self, task: Task) -> None:
-        """Take a task that is counted here already. Raises ``RateLimited``."""
+        """Count a task in the store that is already counted here. Raises ``RateLimited``."""
         accounts = self._limiter.shared_accounts(task.job.key)
         if not accounts:
             return
@@ -98,7 +98,7 @@ class SharedLimits:
         answer = [str(each, "utf-8") for each in found]
         if answer[:1] != ["refused"]:
             asked.taken = asked.tokens
-            if task.ending is not None:  # while the store was asked
+            if task.ending is not None:  # it ended during the request to the store
                 self._ended(task, asked.accounts, asked.taken)
         return answer
 
@@ -114,7 +114,7 @@ class SharedLimits:
         self._flushing = None
         unused, self._unused = self._unused, Counter()
         if self._members.fault:
-            return  # the rates recover within a minute, and the next request reports running ones
+            return  # rates recover within a minute; the next request reports running requests
         try:
             async with self._members.client.pipeline(transaction=False) as pipe:
                 for (key, name), tokens in unused.items():
@@ -134,7 +134,7 @@ def _refusal(kind: str, account: SharedAccount, wait_s: float) -> RateLimited:
         "requests": f"{requests} requests a minute",
         "tokens": f"{tokens} tokens a minute",
     }[kind]
-    reached = f"the limit of {limit} for {account.whose} is reached, by all orchestrators together"
-    if kind == "concurrent":  # nobody knows when one ends
+    reached = f"the limit of {limit} for {account.whose} on all orchestrators together is reached"
+    if kind == "concurrent":  # the end of a request is unknown
         return RateLimited(reached)
     return RateLimited(reached, retry_after_ms=1000 * wait_s)

@@ -1,4 +1,4 @@
-"""The orchestrators that share a state: each renews a lease, and sees the others'."""
+"""The orchestrators that share a state. Each renews its lease and reads the others' leases."""
 
 import asyncio
 import hashlib
@@ -21,82 +21,81 @@ from orchestrator.telemetry.log import fields, service_log
 
 RENEWALS_PER_LEASE = 5
 RENEW_S = 0.25
-"""Longest time between two renewals, in seconds, after which each knows what the others have to
-do."""
+"""Longest time in seconds between two renewals. Each renewal also exchanges the members' work."""
 CLOSE_WAIT_S = 1.0
 
 
 class Member(msgspec.Struct, frozen=True):
-    """An orchestrator, as it describes itself to the others."""
+    """An orchestrator's description of itself for the others."""
 
     url: str
-    """Where the others reach it."""
+    """Address at which the others reach it."""
     keys: str
-    """Digest of the keys that it takes: the same at all members."""
+    """Digest of the keys that it accepts. All members have the same."""
     group: str = ""
-    """Name of the port that it shares with other processes; empty for one that has its own."""
+    """Name of the port that it shares with other processes; empty if the port is its own."""
     leads_since: float = 0.0
-    """Since when it keeps the files and batches of its group, in seconds of the store's clock; 0:
-    it does not."""
+    """Time since which it keeps the files and batches of its group, in seconds of the store's
+    clock; 0 if it does not."""
 
 
 class SeenMember(NamedTuple):
-    """Another member, as of the last renewal."""
+    """Another member at the last renewal."""
 
     member: Member
     is_alive: bool
 
 
 class Holder(NamedTuple):
-    """The orchestrator that has a requested item: its address and tag."""
+    """Address and tag of the orchestrator that has a requested item."""
 
     url: str
     tag: str
 
 
 class RenewalPart(Protocol):
-    """An exchange with each renewal, in the same round trip."""
+    """A part of each renewal, in the same round trip."""
 
     def ask(self, pipe: Any) -> int:
-        """Add commands to the renewal's; returns how many."""
+        """Add commands to the renewal. Returns their number."""
 
     def receive(self, answers: Sequence[Any]) -> None:
-        """Take the commands' answers in; one that failed has its exception."""
+        """Process the commands' answers. The answer to a failed command is its exception."""
 
 
 class Members:
-    """One orchestrator's lease, and the other members as it last saw them."""
+    """One orchestrator's lease, and the other members at the last renewal."""
 
     def __init__(self, config: StateConfig, tasks: SharedTasks, unix: Callable[[], float]) -> None:
         self.fault = ""
-        """Why the store cannot be used; empty while all is well."""
+        """The reason that the store cannot be used; empty if it can."""
         self.strangers: tuple[str, ...] = ()
         """Addresses of members that seem to belong to another service."""
         self.others: dict[str, SeenMember] = {}
         """The other members by tag, as last read."""
         self.renewals = 0
-        """How many renewals have begun."""
+        """Number of renewals that have started."""
         self.prompt_renewal = 0
         """Number of the last renewal that was answered within ``PATIENCE_S``."""
         self.has_renewed = False
-        """Whether the store has answered once."""
+        """Whether the store has ever answered."""
         self._renewed_at = math.inf
-        """When the last renewal began that was answered, on the machine's own clock."""
+        """Start of the last answered renewal, on the machine's own clock."""
         self._back_at = -math.inf
-        """When the store came back after it was away, on the machine's own clock."""
+        """Time of the store's return after an outage, on the machine's own clock."""
         self.on_seen: list[Callable[[], None]] = []
-        """Called after each renewal, with what ``others`` has now."""
+        """Called after each renewal, when ``others`` is current."""
         self.on_lapsed: list[Callable[[], None]] = []
-        """Called after a renewal that found that the lease had run out, or that the store had lost
-        it: what this orchestrator had there may be another's."""
+        """Called after a renewal that found the lease expired or lost: another orchestrator may
+        have taken this one's items in the store."""
         self.parts: list[RenewalPart] = []
         self.cordons: dict[str, float | None] = {}
-        """Instances that get no new work, by address: when their running work must be gone, in
-        seconds of the store's clock, None for no limit."""
+        """Instances that get no new work, by address, with the time when their running work must
+        have ended, in seconds of the store's clock; None for no limit."""
         self.group = ""
-        """The own ``Member.group``."""
+        """This member's ``Member.group``."""
         self.leads_since = 0.0
-        """The own ``Member.leads_since``."""
+        """This member's ``Member.leads_since``."""
         self._config = config
         self._tasks = tasks
         self._names = tasks.names
@@ -107,14 +106,14 @@ class Members:
         """Version of ``others``; empty to read all members."""
         self._renewing: asyncio.Task[None] | None = None
         self._watched: dict[Callable[[], None], str] = {}
-        """Addresses of awaited members, by their callback."""
+        """Addresses of watched members, by callback."""
         self._were_gone: set[str] = set()
         self._is_checked = False
-        """Whether the store's version was found good enough since it was last away."""
+        """Whether the store's version was checked since its last outage."""
 
     @property
     def url(self) -> str:
-        """Where the others reach this orchestrator; empty before it has joined."""
+        """Address at which the others reach this orchestrator; empty before it joins."""
         return "" if self._me is None else self._me.url
 
     @property
@@ -127,17 +126,17 @@ class Members:
 
     @property
     def was_away_lately(self) -> bool:
-        """Whether the store was away until a moment ago, so that members that live may still lack
-        their lease."""
+        """Whether an outage of the store ended a moment ago, so that live members may not have
+        renewed their leases yet."""
         return time.monotonic() - self._back_at < self._config.lease_s
 
     def start(self, url: str, keys: str) -> None:
-        """Join under an address; ``keys`` is a digest of the keys that are taken here."""
+        """Join with the address ``url``. ``keys`` is a digest of the keys accepted here."""
         self._me = Member(url, keys, group=self.group)
         self._renewing = asyncio.create_task(self._renew_for_ever(), name="state lease")
 
     async def leave(self) -> None:
-        """End the lease: others take over the rest at once. Idempotent."""
+        """End the lease, so that others take over remaining tasks at once. Idempotent."""
         renewing, self._renewing = self._renewing, None
         tag, names = self._tasks.tag, self._names
         try:
@@ -148,8 +147,8 @@ class Members:
                     await self._client.eval(scripts.LEAVE, 3, *keys, tag)
         except (TimeoutError, *connection.FAILURES) as error:
             service_log.warning(
-                "the other orchestrators do not know that this one leaves: they find out when its"
-                " lease is over",
+                "the other orchestrators do not know that this one leaves: they detect it when its"
+                " lease expires",
                 extra=fields(error=connection.describe_error(error)),
             )
 
@@ -166,7 +165,7 @@ class Members:
                 self._is_checked = False
                 self._tell(connection.describe_error(error))
             except Exception:
-                service_log.exception("the lease was not renewed; will retry")
+                service_log.exception("cannot renew the lease; will retry")
             await asyncio.sleep(every_s)
 
     async def _renew(self) -> None:
@@ -178,7 +177,7 @@ class Members:
         number, began, before = self.renewals, loop.time(), self._unix()
         async with self._client.pipeline(transaction=False) as pipe:
             self._ask(pipe)
-            # Not before it is known that the store may be used.
+            # Only after it is known that the store may be used.
             parts = self.parts if self.has_renewed and not self.fault else []
             counts = [part.ask(pipe) for part in parts]
             (layout, renewed, cordons), *more = _divided(
@@ -187,8 +186,8 @@ class Members:
         for answer in (layout, renewed, cordons):
             if isinstance(answer, Exception):
                 raise answer
-        connection.require_layout(layout, self._names)  # else nothing was renewed
-        # A renewal that came late to the store hides from the next one that there was a gap.
+        connection.require_layout(layout, self._names)  # otherwise nothing was renewed
+        # A renewal that arrives late at the store hides a gap from the next renewal.
         is_late = machine > self._renewed_at + self._config.lease_s
         self._renewed_at = machine
         self._take_in(renewed, cordons, (before + self._unix()) / 2)
@@ -233,8 +232,8 @@ class Members:
         self._look_for_strangers()
 
     def is_of_others(self, tag: str) -> bool:
-        """Whether a dead member belonged to others that live: it took the keys that they take, and
-        not the ones that are taken here."""
+        """Whether a dead member belonged to a different group of live members: it accepted their
+        keys, and not the keys of this orchestrator."""
         assert self._me is not None
         keys = self.others[tag].member.keys
         return keys != self._me.keys and any(
@@ -242,8 +241,8 @@ class Members:
         )
 
     async def find(self, tag: str) -> SeenMember | None:
-        """Another member as it was last seen; one that was not seen yet, because it has just
-        joined, as the store has it. None if no other has that tag, or the store does not answer."""
+        """Another member from the last renewal. A member that has just joined is read from the
+        store. None if no other member has that tag or the store does not answer."""
         if tag in self.others or tag == self._tasks.tag:
             return self.others.get(tag)
         try:
@@ -257,8 +256,8 @@ class Members:
 
     @contextmanager
     def watched(self, url: str, on_gone: Callable[[], None]) -> Iterator[None]:
-        """Call ``on_gone`` in the block once no live member has been at an address in two renewals:
-        a store that was emptied lacks leases for a moment."""
+        """During the block, call ``on_gone`` when two renewals in a row find no live member at
+        ``url``. One is not enough: a store that was emptied lacks leases for a moment."""
         self._watched[on_gone] = url
         try:
             yield
@@ -274,17 +273,17 @@ class Members:
         self._were_gone = gone
 
     def store_time(self) -> float:
-        """Now, by the store's clock, in seconds since 1970."""
+        """The current time of the store's clock, in seconds since 1970."""
         return self._unix() + self._tasks.skew_s
 
     def _look_for_strangers(self) -> None:
-        """Find members that seem to belong to another service, and say so when there are some."""
+        """Find members that seem to belong to another service, and log it when they change."""
         assert self._me is not None
         others = [seen.member for seen in self.others.values() if seen.is_alive]
         strangers = tuple(sorted(one.url for one in others if one.keys != self._me.keys))
         if strangers and strangers != self.strangers:
             service_log.warning(
-                "orchestrators that share a state take different keys: give those of one service "
+                "orchestrators that share a state have different keys: give all of one service "
                 "the same keys, and each service its own TIDEGATE_STATE__PREFIX",
                 extra=fields(other_keys=", ".join(strangers)),
             )
@@ -293,25 +292,25 @@ class Members:
     def _tell(self, fault: str) -> None:
         if fault and not self.fault:
             service_log.error(
-                "the shared store cannot be used: this orchestrator continues alone; will retry",
+                "the shared store is unavailable: this orchestrator continues alone; will retry",
                 extra=fields(store=self._config.where, error=fault),
             )
         elif self.fault and not fault:
             service_log.info(
-                "the shared store can be used again", extra=fields(store=self._config.where)
+                "the shared store is available again", extra=fields(store=self._config.where)
             )
             self._back_at = time.monotonic()
         self.fault = fault
 
 
 def _divided(answers: Sequence[Any], counts: Sequence[int]) -> list[Sequence[Any]]:
-    """Answers by exchange, in order."""
+    """The answers, divided by renewal part in order."""
     left = iter(answers)
     return [list(islice(left, count)) for count in counts]
 
 
 def _read_member(body: bytes) -> Member:
-    """A member from its description; one of another version may be described otherwise."""
+    """A member from its description. Other versions may have other descriptions."""
     try:
         return msgspec.json.decode(body, type=Member)
     except msgspec.DecodeError:
@@ -319,11 +318,11 @@ def _read_member(body: bytes) -> Member:
 
 
 class Siblings:
-    """The other processes at this one's port. Exactly one of all is the leader: it keeps files and
-    batches."""
+    """The other processes at this process's port. Exactly one of all processes is the leader: it
+    keeps files and batches."""
 
     def __init__(self, members: Members, group: str, name: str) -> None:
-        """``group`` is the same for all of a port; ``name`` is this process's own address."""
+        """``group`` is the same for all processes at a port; ``name`` is this process's address."""
         self.name = name
         self._members = members
         self._group = members.group = group
@@ -332,20 +331,20 @@ class Siblings:
         return sorted({url for url, _ in self._others()})
 
     def take_lead(self) -> None:
-        """Tell the others that this process keeps files and batches from now on."""
+        """Tell the others that this process now keeps files and batches."""
         self._members.leads_since = self._members.store_time()
 
     def lead(self) -> str | None:
-        """Address of the leading process; empty for this one, None without one."""
+        """Address of the leading process; empty for this process, None if there is none."""
         if self._members.leads_since:
             return ""
-        # One that was killed counts as alive until its lease is over: its successor is later.
+        # A killed leader counts as alive until its lease ends; its successor has a later time.
         leads = [(since, url) for url, since in self._others() if since]
         return max(leads)[1] if leads else None
 
     def keeper_of(self, name: str) -> str:
-        """Where the process is reached that keeps a client's own name for a submission; empty for
-        this one. The same at all of them (rendezvous hashing), while they see each other."""
+        """Address of the process that keeps the client's name for a submission; empty for this
+        process. All processes compute the same (rendezvous hashing) while they see each other."""
 
         def weight(url: str) -> bytes:
             return hashlib.sha256(f"{url} {name}".encode()).digest()
@@ -355,8 +354,7 @@ class Siblings:
         return "" if keeper == mine else keeper
 
     def _others(self) -> list[tuple[str, float]]:
-        """Address of each, and since when it leads. A predecessor of this process had the same
-        address."""
+        """Address and ``leads_since`` of each. A predecessor of this process has its address."""
         others = [seen.member for seen in self._members.others.values() if seen.is_alive]
         return [
             (one.url, one.leads_since)
@@ -366,7 +364,7 @@ class Siblings:
 
 
 def group_of(host: str, port: int) -> str:
-    """A name for the processes at a port of this machine, or of this container."""
+    """A name for the processes at a port of this machine or container."""
     network = os.readlink("/proc/self/ns/net")
     place = f"{this_boot().id} {network} {host} {port}"
     return hashlib.sha256(place.encode()).hexdigest()[:16]

@@ -1,10 +1,10 @@
-"""Lua scripts: each changes the store at once, or not at all.
+"""Lua scripts. Each script changes the store completely or not at all.
 
-A full store refuses a script's first write if it takes memory, and no later one. So scripts that
-must work then begin with a write that takes none.
+A full store refuses a script's first write if it needs memory, but not the script's later writes.
+So scripts that must work in a full store begin with a write that needs no memory.
 
-A task has one owner, by whose tag every write of it is checked: an orchestrator that stalled for
-longer than its lease finds that its tasks are another's, and writes nothing more.
+A task has one owner. Every write checks the owner's tag: if an orchestrator stalls longer than its
+lease, its tasks have other owners, and it writes nothing more.
 """
 
 ACCEPT = """
@@ -15,7 +15,7 @@ redis.call('HSET', KEYS[1], 'owner', ARGV[2], 'row', ARGV[3], 'request', ARGV[4]
 redis.call('SADD', KEYS[2], ARGV[1])
 return 0
 """
-"""Take a task in. 2: the submission's name has another task."""
+"""Accept a task. 2: another task has the submission's name."""
 
 TOKENS = """
 -- KEYS: task, tokens. ARGV: owner, tokens
@@ -25,7 +25,7 @@ if owner ~= ARGV[1] then return 1 end
 if ARGV[2] ~= '' then redis.call('RPUSH', KEYS[2], ARGV[2]) end
 return 0
 """
-"""Append tokens, if there are any, to a task. 1: another owner has it."""
+"""Append tokens to a task, if there are any. 1: the task has another owner."""
 
 END = """
 -- KEYS: task, tokens, held, submission, result
@@ -48,8 +48,8 @@ if redis.call('GET', KEYS[4]) == ARGV[1] then redis.call('PEXPIRE', KEYS[4], ARG
 redis.call('SET', KEYS[5], ARGV[4], 'PX', ARGV[6])
 return 0
 """
-"""End a task: the first end counts. 1: another owner has it. A task that was never accepted
-(accepted 0) leaves nothing."""
+"""End a task. The first end counts. 1: the task has another owner. A task that was never accepted
+(accepted 0) is removed."""
 
 RENEW = """
 -- KEYS: layout, alive, members, their latest change
@@ -79,10 +79,10 @@ for at, tag in ipairs(tags) do
 end
 return found
 """
-"""Renew a lease. Returns the store's time (seconds, microseconds), whether the lease had not run
-out, what stands for the latest change of a member, then each member's tag, itself, and whether it
-is alive. Members are left out, as empty, where the caller knows that change. Nothing where another
-layout is used."""
+"""Renew a lease. Returns the store's time (seconds, microseconds), whether the lease was still
+valid, the id of the latest change of a member, and for each member its tag, its description, and
+whether it is alive. Descriptions are empty if the caller knows that change. Returns nothing if the
+store has another layout."""
 
 LEAVE = """
 -- KEYS: alive, held, members. ARGV: tag
@@ -90,7 +90,7 @@ redis.call('DEL', KEYS[1])
 if redis.call('SCARD', KEYS[2]) == 0 then redis.call('HDEL', KEYS[3], ARGV[1]) end
 return 0
 """
-"""End a lease. A member that leaves tasks behind is kept until these are taken on."""
+"""End a lease. A member with remaining tasks is kept until they are taken over."""
 
 CLAIM = """
 -- KEYS: alive and held of the dead one, held of the new owner, members
@@ -108,7 +108,7 @@ end
 if redis.call('SCARD', KEYS[2]) == 0 then redis.call('HDEL', KEYS[4], ARGV[1]) end
 return claimed
 """
-"""Take some of a dead member's tasks over. Returns their ids; none once there are no more."""
+"""Take over some of a dead member's tasks. Returns their ids; empty if no tasks remain."""
 
 KEEP_ITEM = """
 -- KEYS: item. ARGV: owner, keep_ms, kind, key, name, copy
@@ -119,7 +119,7 @@ redis.call('HSET', KEYS[1], 'owner', owner or ARGV[1], 'kind', ARGV[3], 'key', A
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 0
 """
-"""Keep the copy of an item. 1: another owner has it."""
+"""Keep the copy of an item. 1: the item has another owner."""
 
 USE_ITEM = """
 -- KEYS: item. ARGV: owner, keep_ms (0: only look)
@@ -129,14 +129,14 @@ if owner ~= ARGV[1] then return 1 end
 if ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 return 0
 """
-"""Keep the copy of an item for longer. 1: another owner has it; 2: there is none."""
+"""Keep the copy of an item longer. 1: the item has another owner; 2: there is no copy."""
 
 DROP_ITEM = """
 -- KEYS: item. ARGV: owner
 if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then redis.call('DEL', KEYS[1]) end
 return 0
 """
-"""Remove the copy of an item, unless another owner has it."""
+"""Remove the copy of an item, unless the item has another owner."""
 
 CLAIM_ITEM = """
 -- KEYS: item. ARGV: new owner, stem of names of who is alive
@@ -149,8 +149,8 @@ if owner ~= ARGV[1] then
 end
 return redis.call('HMGET', KEYS[1], 'kind', 'key', 'name', 'copy')
 """
-"""Take over an item of a dead owner. Returns its kind, key, name and copy; the owner where that
-lives; nothing where there is no such item."""
+"""Take over an item of a dead owner. Returns its kind, key, name and copy; only the owner if that
+is alive; nothing if there is no such item."""
 
 TAKE = """
 -- ARGV: prefix, tag, tokens, then for each account: name, requests_per_min, tokens_per_min,
@@ -209,10 +209,10 @@ for i = 4, #ARGV, 5 do
 end
 return found
 """
-"""Take a request and its tokens from the rates of all accounts, or from none (generic cell rate
-algorithm, as in ``admission.rate_limits``). Returns ``refused`` and the limit that forbids it
-(kind, account, seconds until it would not), else for each rate its kind, account, and seconds until
-it is whole."""
+"""Charge a request and its tokens to the rates of all accounts, or to none (generic cell rate
+algorithm, as in ``admission.rate_limits``). Returns ``refused`` and the limit that refuses it
+(kind, account, seconds until it would allow it), else for each rate its kind, account, and seconds
+until it is full again."""
 
 GIVE_BACK = """
 -- ARGV: prefix, tag, name, tokens_per_min, unused tokens, running here
@@ -226,7 +226,7 @@ end
 redis.call('HSET', ARGV[1] .. 'running:' .. ARGV[3], ARGV[2], ARGV[6])
 return 0
 """
-"""Give back tokens that a request did not use, and say how many requests run here now."""
+"""Give back a request's unused tokens, and report the number of requests that run here now."""
 
 RUNS = """
 -- KEYS: runs. ARGV: tag, last id that is known, most entries, keep_ms, then news
@@ -236,7 +236,7 @@ for i = 5, #ARGV do
 end
 return redis.call('XRANGE', KEYS[1], '(' .. ARGV[2], '+', 'COUNT', 512)
 """
-"""Publish runs, and read all later entries with their ids."""
+"""Publish runs and read all later entries with their ids."""
 
 WRITE_LINES = """
 -- ARGV: stem of names of pages, keep_ms, then for each line: page, name, numbers (JSON)
@@ -250,7 +250,7 @@ for i = 3, #ARGV, 3 do
 end
 return 0
 """
-"""Write lines; of two under one name that with the greater first number stays."""
+"""Write lines. Of two lines with the same name, the one with the larger first number stays."""
 
 DEMANDS = """
 -- KEYS: demands of each instance. ARGV: tag, stem of names of who is alive, keep_ms, then for each
@@ -282,5 +282,5 @@ for at, key in ipairs(KEYS) do
 end
 return cjson.encode(found)
 """
-"""Publish demands on instances, and read those of all live orchestrators: for each instance with a
-demand of this one, in the order of the keys, demands by tag (JSON)."""
+"""Publish demands on instances, and read the demands of all live orchestrators. Returns JSON: for
+each instance on which this orchestrator has a demand, in the order of the keys, demands by tag."""

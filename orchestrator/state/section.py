@@ -23,19 +23,19 @@ def _own_address() -> str | None:
 
 
 class StateSection(RoomSection):
-    """What several orchestrators share, in a Redis or Valkey server (OR-18)."""
+    """State that several orchestrators share in a Redis or Valkey server (OR-18)."""
 
     table: ClassVar = "state"
 
     url: SecretStr | None = None
-    """Store that several orchestrators share, durable tasks included:
-    ``redis://user:password@host:port/db``, ``rediss://…`` with TLS, or ``unix://path``; needs the
-    extra ``fleet``. Unset: this orchestrator is alone."""
+    """Store that several orchestrators share, also for durable tasks:
+    ``redis://user:password@host:port/db``, ``rediss://…`` with TLS, or ``unix://path``. Needs the
+    extra ``fleet``. Unset: this orchestrator shares no state."""
     prefix: str = Field(default="tidegate", pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """What all names in the store begin with: one for all orchestrators that share a state."""
+    """Prefix of all names in the store. Orchestrators that share a state have the same prefix."""
     advertise: str | None = Field(default=None, pattern=r"^https?://[^/\s?#@]+$")
-    """Address of this orchestrator for the others: ``http://host:port``. Unset: its listening
-    address, which must not be a wildcard."""
+    """Address at which the other orchestrators reach this one: ``http://host:port``. Unset: its
+    listening address, which must not be a wildcard."""
     _own_address: str | None = PrivateAttr(default_factory=_own_address)
 
     @field_validator("url")
@@ -47,7 +47,7 @@ class StateSection(RoomSection):
         if scheme not in ("redis", "rediss", "unix"):
             raise ValueError("expected redis://…, rediss://… or unix://…")
         if find_spec("redis") is None:
-            raise ValueError("needs the package redis, which is not installed: pip install redis")
+            raise ValueError("the package redis is not installed; run pip install redis")
         return value
 
     @property
@@ -61,8 +61,8 @@ class StateSection(RoomSection):
 
     @property
     def own(self) -> tuple[str, int] | None:
-        """Where this process alone listens, while it shares ``port`` with others on this machine
-        (``SO_REUSEPORT``); None where ``port`` is its own."""
+        """Host and port at which only this process listens, if it shares ``port`` with other
+        processes on this machine (``SO_REUSEPORT``); None if ``port`` is its own."""
         if self._own_address is None:
             return None
         host, _, port = self._own_address.rpartition(":")
@@ -75,12 +75,12 @@ class StateSection(RoomSection):
     def check(self, settings: "Settings") -> None:
         if self.own is not None and (self.url is None or not settings.port):
             raise ValueError(
-                f"{OWN_ADDRESS}: needs state.url and a port: processes that share a port share a "
-                "state"
+                f"{OWN_ADDRESS}: processes that share a port also share a state: set state.url and "
+                "port"
             )
         listens = settings.host if self.own is None else self.own[0]
         if self.is_remote and self.advertise is None and is_wildcard(listens):
             raise ValueError(
-                "state.advertise: must be set where the orchestrator listens on all addresses "
-                f"({listens}), so that others know where to reach it: http://host:port"
+                "state.advertise: must be set, because the orchestrator listens on all addresses "
+                f"({listens}): set the http://host:port at which the others reach it"
             )

@@ -1,4 +1,4 @@
-"""One orchestrator's part in what several share: it joins at the start and leaves at the end."""
+"""One orchestrator's membership in a shared state: it joins at startup and leaves at shutdown."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,18 +25,18 @@ from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import MetricRow, Metrics
 
-_OWNER_UNKNOWN = "the store does not answer, so the owner of this is unknown: ask again in a moment"
+_OWNER_UNKNOWN = "the store does not answer, so the owner of this is unknown: retry in a moment"
 
 
 class SharedState(Sharing):
-    """The parts of the shared state, and the owners of items."""
+    """The parts of the shared state, and a lookup of the owners of items."""
 
     is_shared = True
 
     def __init__(
         self, config: StateConfig, tag: str, unix: Callable[[], float], *, advertise: str | None
     ) -> None:
-        """``advertise`` is where the others reach this orchestrator; None: where it listens."""
+        """``advertise`` is the address for the other orchestrators; None: the listening address."""
         self.config = config
         self.tag = tag
         self._advertise = advertise
@@ -46,11 +46,11 @@ class SharedState(Sharing):
         self.items = SharedItems(self.members, self.tasks)
         self.pages = SharedPages(self.members, self.tasks.names)
         self.forwarded = 0
-        """How many requests were handed on to another member."""
+        """Number of requests that were forwarded to another member."""
         self.cordons: Cordons | None = None
         self.limits: SharedLimits | None = None
         self.siblings: Siblings | None = None
-        """The processes that share this one's port; None where the port is its own."""
+        """The processes at this process's port; None if the port is its own."""
         self._takeover: Takeover | None = None
 
     @property
@@ -109,8 +109,8 @@ class SharedState(Sharing):
         self.members.on_lapsed.append(call)
 
     def describe(self) -> dict[str, object] | None:
-        """The fields of ``/health``. ``process``: which of the processes at this port answers, and
-        ``processes`` how many there are; the queue and the loads are those of this one."""
+        """The fields of ``/health``. ``process`` is the process at this port that answers;
+        ``processes`` is their number. The queue and the loads are those of this process."""
         described: dict[str, object] = {
             "members": self.members.alive,
             "fault": self.members.fault or None,
@@ -139,9 +139,9 @@ class SharedState(Sharing):
         await self.members.leave()
 
     def listen(self, host: str, own: tuple[str, int] | None, group: str, name: str) -> None:
-        """Note the address that this orchestrator listens at. With an ``own`` one it is one of
-        several processes at a port (``Siblings``): ``group`` names the port, ``name`` the process.
-        """
+        """Set the address at which this orchestrator listens. ``own``: the process's own address if
+        several processes share a port (``Siblings``). ``group`` is the name of the port, ``name``
+        that of the process."""
         self._host = host
         if own is not None:
             self._host = own[0]
@@ -149,14 +149,14 @@ class SharedState(Sharing):
             self.siblings = Siblings(self.members, group, name)
 
     def is_of_member(self, item_id: str) -> bool:
-        """Whether an id was made by an orchestrator that is known here."""
+        """Whether a known orchestrator made the id."""
         tag = tag_of(item_id)
         return tag == self.tasks.tag or tag in self.members.others
 
     async def holder_of(self, item_id: str) -> Holder | None:
-        """The orchestrator that has an id; this one if it has just claimed it, or for another key.
-        None without one. Raises ``NotReady`` if it is about to be taken over, or the store is away,
-        and what ``SharedItems.claim`` does."""
+        """The orchestrator that has an id; this one if it has just claimed it, or has it for
+        another key. None if there is none. Raises ``NotReady`` before a takeover or while the store
+        is unavailable, and the errors of ``SharedItems.claim``."""
         tag, digits = tag_of(item_id), digits_of(item_id)
         if not tag:
             return None
@@ -165,7 +165,7 @@ class SharedState(Sharing):
                 pipe.hmget(self.tasks.names.task(digits), ["owner", "end"])
                 pipe.hget(self.tasks.names.item(digits), "owner")
                 (owner, end), kept_by = await pipe.execute()
-        except connection.FAILURES:  # its maker may still have it
+        except connection.FAILURES:  # the orchestrator that made it may still have it
             made_by = await self._reached(tag)
             if made_by is None:
                 raise NotReady(_OWNER_UNKNOWN) from None
@@ -176,18 +176,18 @@ class SharedState(Sharing):
         if owner == self.tasks.tag and digits in self.tasks.known_ids():
             return Holder(self.members.url, self.tasks.tag)
         holder = await self._reached(owner or tag)
-        if holder is None and end is not None:  # it has ended since: any can tell by the store
+        if holder is None and end is not None:  # it ended: all orchestrators can read it
             return Holder(self.members.url, self.tasks.tag)
         if holder is None and owner is not None:
             raise NotReady(
-                "the orchestrator that has this task is gone, and another one takes it on: ask "
-                "again in a moment"
+                "the orchestrator that has this task is gone, and another one takes it over: retry "
+                "in a moment"
             )
         return holder
 
     async def is_living(self, item_id: str) -> bool:
-        """Whether there is a durable task by that id whose end has not come, and which is not
-        here. Raises ``NotReady`` if the store is away."""
+        """Whether a durable task with that id is not here and has not ended. Raises ``NotReady`` if
+        the store is unavailable."""
         if not (digits := digits_of(item_id)):
             return False
         try:
@@ -199,7 +199,7 @@ class SharedState(Sharing):
         return owner is not None and end is None and not is_here
 
     def is_of_dead(self, item_id: str) -> bool:
-        """Whether an id was made by an orchestrator that is known not to be there any more."""
+        """Whether an orchestrator that is known to be dead made the id."""
         tag, members = tag_of(item_id), self.members
         if not tag or tag == self.tasks.tag or members.fault or not members.has_renewed:
             return False
@@ -207,14 +207,14 @@ class SharedState(Sharing):
         return seen is None or not seen.is_alive
 
     async def _reached(self, tag: str) -> Holder | None:
-        """Another orchestrator; None where it is not alive, or cannot be reached."""
+        """Another orchestrator; None if it is dead or unreachable."""
         seen = await self.members.find(tag)
         if seen is None or not seen.is_alive or not seen.member.url:
             return None
         return Holder(seen.member.url, tag)
 
     async def _claimed(self, digits: str) -> Holder | None:
-        """Claim an item of a dead orchestrator; returns this one as its holder."""
+        """Claim a dead orchestrator's item. Returns this orchestrator as its holder."""
         with suppress(*connection.FAILURES):
             if await self.items.claim(digits):
                 return Holder(self.members.url, self.tasks.tag)
@@ -226,36 +226,36 @@ STATE: tuple[MetricRow[SharedState], ...] = (
         "gauge",
         "state_members",
         "orchestrators",
-        "Orchestrators that share the state and are alive, with this one, as far as it knows",
+        "Live orchestrators that share the state, including this one, as far as it knows",
         lambda state: state.members.alive,
     ),
     MetricRow(
         "gauge",
         "state_failing",
         "bool",
-        "1 while the shared store cannot be used, and this orchestrator continues alone",
+        "1 while the shared store is unavailable and this orchestrator continues alone",
         lambda state: bool(state.members.fault),
     ),
     MetricRow(
         "gauge",
         "state_strangers",
         "orchestrators",
-        "Orchestrators under the same prefix with other keys",
+        "Orchestrators with the same prefix and different keys",
         lambda state: len(state.members.strangers),
     ),
     MetricRow(
         "counter",
         "state_limits_alone",
         "requests",
-        "Requests that were held to this orchestrator's own limits only, because the store did not "
-        "answer in time",
+        "Requests with only this orchestrator's own limits, because the store did not answer in "
+        "time",
         lambda state: 0 if state.limits is None else state.limits.alone,
     ),
     MetricRow(
         "gauge",
         "state_items_waiting",
         "items",
-        "Sessions and responses with changes that are not in the store yet",
+        "Sessions and responses with changes that are not yet in the store",
         lambda state: state.items.waiting,
     ),
 )

@@ -1,13 +1,12 @@
-"""Each orchestrator's share of an instance's slots, so that no two count on the same free one. With
-each renewal of its lease a member publishes its jobs on each instance, with those that it would
-send there now, and reads the others'. All divide an instance's slots by the same rule: demanded
-slots in proportion, so that a request has the same chance at each member, and the rest in equal
-parts, so that an idle member can start at once. A burst at one member waits for a renewal to get
-more. Batch work and hopeless work demand nothing while they wait.
+"""Each orchestrator's share of an instance's slots, so that no two count on the same free slot.
+With each lease renewal, a member publishes its demand on each instance: its jobs there, and the
+jobs that it would send there now. It also reads the others' demands. All members use the same rule.
+They divide demanded slots in proportion, so that a request has the same chance at each member. They
+divide the rest equally, so that an idle member can start at once. A burst at one member waits for a
+renewal to get more slots. Waiting batch work and hopeless work demand nothing.
 
-Demands are in the store by instance: with *I* instances and *M* members all together take about
-``4/s · I · M · (110 + 15 · M)`` bytes to and from it.
-"""
+The store has demands by instance. *I* instances and *M* members cause about
+``4/s · I · M · (110 + 15 · M)`` bytes of traffic in total."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,14 +23,14 @@ from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 
 INSTANCES_AT_ONCE = 128
-"""Most instances per command to the store, so that none delays the others for long."""
+"""Most instances per command to the store, so that no command delays others for long."""
 KEEP_MS = 60_000
-"""How long the store keeps demands on an instance without updates."""
+"""Time in ms that the store keeps demands on an instance without updates."""
 
 
 def shares_of(slots: int, demands: Mapping[str, int]) -> dict[str, int]:
-    """Divide ``slots`` among members by what each asks for. The shares add up to ``slots``, except
-    that each has at least one."""
+    """Divide ``slots`` among members by their demands. The shares add up to ``slots``, except that
+    each member has at least one."""
     given = dict.fromkeys(sorted(demands), 0)
     asked = sum(demands.values())
     for tag in given:
@@ -47,7 +46,7 @@ def shares_of(slots: int, demands: Mapping[str, int]) -> dict[str, int]:
 
 
 class SlotShares:
-    """Holds each instance to this orchestrator's share of its slots."""
+    """Limits this orchestrator to its share of each instance's slots."""
 
     def __init__(
         self, members: Members, tasks: SharedTasks, registry: Registry, queue: TaskQueue[Task]
@@ -58,18 +57,18 @@ class SlotShares:
         self._registry = registry
         self._queue = queue
         self._told: dict[str, dict[str, int]] = {}
-        """Demands by address and tag, as last read."""
+        """The last read demands, by address and tag."""
         self._asked: list[list[tuple[str, int | str]]] = []
-        """Addresses and own demands (empty: none) of the running renewal, by command."""
+        """Addresses and own demands (empty: none) in the running renewal, by command."""
         self._written: set[str] = set()
-        """Addresses of instances for which the store may have a demand from here."""
+        """Addresses of instances for which the store may have this orchestrator's demand."""
         members.parts.append(self)
         members.on_seen.append(self._divide)
 
     # ── demands ──────────────────────────────────────────────────────────────────────────────
 
     def ask(self, pipe: Any) -> int:
-        """Tell of this orchestrator's demands, and ask for the others' on the same instances."""
+        """Publish this orchestrator's demands, and read the others' demands on these instances."""
         demands: dict[str, int | str] = {**self._demands()}
         demands |= dict.fromkeys(self._written - demands.keys(), "")
         self._written.update(demands)
@@ -83,8 +82,8 @@ class SlotShares:
         return len(self._asked)
 
     def receive(self, answers: Sequence[Any]) -> None:
-        """Take in the others' demands. If the store refuses an instance's, the earlier ones
-        stay."""
+        """Process the others' demands. If the store refuses an instance's demands, the previous
+        ones stay."""
         for part, answer in zip(self._asked, answers, strict=True):
             if isinstance(answer, Exception):
                 continue
@@ -97,7 +96,7 @@ class SlotShares:
             self._written.difference_update(gone)
 
     def _demands(self) -> dict[str, int]:
-        """Jobs that this orchestrator has on each instance, or would send there now."""
+        """Jobs of this orchestrator on each instance, including those that it would send now."""
         queued = Counter(
             task.model
             for task in self._queue.tasks()
@@ -117,7 +116,7 @@ class SlotShares:
         for instance in self._registry:
             share = None
             if len(alive) > 1 and instance.card is not None:
-                # One without a report demands nothing yet.
+                # An instance without a report gets no demand yet.
                 told = self._told.get(instance.address, {})
                 demands = {tag: told.get(tag, 0) for tag in alive}
                 share = shares_of(instance.concurrency.slots, demands)[self._tag]

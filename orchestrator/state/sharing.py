@@ -1,4 +1,4 @@
-"""Makes one orchestrator's part in what several share, where the settings name a store."""
+"""Makes an orchestrator's ``Sharing`` if the settings have a store."""
 
 import random
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from orchestrator.state.section import StateSection
 
 
 def sharing_of(settings: Settings, rng: random.Random, unix: Callable[[], float]) -> Sharing | None:
-    """What the settings have this orchestrator share; None where it is alone."""
+    """The sharing that the settings configure; None if this orchestrator shares nothing."""
     state = settings.section(StateSection)
     if state.url is None:
         return None
-    # Not before it is needed: the library is an extra.
+    # Imported only when needed: the library is an extra.
     from orchestrator.state.connection import LEASE_S, StateConfig
     from orchestrator.state.members import group_of
     from orchestrator.state.shared_state import SharedState

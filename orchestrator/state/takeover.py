@@ -1,7 +1,6 @@
-"""Takes over durable tasks of orchestrators that died or left some behind. Each survivor takes a
-few at a time, so that all get a share. A member counts as dead after two renewals without its
-lease. After an outage of the store, all have the time of a lease to renew theirs.
-"""
+"""Takes over durable tasks from orchestrators that died or left with unfinished tasks. Each
+survivor takes a few at a time, so that all get a share. A member counts as dead if two renewals do
+not find its lease. After an outage of the store, members have the duration of a lease to renew."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -17,11 +16,11 @@ from orchestrator.telemetry.log import fields, service_log
 
 TASKS_AT_A_TIME = 16
 PAUSE_S = 0.02
-"""Pause after each piece, in seconds: the other survivors get theirs, and the loop a turn."""
+"""Pause in seconds after each piece, for the other survivors and for the event loop."""
 
 
 class Takeover:
-    """Looks for dead members with each renewal of the lease."""
+    """Looks for dead members after each lease renewal."""
 
     def __init__(
         self,
@@ -30,17 +29,17 @@ class Takeover:
         take_on: Callable[[Sequence[UnfinishedTask]], None],
         may_take: Callable[[], bool],
     ) -> None:
-        """``take_on`` is given the tasks that this orchestrator owns from now on. ``may_take``:
-        whether it can do anything for them."""
+        """``take_on`` gets the tasks that this orchestrator now owns. ``may_take``: whether it can
+        process them."""
         self.taken = 0
-        """How many tasks of other processes were taken on."""
+        """Number of tasks that were taken over from other processes."""
         self._members = members
         self._tasks = tasks
         self._take_on = take_on
         self._may_take = may_take
         self._were_dead: set[str] = set()
         self._may_have_missed = False
-        """Whether the store may have tasks for this orchestrator that it does not know, because an
+        """Whether this orchestrator may own tasks in the store that it does not know, because an
         answer was lost."""
         self._working: asyncio.Task[None] | None = None
         members.on_seen.append(self._look)
@@ -72,13 +71,12 @@ class Takeover:
         except connection.FAILURES as error:
             self._may_have_missed = True
             service_log.warning(
-                "tasks of another orchestrator were not taken on; will retry",
+                "cannot take over tasks of another orchestrator; will retry",
                 extra=fields(error=connection.describe_error(error)),
             )
 
     async def _take_missed(self) -> None:
-        """Take over tasks that the store counts as this orchestrator's and that are unknown
-        here."""
+        """Take over tasks that belong to this orchestrator in the store but are unknown here."""
         mine = self._tasks.tag
         held = await self._members.client.smembers(self._tasks.names.held(mine))
         known = self._tasks.known_ids()
@@ -108,11 +106,11 @@ class Takeover:
                 found.append(self._tasks.claimed(task_id, *answers[2 * at : 2 * at + 2]))
             except (msgspec.DecodeError, KeyError):
                 service_log.exception(
-                    "a task of another orchestrator cannot be read", extra=fields(task_id=task_id)
+                    "cannot read a task of another orchestrator", extra=fields(task_id=task_id)
                 )
         self.taken += len(found)
         service_log.info(
-            "durable tasks of another orchestrator are taken on",
+            "took over durable tasks of another orchestrator",
             extra=fields(tasks=len(found), of=tag),
         )
         self._take_on(found)

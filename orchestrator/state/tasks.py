@@ -1,4 +1,4 @@
-"""Durable tasks in the shared store: a ``JournalStore`` that several orchestrators use at once."""
+"""Durable tasks in the shared store: a ``JournalStore`` for several orchestrators."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ _MIN_MS = 1
 
 
 class StoredEnd(msgspec.Struct, frozen=True, array_like=True):
-    """What of a row is only known at the task's end."""
+    """The part of a row that is known only at the task's end."""
 
     ended_unix: float
     outcome: str
@@ -49,7 +49,7 @@ class StoredEnd(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Name(NamedTuple):
-    """What the store calls a task that this process knows by its number."""
+    """The store's name for a task; this process uses the task's number."""
 
     task_id: str
     submission: str
@@ -57,7 +57,7 @@ class _Name(NamedTuple):
 
 
 class SharedTasks:
-    """Durable tasks of one orchestrator, which its ``tag`` owns."""
+    """Durable tasks of one orchestrator. Its ``tag`` is their owner."""
 
     def __init__(self, config: StateConfig, tag: str) -> None:
         self.config = config
@@ -68,9 +68,9 @@ class SharedTasks:
         self.next_n = 1
         self.unfinished: Sequence[UnfinishedTask] = ()
         self.skew_s = 0.0
-        """How far the store's clock is ahead of this machine's, in seconds."""
+        """Seconds by which the store's clock is ahead of this machine's clock."""
         self.by_number: dict[int, _Name] = {}
-        """Names of the tasks that have not ended, by number."""
+        """Names of unfinished tasks, by number."""
         self._last_claimed = 0
 
     def new_writer(self, calls: WriterCalls) -> "SharedWriter":
@@ -80,10 +80,10 @@ class SharedTasks:
         return SharedReader(self)
 
     def close(self) -> None:
-        """Do nothing: each thread closes the connection that it has."""
+        """Do nothing: each thread closes its own connection."""
 
     def known_ids(self) -> set[str]:
-        """Tasks of this process without an end in the store."""
+        """Ids of this process's tasks without an end in the store."""
         return {name.task_id for name in list(self.by_number.values())}
 
     def name(self, row: TaskRow) -> _Name:
@@ -96,8 +96,8 @@ class SharedTasks:
     def claimed(
         self, task_id: str, record: Mapping[bytes, bytes], tokens: Iterable[bytes]
     ) -> UnfinishedTask:
-        """A task that was taken over, from its records. Raises ``msgspec.DecodeError``."""
-        self._last_claimed -= 1  # below those that this process has accepted
+        """A task that was taken over, made from its records. Raises ``msgspec.DecodeError``."""
+        self._last_claimed -= 1  # below the numbers of tasks that this process accepted
         row = replace(_row_of(record), n=self._last_claimed)
         self.name(row)
         request = read_record(StoredRequest, task_id, record.get(b"request"))
@@ -106,7 +106,7 @@ class SharedTasks:
         return UnfinishedTask(row, self._shifted(request, -self.skew_s), known)
 
     def request_of(self, accept: Accept) -> bytes:
-        """The record of a task's request; its points in time are by the store's clock."""
+        """The record of a task's request. Its times are by the store's clock."""
         request = self._shifted(accept.request, self.skew_s)
         return b"" if request is None else pack(request)
 
@@ -117,7 +117,7 @@ class SharedTasks:
 
 
 class SharedWriter(GroupCommit):
-    """Writes to the store; all of a transaction goes in one round trip."""
+    """Writes to the store. A transaction takes one round trip."""
 
     failures = connection.FAILURES
 
@@ -140,7 +140,7 @@ class SharedWriter(GroupCommit):
                 self._add(pipe, one)
                 if isinstance(one, Accept):
                     self._unsure[one.row.n] = self._tasks.by_number[one.row.n]
-            if self._fault or not operations:  # later writes may take no memory, and a task does
+            if self._fault or not operations:  # unlike a task, later writes may need no memory
                 pipe.set(self._names.room, b"", px=_MIN_MS)
             layout, *answers = pipe.execute(raise_on_error=False)
         self._note(operations, answers[len(unsure) : len(unsure) + len(operations)])
@@ -155,7 +155,7 @@ class SharedWriter(GroupCommit):
             self._begin_anew(client)
 
     def _note(self, operations: Sequence[Operation], answers: Sequence[Any]) -> None:
-        """Note what the store said of each operation. One that it refused has its exception."""
+        """Process the store's answer to each operation. A refused one has its exception."""
         for one, answer in zip(operations, answers, strict=True):
             if isinstance(answer, Exception):
                 continue
@@ -169,8 +169,8 @@ class SharedWriter(GroupCommit):
                 self._tasks.by_number.pop(one.n, None)
 
     def _promised(self, operations: Sequence[Operation]) -> list[Operation]:
-        """The operations that must be written sooner or later. A full store takes ends, which make
-        room, and refuses the rest."""
+        """The operations that must eventually be written. A full store accepts ends, which free
+        memory, and refuses the rest."""
         return [
             one
             for one in super()._promised(operations)
@@ -178,7 +178,7 @@ class SharedWriter(GroupCommit):
         ]
 
     def _begin_anew(self, client: redis.Redis) -> None:
-        """Write the live tasks into a store that was emptied; their tokens follow."""
+        """Write the live tasks to a store that was emptied. Their tokens follow."""
         connection.check(client, self._names)
         with client.pipeline(transaction=False) as pipe:
             for accept in self._calls.live():
@@ -207,7 +207,7 @@ class SharedWriter(GroupCommit):
             self._add_end(pipe, self._tasks.by_number.get(one.n), one)
 
     def _add_end(self, pipe: Any, name: _Name | None, end: Ended | None) -> None:
-        """Add a task's end; without ``end`` it was never accepted."""
+        """Add a task's end. Without ``end``, the task was never accepted."""
         if name is None:
             pipe.echo(0)
             return
@@ -243,12 +243,12 @@ class SharedWriter(GroupCommit):
         return self._client
 
     def _failed(self, error: Exception) -> str:
-        if not isinstance(error, redis.ResponseError):  # else it answers, and may take something
+        if not isinstance(error, redis.ResponseError):  # otherwise it answers and may accept some
             self._disconnect()
         return connection.describe_error(error)
 
     def _tidy(self) -> None:
-        """Look whether the store is there, so that its absence is known before a task comes."""
+        """Check the store, so that an outage is known before the next task arrives."""
         try:
             self._write([])
             self._tell("")
@@ -264,7 +264,7 @@ class SharedWriter(GroupCommit):
 
 
 class SharedReader(LookUps):
-    """Looks tasks up in the store, whichever orchestrator has them."""
+    """Looks up tasks of all orchestrators in the store."""
 
     failures = connection.FAILURES
 
@@ -312,7 +312,7 @@ def _end_of(end: Ended) -> StoredEnd:
 
 
 def _row_of(record: Mapping[bytes, bytes]) -> TaskRow:
-    """A task's row, with its end where it has one. Raises ``msgspec.DecodeError``."""
+    """A task's row, with its end if it has one. Raises ``msgspec.DecodeError``."""
     row = msgspec.msgpack.decode(record[b"row"], type=TaskRow)
     if b"end" not in record:
         return row

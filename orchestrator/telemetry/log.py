@@ -1,6 +1,6 @@
-"""Named loggers, and how their records look: JSON lines, or one readable line on a terminal.
+"""Named loggers and the formats of their records: JSON lines, or readable lines on a terminal.
 
-Fields travel in ``extra=fields(...)``. Prompts, generated text and secrets are never fields.
+Fields are passed in ``extra=fields(...)``. Prompts, generated text and secrets are never fields.
 """
 
 import json
@@ -33,7 +33,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         second = int(record.created)
-        if second != self._second:  # most lines share it with others
+        if second != self._second:  # most lines have the same second as others
             self._stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
             self._second = second
         entry: dict[str, object] = {
@@ -47,7 +47,7 @@ class JsonFormatter(logging.Formatter):
             entry["exception"] = self.formatException(record.exc_info)
         try:
             return self._encoder.encode(entry).decode()
-        except (ValueError, OverflowError):  # half a surrogate pair, a number without end
+        except (ValueError, OverflowError):  # half a surrogate pair, an infinite number
             return json.dumps(entry, default=str)
 
 
@@ -68,9 +68,9 @@ class TextFormatter(logging.Formatter):
 
 
 def configure(log_format: LogFormat, level: str) -> None:
-    """Send every logger of the process to stderr. ``auto`` is readable on a terminal only."""
-    # Lines have no thread, process or code position: finding these takes as long as writing the
-    # line.
+    """Send every logger of the process to stderr. ``auto``: text on a terminal, else JSON."""
+    # Lines have no thread, process or code position: looking these up takes as long as writing
+    # the line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
     readable = log_format == "text" or (log_format == "auto" and sys.stderr.isatty())

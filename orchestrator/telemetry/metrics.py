@@ -1,7 +1,7 @@
-"""Declares, counts and reads metrics; packages' ``metrics.py`` and docs/metrics.md list them.
+"""Declares, counts and reads metrics. The packages' ``metrics.py`` and docs/metrics.md list them.
 
-Nothing here is paid per token: lanes and tasks count in plain integers, which are read at each
-scrape (LB-8). Names end in their unit.
+Metrics cost nothing per token: lanes and tasks count in plain integers, which each scrape reads
+(LB-8). Names end in the unit.
 """
 
 import asyncio
@@ -30,23 +30,23 @@ US_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3)
 TENANT = "tenant"
 """A label that only operators see, because tenants' names are private."""
 SLICE_S = 0.001
-"""Seconds of encoding after which others have their turn. With a turn after each of a hundred parts
-a scrape of a busy loop took 1.1 s next to twelve busy processes."""
+"""Seconds of encoding after which the event loop runs other work. When it did so after each of 100
+parts, a scrape of a busy loop took 1.1 s with twelve other busy processes."""
 _EOF = b"# EOF\n"
-"""The line that ends a page in OpenMetrics' format, once."""
+"""The last line of a page in the OpenMetrics format."""
 
 Type = Literal["counter", "gauge", "histogram"]
 Samples = Iterable[tuple[tuple[str, ...], float]]
-"""Label values, in the order of the labels, each with the sample's value."""
+"""Label values in the order of the labels, each with the sample's value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A metric as documentation shows it."""
+    """A metric for the documentation."""
 
     type: Type
     name: str
-    """The name as scraped, but without the ``_total`` of a counter."""
+    """The scraped name, without the ``_total`` of a counter."""
     unit: str
     text: str
     labels: tuple[str, ...]
@@ -61,31 +61,31 @@ class MetricRow(Generic[S]):
     unit: str
     text: str
     read: Callable[[S], float | Samples]
-    """Reads the value itself if there are no labels, else samples."""
+    """Reads the value if there are no labels, otherwise samples."""
     labels: tuple[str, ...] = ()
 
 
 class Kept(NamedTuple):
-    """What one holder keeps at this moment, in memory."""
+    """The items that one holder currently keeps in memory."""
 
     items: int
     bytes: int
 
 
 class Metrics:
-    """Every metric of one orchestrator, in a registry of its own."""
+    """All metrics of one orchestrator, in their own registry."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.declared: list[Declared] = []
         self._collectors: list[tuple[Collector, bool, str]] = []
-        """Collectors, each with whether it names tenants and the prefix of its metrics' names."""
+        """Collectors. Each has a flag for tenant labels and the prefix of its metrics' names."""
         self.holders: dict[str, Callable[[], Kept]] = {}
 
     def keeps(self, holder: str, read: Callable[[], Kept]) -> None:
-        """Show what ``holder`` keeps, by ``read``: memory that grows to its bound looks like a leak
-        unless its holder is known."""
+        """Export the items that ``holder`` keeps, from ``read``. Memory that grows to its bound
+        looks like a leak unless its holder is known."""
         self.holders[holder] = read
 
     def counter(self, name: str, unit: str, text: str, *labels: str) -> Counter:
@@ -102,7 +102,7 @@ class Metrics:
     def standard_histogram(
         self, name: str, text: str, buckets: Sequence[float], *labels: str
     ) -> Histogram:
-        """Add a histogram of seconds with a name and buckets from an outside convention."""
+        """Add a histogram of seconds with the name and buckets of an external convention."""
         self.declared.append(Declared("histogram", name, "s", text, labels))
         made = Histogram(name, text, labels, registry=self.registry, buckets=buckets)
         return self._added(made, labels)
@@ -119,11 +119,11 @@ class Metrics:
     async def exposition(
         self, accept: str = "", *, tenants: bool = True, prefix: str = ""
     ) -> tuple[bytes, str]:
-        """The page that Prometheus scrapes, and its content type: OpenMetrics, which has exemplars,
-        if ``accept`` asks for it. Without ``tenants`` it leaves out metrics that would name them;
-        with a ``prefix`` it has only the metrics added with that prefix.
+        """The page for Prometheus and its content type: OpenMetrics, which has exemplars, if
+        ``accept`` asks for it. Without ``tenants`` the page has no metrics that name tenants. With
+        ``prefix`` it has only the metrics that were added with that prefix.
 
-        Encoding takes some ms, in slices between which tokens are relayed.
+        Encoding takes some ms. It runs in slices, so that tokens are relayed in between.
         """
         encode, content_type = choose_encoder(accept)
         parts, began = [], time.perf_counter()
@@ -149,7 +149,7 @@ class Metrics:
 
 
 def exemplar_of(trace: TraceContext | None) -> dict[str, str] | None:
-    """Labels that lead from a histogram's bucket to a request's trace; None if it is not kept."""
+    """Labels that link a histogram's bucket to a request's trace; None if the trace is not kept."""
     return {"trace_id": trace.trace_id} if trace is not None and trace.sampled else None
 
 
@@ -174,7 +174,7 @@ KEPT: tuple[MetricRow[Mapping[str, Callable[[], Kept]]], ...] = (
         "gauge",
         "resident_peak_bytes",
         "bytes",
-        "Most memory that the process has had",
+        "Peak memory of the process",
         lambda _: 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     ),
     MetricRow(
@@ -189,7 +189,7 @@ KEPT: tuple[MetricRow[Mapping[str, Callable[[], Kept]]], ...] = (
         "gauge",
         "kept_bytes",
         "bytes",
-        "Memory that it takes, about",
+        "Approximate memory of kept items, by holder",
         lambda holders: [((name,), read().bytes) for name, read in holders.items()],
         ("holder",),
     ),
@@ -199,19 +199,19 @@ KEPT: tuple[MetricRow[Mapping[str, Callable[[], Kept]]], ...] = (
 OTHER = "other"
 MAX_TENANTS = 20
 MAX_MODELS = 50
-"""Limits for tenants and models: each value is a time series of its own, and one for every bucket
-of a histogram that has it."""
+"""Limits for tenants and models. Each value is a separate time series, and one series per bucket of
+a histogram."""
 
 
 class BoundedValues:
-    """Lets the first ``most`` values through as they are; all that come later are ``other``."""
+    """Keeps the first ``most`` values unchanged. All later values become ``other``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._known: set[Hashable] = set()
 
     def of(self, value: str) -> str:
-        """The label value to use for ``value``: itself, or ``other``."""
+        """The label value for ``value``: itself or ``other``."""
         if value in self._known:
             return value
         if len(self._known) >= self._most:
@@ -226,14 +226,14 @@ _FAMILY = re.compile(rb"^(?=# HELP )", re.M)
 
 
 def labelled(page: bytes, label: str, value: str) -> bytes:
-    """A page whose samples have one label more; ``value`` needs no escapes."""
+    """The page with one more label on each sample. ``value`` must not need escapes."""
     pair = f'{label}="{value}"'.encode()
     page = _LABELLED.sub(rb"\1{" + pair + b",", page)
     return _PLAIN.sub(rb"\1{" + pair + b"} ", page)
 
 
 def merged(pages: Sequence[bytes]) -> bytes:
-    """One page with the samples of all, whose labels must differ; a metric has one head."""
+    """One page with the samples of all pages. Their labels must differ. A metric has one head."""
     heads: dict[bytes, bytes] = {}
     samples: dict[bytes, list[bytes]] = {}
     for page in pages:

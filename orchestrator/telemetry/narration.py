@@ -1,7 +1,7 @@
-"""Logs events in sentences for people (OR-15): one per event, never per token. Every sentence is
-logged unchanged, so none can carry an id, a secret or a client's text, and none is longer than a
-line. Its subject is in separate fields, in the fields ``actor``, ``action`` and ``target``, with
-the correlation id where it is a request.
+"""Logs events as sentences for people (OR-15): one per event, never one per token. The sentences
+are constant, so they never have an id, a secret or a client's text. Each fits on one line. The
+fields ``actor``, ``action`` and ``target`` say who did what to which object. Events of a request
+also have its correlation id.
 """
 
 import logging
@@ -18,7 +18,7 @@ MAX_CHARS = 100
 
 
 class Actor(StrEnum):
-    """The party that causes an event."""
+    """The cause of an event."""
 
     CLIENT = "client"
     LAUNCHER = "launcher"
@@ -29,7 +29,7 @@ class Actor(StrEnum):
 
 
 class Action(StrEnum):
-    """Kinds of events: the deed, as a verb."""
+    """Kinds of events, as verbs."""
 
     PREFLIGHT = "preflight"
     BUILD = "build"
@@ -51,7 +51,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Narration:
-    """An event to log. ``sentence`` is for people, the other fields are for searching."""
+    """An event to log. ``sentence`` is for people; the other fields are for searches."""
 
     actor: Actor
     action: Action
@@ -66,7 +66,7 @@ def narrate(
     /,
     **more: Field,
 ) -> None:
-    """Log an event. ``target`` is the instance, model or unit that it happens to."""
+    """Log an event. ``target`` is the affected instance, model or unit."""
     if log.isEnabledFor(level):
         log.log(level, "%s", told.sentence, extra=fields(**narrated(told, target), **more))
 

@@ -1,4 +1,4 @@
-"""The caller's place in a distributed trace: W3C's ``traceparent`` header."""
+"""The caller's position in a distributed trace: W3C's ``traceparent`` header."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _SAMPLED = 1
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A span that others are below: ids in lower-case hex, 32 and 16 digits."""
+    """A parent span: trace id and span id in lower-case hex, 32 and 16 digits."""
 
     trace_id: str
     span_id: str
@@ -21,7 +21,7 @@ class TraceContext:
 
 
 def read_traceparent(header: str | None) -> TraceContext | None:
-    """Read a ``traceparent`` header; None if missing or malformed: the request is served anyway."""
+    """Read a ``traceparent`` header. None if it is missing or malformed: this is not an error."""
     if header is None:
         return None
     match = _TRACEPARENT.fullmatch(header.strip())

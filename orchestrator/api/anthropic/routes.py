@@ -45,7 +45,7 @@ class ParsedMessages(NamedTuple):
 
 
 async def messages(request: web.Request) -> web.StreamResponse:
-    """Create the next message of a conversation, or the rest of one that the client began."""
+    """Create the next message of a conversation, or complete a message that the client began."""
     parsed = await read_body(request, _message_reader, lambda body: _parse(request, body))
     job, output = await _with_output(request, parsed)
     if parsed.is_streamed:
@@ -65,7 +65,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
 
 
 class _Answer(WholeAnswer):
-    """A whole answer that tells ``output`` once the prompt is known."""
+    """A whole answer. Calls ``output.begin`` once the prompt is known."""
 
     def __init__(self, output: TaskOutput) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class _Answer(WholeAnswer):
 
 
 async def count_tokens(request: web.Request) -> web.Response:
-    """Count the tokens that a conversation has as a prompt."""
+    """Count the prompt tokens of a conversation."""
     orchestrator, context = request.app[ORCHESTRATOR], request[CONTEXT]
     deadline = read_headers_deadline(request)
 
@@ -111,8 +111,8 @@ def _parse(request: web.Request, body: MessagesRequest) -> ParsedMessages:
 
 
 async def _with_output(request: web.Request, parsed: ParsedMessages) -> tuple[Job, TaskOutput]:
-    """The job with its tools applied, and the parser of its output. Raises ``InvalidRequest`` for
-    what the model cannot do, and what ``loaded_model`` raises."""
+    """The job with its tools applied, and the parser of its output. Raises ``InvalidRequest`` if
+    the model does not support the request, and the errors of ``loaded_model``."""
     encoder = await request.app[ORCHESTRATOR].loaded_model(parsed.job)
     if parsed.must_think and format_of(request.app, encoder).reasoning is None:
         raise InvalidRequest(

@@ -1,15 +1,14 @@
-"""Anthropic's message, its usage and why it stopped; errors as Anthropic spells them
+"""Anthropic's message, usage, stop reasons and errors
 (https://docs.claude.com/en/api/errors).
 
-A message as Anthropic streams it::
+Events of a streamed message::
 
     message_start  (content_block_start  [ping]  content_block_delta …  content_block_stop) …
     message_delta  message_stop
 
-A block is the text; where the model thinks or calls tools, there is one for each of those too.
-``ping`` follows the first block's start. Each is sent with the first bytes that need it, so that
-until there is a token an error can still be an HTTP status (DL-5). One that comes later is the
-event ``error``.
+The text is one block. Thinking and each tool call are blocks too. ``ping`` follows the start of the
+first block. Each event is sent with the first bytes that need it: before the first token, an error
+can still be an HTTP status (DL-5). A later error is the event ``error``.
 """
 
 import uuid
@@ -44,8 +43,8 @@ _STOP_REASONS = {
     FinishReason.LENGTH: "max_tokens",
     FinishReason.DEADLINE: "deadline",
 }
-"""Why a message ended, in Anthropic's words. ``deadline`` is our own, and only sent with
-``on_deadline``."""
+"""Anthropic's names for the reason that a message ended. ``deadline`` is our own name. It is sent
+only with ``on_deadline``."""
 
 
 def blocks_of(output: Output) -> list[object]:
@@ -63,7 +62,7 @@ def blocks_of(output: Output) -> list[object]:
 
 
 def _input(call: ParsedCall) -> object:
-    """The arguments of a call; of a call that was cut, as far as they go."""
+    """The arguments of a call. A truncated call has only the complete part."""
     if not call.is_cut:
         return msgspec.Raw(call.arguments.encode())
     try:
@@ -80,7 +79,7 @@ def new_call_id() -> str:
 def message(
     task: Task, ending: Ending | None, content: list[object], *, is_calling: bool = False
 ) -> dict[str, object]:
-    """A whole message; without an ``ending``, as it is when a stream begins."""
+    """A whole message. Without an ``ending``, it is the message at the start of a stream."""
     return {
         "id": answer_id(task),
         "type": "message",
@@ -93,7 +92,7 @@ def message(
 
 
 def stop(ending: Ending | None, *, is_calling: bool = False) -> dict[str, str | None]:
-    """The fields that say why a message ended; ``is_calling`` if it ended with calls of tools."""
+    """The fields with the reason that a message ended; ``is_calling`` if it ended in tool calls."""
     if is_calling:
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if ending is None:
@@ -105,8 +104,8 @@ def stop(ending: Ending | None, *, is_calling: bool = False) -> dict[str, str | 
 
 
 def usage(task: Task) -> dict[str, int]:
-    """Token counts. Each prompt token is in one of three fields. From the first token on the worker
-    has reported its prefix cache's part; caching costs no fee."""
+    """Token counts. Each prompt token counts in exactly one of three fields. The worker reports its
+    cached tokens with the first token. Caching has no fee."""
     told = min(task.likely_cached, task.prompt_tokens)
     cached = told if task.ending is None else task.cached_tokens
     return {
@@ -130,13 +129,13 @@ _TYPES = {
 
 
 class ThreadUnsupported(InvalidRequest):
-    """The conversation continues in a thread that was never kept. Claude Code then sends all of it,
-    and no threads for the rest of its session."""
+    """The request continues a thread; threads are not kept here. After this error, Claude Code
+    sends the whole conversation, and no threads for the rest of its session."""
 
 
 def status_of(error: TidegateError) -> int:
-    """HTTP status of an error: the one of every dialect, except that 529 means that another time or
-    place could serve it."""
+    """HTTP status of an error: the same as in every dialect, except for 529. It means that a later
+    request or another server could succeed."""
     if isinstance(error, Unavailable) and not isinstance(error, RateLimited):
         return OVERLOADED
     return error.status
@@ -163,8 +162,8 @@ def error_body(error: TidegateError, request_id: str) -> dict[str, object]:
 
 
 def _overflow(error: TidegateError) -> str:
-    """Anthropic's own prefix for a prompt that does not fit. Agents look for these words and
-    figures, and shorten the conversation by them."""
+    """Anthropic's error prefix for a prompt that does not fit. Agents search for these words and
+    numbers, and shorten the conversation accordingly."""
     if error.code is not Code.CONTEXT_OVERFLOW or error.field not in ("prompt", "messages"):
         return ""
     told, figures = error.details, ""
@@ -183,7 +182,7 @@ _encode = msgspec.json.Encoder().encode
 
 class MessageEvents:
     """Turns one task's tokens into events. Listens to the task; ``stream`` sends the events.
-    ``output`` parses what the model writes."""
+    ``output`` parses the model's output."""
 
     def __init__(self, stream: EventStream, request_id: str, output: TaskOutput) -> None:
         self._stream = stream
@@ -197,7 +196,7 @@ class MessageEvents:
     # as a listener
 
     def started(self, task: Task) -> None:
-        """Send nothing: until the first token's byte an error can still be a status."""
+        """Send nothing: before the first token, an error can still be an HTTP status."""
         self._output.begin(task)
 
     def tokens(self, task: Task, delta: Delta) -> None:
@@ -228,7 +227,7 @@ class MessageEvents:
     # inside
 
     def _begin(self, task: Task) -> list[bytes]:
-        """The event that must precede all others, unless it has been sent."""
+        """The event that must come first, unless it was sent already."""
         if self._has_message:
             return []
         self._has_message = True
@@ -255,13 +254,13 @@ class MessageEvents:
                     events += self._close()
                 case CallFails(_, text, is_cut):
                     events += self._close()
-                    if not is_cut:  # the client cannot use the part of the call that it has
+                    if not is_cut:  # the client cannot use a partial call
                         events += self._in_block("text", {"text": ""})
                         events.append(self._delta("text_delta", "text", text))
         return events
 
     def _in_block(self, kind: str, start: dict[str, object]) -> list[bytes]:
-        """Begin a block of that type, unless one is open already."""
+        """Open a block of type ``kind``, unless one is open already."""
         if self._open == kind:
             return []
         events = self._close()

@@ -1,4 +1,4 @@
-"""A conversation in Anthropic's form: turns of blocks, including tool calls and their results."""
+"""A conversation in Anthropic's format: turns of blocks, including tool calls and their results."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -26,12 +26,12 @@ _WITHOUT_CONTENT: Final = (
     "server_tool_use",
     "tool_reference",
 )
-"""Blocks for what another service's server did, as are all results but ``tool_result``: the text
-after them states what came of it. A reference is to a tool that the model sees anyway."""
+"""Blocks about tools that another service's server ran. All results except ``tool_result`` are such
+blocks too: the text after them states the result. A reference names a tool that the model sees."""
 
 
 class ImageSource(msgspec.Struct, frozen=True, gc=False):
-    """Where an image is: in ``data``, as base64. Its ``media_type`` is seen from the file."""
+    """The source of an image: ``data`` in base64. The ``media_type`` is read from the file."""
 
     type: str = "base64"
     data: str | None = None
@@ -41,9 +41,9 @@ class ImageSource(msgspec.Struct, frozen=True, gc=False):
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
-    """A block of any type: text, an image, thinking, a call of a tool, its result. Prefixes are
-    cached whether or not ``cache_control`` asks for it. Templates cannot mark a call as failed: its
-    content must say so."""
+    """A block of any type: text, image, thinking, tool call, tool result. Prefixes are cached with
+    and without ``cache_control``. Templates cannot mark a tool call as failed: its content must
+    say so."""
 
     type: str
     text: str = ""
@@ -54,7 +54,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
     input: msgspec.Raw = NULL
     tool_use_id: str = ""
     content: msgspec.Raw = NULL
-    """What a tool returned; of other types it is not read."""
+    """The result of a tool. Not read in blocks of other types."""
     cache_control: Unused = NULL
     caller: Unused = NULL
     citations: Unused = NULL
@@ -69,18 +69,18 @@ _content_reader: Reader[Content | None] = Reader(Content | None)
 
 
 class InputMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One turn. A body may have so many that garbage collection would dominate."""
+    """One turn. A body may have so many turns that garbage collection would dominate."""
 
     role: Literal["user", "assistant", "system"]
     content: Content
 
 
 def turns_of(system: Content | None, messages: Sequence[InputMessage]) -> tuple[Message, ...]:
-    """A chat of alternating turns; a last turn by the assistant is continued. Raises
+    """A chat of alternating turns. The model continues a last turn of the assistant. Raises
     ``InvalidRequest``.
 
-    Blocks of one turn are joined as they are, consecutive turns of one role with an empty line
-    between them. Results of tools become turns of their own, before the user's text.
+    Blocks of one turn are joined unchanged. Consecutive turns of one role are joined with an empty
+    line between them. Tool results become separate turns before the user's text.
     """
     names: dict[str, str] = {}
     turns: list[Message] = []
@@ -90,18 +90,18 @@ def turns_of(system: Content | None, messages: Sequence[InputMessage]) -> tuple[
         else:
             turns += _asked(role, group, names)
     if not turns:
-        raise InvalidRequest("messages is empty; it needs at least one", field="messages")
+        raise InvalidRequest("messages is empty; send at least one message", field="messages")
     last = turns[-1]
     if last.role == "assistant":
         if last.calls:
             raise InvalidRequest(
-                "messages: the last one calls tools; a tool_result for each is to follow",
+                "messages: the last one calls tools; send a tool_result for each call after it",
                 field="messages",
             )
         if last.content != last.content.rstrip():
             raise InvalidRequest(
-                "messages: the last one is the assistant's, which the model continues: it must not"
-                " end with whitespace",
+                "messages: the last one is the assistant's, and the model continues it: remove the"
+                " whitespace at its end",
                 field="messages",
             )
         turns[-1] = msgspec.structs.replace(last, is_open=True)
@@ -111,7 +111,7 @@ def turns_of(system: Content | None, messages: Sequence[InputMessage]) -> tuple[
 
 
 def _said(group: Iterable[tuple[int, InputMessage]], names: dict[str, str]) -> Message:
-    """The model's turn. Its thinking is left out, unless it called tools in that turn."""
+    """The model's turn, without its thinking unless it called tools in that turn."""
     texts: list[str] = []
     calls: list[ToolCall] = []
     thoughts: list[str] = []
@@ -147,7 +147,7 @@ def _said(group: Iterable[tuple[int, InputMessage]], names: dict[str, str]) -> M
 def _asked(
     role: str, group: Iterable[tuple[int, InputMessage]], names: dict[str, str]
 ) -> list[Message]:
-    """The user's turn, preceded by the results of calls; or the system's turn."""
+    """The user's turn, after the results of tool calls; or the system's turn."""
     turns: list[list[Part]] = []
     results: list[Message] = []
     for at, message in group:
@@ -179,7 +179,7 @@ def _asked(
 
 
 def _parts_of(content: Content | None, where: str, *expected: str) -> Iterator[Part]:
-    """What a text or blocks of the ``expected`` types show. Raises ``InvalidRequest``."""
+    """Text and images of a string or of blocks of ``expected`` types. Raises ``InvalidRequest``."""
     if content is None or isinstance(content, str):
         yield content or ""
         return
@@ -188,7 +188,7 @@ def _parts_of(content: Content | None, where: str, *expected: str) -> Iterator[P
 
 
 def _shown(block: Block, where: str, expected: Sequence[str]) -> Iterator[Part]:
-    """What a block shows to the model, in text and images. Raises ``InvalidRequest``."""
+    """A block's text and images for the model. Raises ``InvalidRequest``."""
     if block.type == "text":
         yield block.text
     elif block.type in expected:
@@ -199,7 +199,7 @@ def _shown(block: Block, where: str, expected: Sequence[str]) -> Iterator[Part]:
 
 def _image_of(source: ImageSource | None, where: str) -> Image:
     if source is None:
-        raise InvalidRequest(f"{where} is required: an image's data, as base64", field=where)
+        raise InvalidRequest(f"{where} is required: send the image as base64", field=where)
     if source.type == "url":
         return image_of_url(source.url, f"{where}.url")
     if source.type == "file":
@@ -208,13 +208,13 @@ def _image_of(source: ImageSource | None, where: str) -> Image:
 
 
 def _pass_over(kind: str, where: str, expected: Sequence[str]) -> None:
-    """Ignore a block that nothing is lost with. Raises ``InvalidRequest`` for any other."""
+    """Ignore a block without content for the model. Raises ``InvalidRequest`` for other blocks."""
     if kind in (*_OF_USERS, *_OF_MODELS):
         owner = "user's" if kind in _OF_USERS else "assistant's"
         raise InvalidRequest(f"{where}: {kind} is the {owner}", field=where)
     kind, where = excerpt(kind, 64), f"{where}.type"
     refusal = InvalidRequest(
-        f"{where}: {kind} is not served here; expected one of: {', '.join(expected)}", field=where
+        f"{where}: {kind} is not supported; expected one of: {', '.join(expected)}", field=where
     )
     if kind not in _WITHOUT_CONTENT and not kind.endswith("_tool_result"):
         raise refusal

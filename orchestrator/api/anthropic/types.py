@@ -1,6 +1,6 @@
-"""Anthropic's request bodies, as far as they are served here; the rest is refused by name.
+"""The supported part of Anthropic's request bodies. Other fields are refused by name.
 
-Additional fields are those of every other dialect (``GenerationRequest``).
+The additional fields are the same in every dialect (``GenerationRequest``).
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ _OF_CLIENTS = ("bash_", "computer_", "memory_", "text_editor_")
 
 
 class MessagesToolBody(msgspec.Struct, frozen=True):
-    """A tool. Only tools that the client defines, with a schema, are served."""
+    """A tool. Supported tools are defined by the client and have a schema."""
 
     name: str = ""
     input_schema: msgspec.Raw = NULL
@@ -54,7 +54,7 @@ class ChoiceBody(msgspec.Struct, frozen=True):
 
 
 class ThinkingBody(msgspec.Struct, frozen=True):
-    """Whether to think. A separate budget is not honored: ``max_tokens`` covers everything."""
+    """Whether to think. A separate budget has no effect: ``max_tokens`` covers all output."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Unused = NULL
@@ -65,7 +65,7 @@ _tools_reader: Reader[list[MessagesToolBody] | None] = Reader(list[MessagesToolB
 
 
 def tool_use_of(stated_tools: msgspec.Raw, choice: ChoiceBody | None) -> ToolUse | None:
-    """The tools that may be called; None without any. Raises ``InvalidRequest``."""
+    """The tools that may be called; None if there are none. Raises ``InvalidRequest``."""
     require_bounds(stated_tools)
     stated: list[MessagesToolBody] | None = decode_part(stated_tools, _tools_reader, "tools")
     tools = tuple(
@@ -75,7 +75,7 @@ def tool_use_of(stated_tools: msgspec.Raw, choice: ChoiceBody | None) -> ToolUse
     )
     kind = "auto" if choice is None else choice.type
     if not tools and kind in ("any", "tool"):
-        raise InvalidRequest("tool_choice: there are no tools to call", field="tool_choice")
+        raise InvalidRequest("tool_choice needs tools; send tools too", field="tool_choice")
     if not tools or kind == "none":
         return None
     only = choice.name if choice is not None and kind == "tool" else ""
@@ -89,13 +89,13 @@ def tool_use_of(stated_tools: msgspec.Raw, choice: ChoiceBody | None) -> ToolUse
 
 def _is_served(tool: MessagesToolBody, where: str) -> bool:
     """Whether a tool can be called. Tools that run on Anthropic's servers are ignored. Raises
-    ``InvalidRequest`` for client tools without a schema, which only Anthropic's models know: the
+    ``InvalidRequest`` for client tools without a schema. Only Anthropic's models know them; the
     client would wait for calls that never come."""
     if tool.type in (None, "custom") or tool.input_schema != NULL:
         return True
     kind = excerpt(str(tool.type), 64)
     refusal = InvalidRequest(
-        f"{where}: {kind} is not served here; send tools of your own, with an input_schema",
+        f"{where}: {kind} is not supported; send your own tools with an input_schema",
         field=where,
     )
     if kind.startswith(_OF_CLIENTS):
@@ -105,16 +105,16 @@ def _is_served(tool: MessagesToolBody, where: str) -> bool:
 
 
 class Thinking(NamedTuple):
-    """How much a model is to think."""
+    """How much a model should think."""
 
     arguments: Mapping[str, TemplateArgument]
-    """Arguments for a chat template that can both think and not think."""
+    """Arguments for a chat template that can turn thinking on and off."""
     is_required: bool
-    """Whether a model that cannot think is refused; otherwise thinking is a hint."""
+    """Whether to refuse models that cannot think. Otherwise thinking is a hint."""
 
 
 def thinking_of(stated: ThinkingBody | None) -> Thinking:
-    """How much to think, as a body states it."""
+    """The body's ``thinking`` field as a ``Thinking``."""
     if stated is None:
         return Thinking({}, is_required=False)
     thinks = {"enable_thinking": stated.type != "disabled"}
@@ -122,7 +122,7 @@ def thinking_of(stated: ThinkingBody | None) -> Thinking:
 
 
 class FormatBody(msgspec.Struct, frozen=True):
-    """A JSON Schema for the answer; its text goes to the worker as it came."""
+    """A JSON Schema for the answer. The worker gets its text unchanged."""
 
     type: str
     schema: msgspec.Raw = NULL
@@ -130,7 +130,7 @@ class FormatBody(msgspec.Struct, frozen=True):
 
 
 class OutputConfig(msgspec.Struct, frozen=True):
-    """Output settings. The effort to make is a hint that nothing here depends on."""
+    """Output settings. ``effort`` has no effect."""
 
     format: FormatBody | None = None
     effort: Unused = NULL
@@ -138,7 +138,7 @@ class OutputConfig(msgspec.Struct, frozen=True):
 
 
 def stated_form(config: OutputConfig | None, form: FormatBody | None) -> StatedGrammar | None:
-    """The grammar that the answer must match, if one is stated. Raises ``InvalidRequest``."""
+    """The grammar that the answer must match; None if there is none. Raises ``InvalidRequest``."""
     field = "output_format"
     if config is not None and config.format is not None:
         field, form = "output_config.format", config.format
@@ -171,12 +171,12 @@ class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True
     output_config: OutputConfig | None = None
     output_format: FormatBody | None = None
 
-    # served in one way only
+    # only one value is supported
     mcp_servers: Unused = NULL
     container: Unused = NULL
     speed: Unused = NULL
 
-    # harmless
+    # accepted without effect
     metadata: Unused = NULL
     cache_control: Unused = NULL
     context_management: Unused = NULL
@@ -201,7 +201,7 @@ class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True
 
 
 class CountTokensRequest(MessagesRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``POST /v1/messages/count_tokens``: a message that is not to be made."""
+    """Body of ``POST /v1/messages/count_tokens``: a message request that generates nothing."""
 
     max_tokens: int = 0
 
@@ -213,11 +213,11 @@ def refuse_unsupported(body: MessagesRequest) -> None:
 
 
 def _require_whole_conversation(thread: msgspec.Raw) -> None:
-    """Raise ``ThreadUnsupported`` if the messages are only the new part of a conversation that the
-    server should have kept. One that begins (``{"type": "create"}``) has all of its messages."""
+    """Raise ``ThreadUnsupported`` if the request has only the new messages of a conversation and
+    expects that the server kept the rest. A new one (``{"type": "create"}``) has all messages."""
     try:
         stated = msgspec.json.decode(thread, type=_Thread)
-    except msgspec.ValidationError:  # not an object: it names no conversation
+    except msgspec.ValidationError:  # not an object: names no conversation
         return
     if bytes(stated.type) != b'"create"':
         raise ThreadUnsupported(
@@ -232,7 +232,7 @@ class _Thread(msgspec.Struct):
 
 
 def chat_of(body: MessagesRequest) -> tuple[Prompt, ToolUse | None]:
-    """The conversation, and those of its tools that may be called. Raises ``InvalidRequest``."""
+    """The conversation, and the tools that may be called. Raises ``InvalidRequest``."""
     use = tool_use_of(body.tools, body.tool_choice)
     arguments = dict(thinking_of(body.thinking).arguments)
     arguments |= template_arguments(body.chat_template_kwargs)
@@ -243,11 +243,9 @@ def chat_of(body: MessagesRequest) -> tuple[Prompt, ToolUse | None]:
 
 
 _HINTS = {
-    "mcp_servers": ServedValues(nothing, "tools of servers are not served", is_hint=True),
-    "container": ServedValues(nothing, "tools of servers are not served", is_hint=True),
-    "speed": ServedValues(
-        lambda value: value == "standard", "there is one, standard", is_hint=True
-    ),
+    "mcp_servers": ServedValues(nothing, "send your own tools instead", is_hint=True),
+    "container": ServedValues(nothing, "send your own tools instead", is_hint=True),
+    "speed": ServedValues(lambda value: value == "standard", "expected standard", is_hint=True),
 }
 _ONLY = {**other_forms("output_config.format"), **_HINTS}
-"""Fields of which only some values are served."""
+"""Fields for which only some values are supported."""

@@ -1,5 +1,5 @@
 """Health checks on their own port, which no load can delay (LB-4).
 
-On the main port, checks have to wait for the event loop. ``responder`` is a small process with its
-own GIL; ``publisher`` starts it and sends it the answers.
+On the main port, checks wait for the event loop. ``responder`` is a small process with its own GIL.
+``publisher`` starts it and sends it the answers.
 """

@@ -14,9 +14,9 @@ from orchestrator.helper_process import bare_environment
 from orchestrator.telemetry.log import fields, service_log
 
 PUBLISH_EVERY_S = 0.05
-"""Time within which a change shows on the port, not counting what the pipe takes."""
+"""Seconds within which the port shows a change, plus the delay of the pipe."""
 BEAT_EVERY_S = 0.5
-"""Seconds between signs of life of the event loop."""
+"""Seconds between heartbeats of the event loop."""
 _BACKLOG = 256
 _RESTART_S = 0.5
 _END_S = 1.0
@@ -26,20 +26,20 @@ Answers = Callable[[], Mapping[str, PreparedResponse]]
 
 
 class HealthPort:
-    """Keeps one responder running, and sends it the answers. The socket stays open while a
-    responder is replaced; checks wait."""
+    """Keeps one responder running and sends it the answers. While a responder is replaced, the
+    socket stays open and checks wait."""
 
     def __init__(self, answers: Answers, host: str, port: int, *, is_shared: bool = False) -> None:
-        """``is_shared``: other processes listen there too. Raises ``OSError``."""
+        """``is_shared``: other processes listen at this port too. Raises ``OSError``."""
         self.answers = answers
-        """The answers as they are now, by path."""
+        """The current answers, by path."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server(
             (host, port), family=family, backlog=_BACKLOG, reuse_port=is_shared
         )
         self._runner: asyncio.Task[None] | None = None
         self.pid = 0
-        """Process id of the responder; 0 while there is none."""
+        """Process id of the responder; 0 if none is running."""
 
     @property
     def port(self) -> int:
@@ -50,8 +50,8 @@ class HealthPort:
         self._runner = asyncio.create_task(self._run(), name="health port")
 
     async def close(self) -> None:
-        """End the responder; the port is free afterwards."""
-        self._listener.close()  # what waits there is the responder's to answer
+        """Stop the responder and free the port."""
+        self._listener.close()  # the responder answers the connections that wait
         if self._runner is not None:
             self._runner.cancel()
             with suppress(asyncio.CancelledError):
@@ -89,7 +89,7 @@ class HealthPort:
             await self._publish(process.stdin, ended)
         finally:
             self.pid = 0
-            process.stdin.close()  # makes the responder end
+            process.stdin.close()  # makes the responder exit
             done, _ = await asyncio.wait([ended], timeout=_END_S)
             if not done:
                 process.kill()
@@ -100,8 +100,7 @@ class HealthPort:
         published: Mapping[str, PreparedResponse] = {}
         beat_at = 0.0
         while not ended.done():
-            # A responder that falls behind gets the newest answers once it reads again, not those
-            # between.
+            # A responder that falls behind skips to the newest answers when it reads again.
             if not transport.get_write_buffer_size():
                 answers = self.answers()
                 if answers != published or loop.time() >= beat_at:
@@ -111,6 +110,6 @@ class HealthPort:
 
 
 def _line(answers: Mapping[str, PreparedResponse]) -> bytes:
-    """All answers as one line in the form that the responder reads."""
+    """All answers as one line in the responder's input format."""
     by_path = {path: (answer.status, answer.body.decode()) for path, answer in answers.items()}
     return json.dumps(by_path).encode() + b"\n"

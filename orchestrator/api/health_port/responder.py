@@ -2,13 +2,13 @@
 
     orchestrator ──(stdin: a pipe)──▶ responder ◀── HTTP ── kubelet, load balancer
 
-A line of JSON on stdin has all answers, by path: ``{"/health/live": [200, "…"], …}``; an empty line
-says that the event loop is alive. When no line comes for 5 s the loop hangs, and every check is
-answered 503 ``stalled``: the responder's own life says nothing about the orchestrator. It ends when
-stdin does, so it never outlives the orchestrator, however that ends.
+Each line of JSON on stdin has all answers by path: ``{"/health/live": [200, "…"], …}``. An empty
+line is a heartbeat of the event loop. If no line arrives for 5 s, the loop is stalled: every check
+gets 503 ``stalled``. The responder exits at the end of stdin, so it never outlives the
+orchestrator, even if that crashes.
 
-Standard library only, run as ``python -I -S responder.py FD`` with a listening socket as
-file ``FD``: it is up in some 50 ms and takes about 20 MB.
+Uses only the standard library. Runs as ``python -I -S responder.py FD``; ``FD`` is the file
+descriptor of a listening socket. Starts in about 50 ms and takes about 20 MB.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from contextlib import suppress
 from http import HTTPStatus
 
 MAX_CONNECTIONS = 256
-"""Most connections at a time; beyond that, the one that has been silent for longest is closed."""
+"""Most connections at a time. Beyond that, the connection with the longest silence is closed."""
 STALLED_AFTER_S = 5.0
-"""Seconds without a line after which the event loop counts as hung."""
+"""Seconds without a line after which the event loop is considered stalled."""
 HEAD_BYTES = 8192
 IDLE_S = 60.0
 _ACCEPT_S = 0.005
@@ -37,7 +37,7 @@ Answer = tuple[int, bytes]
 
 
 class Answers:
-    """The answers to health checks, valid for as long as the orchestrator is heard from."""
+    """The answers to health checks, valid while the orchestrator sends lines."""
 
     def __init__(self, now: float) -> None:
         self._heard_at = now
@@ -45,7 +45,7 @@ class Answers:
         self._pending = b""
 
     def take(self, data: bytes, now: float) -> None:
-        """Take bytes from the pipe. Of several whole lines, the last one with answers counts."""
+        """Read bytes from the pipe. Of several complete lines, the last one with answers counts."""
         *lines, self._pending = (self._pending + data).split(b"\n")
         if lines:
             self._heard_at = now
@@ -54,11 +54,11 @@ class Answers:
             self._by_path = json.loads(latest)
 
     def of(self, path: str, now: float) -> Answer:
-        """Status and JSON body for a check of ``path``."""
+        """Status and JSON body of the answer for ``path``."""
         silent_s = now - self._heard_at
         if self._by_path and path not in self._by_path:
             known = ", ".join(sorted(self._by_path))
-            return 404, _error("not_found", f"this port serves health checks: {known}")
+            return 404, _error("not_found", f"this port serves only health checks: {known}")
         if silent_s > STALLED_AFTER_S:
             return 503, json.dumps({"status": "stalled", "silent_s": round(silent_s, 1)}).encode()
         if not self._by_path:
@@ -68,19 +68,19 @@ class Answers:
 
 
 class HealthResponder:
-    """Serves all connections with one thread: no socket ever blocks another."""
+    """Serves all connections on one thread. No socket blocks another."""
 
     def __init__(self, listener: socket.socket, pipe: int, answers: Answers) -> None:
         self._listener = listener
         self._pipe = pipe
         self._answers = answers
         self._connections: OrderedDict[asyncio.Task[None], None] = OrderedDict()
-        """What serves each of them, the one that has been silent for longest first."""
+        """The task of each connection, longest silence first."""
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
-        """Answer checks until the pipe ends, and those that come right after: they would be
-        reset."""
+        """Answer checks until the pipe ends. Also answers checks that arrive just after that:
+        their connections would be reset otherwise."""
         os.set_blocking(self._pipe, False)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._pipe, self._read_pipe)
@@ -102,14 +102,14 @@ class HealthResponder:
                 self._ended.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Nothing is read before all is sent: a client that does not read takes no memory.
+        # Read nothing before everything is sent: a client that does not read takes no memory.
         writer.transport.set_write_buffer_limits(0)
         task = asyncio.current_task()
         assert task is not None
         if len(self._connections) >= MAX_CONNECTIONS:
             self._connections.popitem(last=False)[0].cancel()
         self._connections[task] = None
-        # It is gone, silent for too long, or makes room.
+        # The client is gone, was silent for too long, or makes room for another.
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while await self._answer_one(reader, writer):
                 self._connections.move_to_end(task)
@@ -118,18 +118,18 @@ class HealthResponder:
 
     async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer the connection's next request. Returns whether more can follow. Raises ``OSError``
-        and ``IncompleteReadError`` once there is none."""
+        and ``IncompleteReadError`` if the connection ends."""
         async with asyncio.timeout(IDLE_S):
             try:
                 head = await reader.readuntil(b"\r\n\r\n")
             except asyncio.LimitOverrunError:
-                refusal = _error("invalid_request", f"a head may have {HEAD_BYTES} bytes")
+                refusal = _error("invalid_request", f"a head may have at most {HEAD_BYTES} bytes")
                 response, keeps = _response(431, refusal, is_last=True), False
             else:
                 # Empty lines before a request are not part of it (RFC 9112, 2.2).
                 if not (head := head.strip(b"\r\n")):
                     return True
-                self._read_pipe()  # its news come before answers
+                self._read_pipe()  # use the newest answers
                 response, keeps = respond(head, self._answers, time.monotonic())
             writer.write(response)
             await writer.drain()
@@ -137,7 +137,7 @@ class HealthResponder:
 
 
 def respond(head: bytes, answers: Answers, now: float) -> tuple[bytes, bool]:
-    """The response to a request with this head, and whether its connection stays open."""
+    """The response to a request with this head, and whether the connection stays open."""
     request_line, *lines = head.decode("latin-1").split("\r\n")
     parts = request_line.split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
@@ -151,7 +151,7 @@ def respond(head: bytes, answers: Answers, now: float) -> tuple[bytes, bool]:
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     connection = headers.get("connection", "")
     keeps = "keep-alive" in connection if version == "HTTP/1.0" else "close" not in connection
-    keeps = keeps and not has_body  # no body is ever read
+    keeps = keeps and not has_body  # bodies are never read
     if method in ("GET", "HEAD"):
         status, body = answers.of(target.partition("?")[0], now)
     else:

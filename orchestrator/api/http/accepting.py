@@ -1,6 +1,6 @@
-"""Accepting connections, as many as open files allow, and a bound on them in all and per address.
+"""Accepts connections as far as open files allow, and limits them in total and per address.
 
-The last few are for operators::
+The last connections are reserved for operators::
 
     for all clients, 3/4 of them from one address │ operators │ beyond the limit
     ◀───────────── most - 16 ─────────────────▶ ◀── 16 ───▶ ◀── 64 at most ──▶
@@ -22,12 +22,12 @@ from orchestrator.errors import NoCapacity
 from orchestrator.telemetry.log import fields, service_log
 
 RESERVED_CONNECTIONS = 16
-"""Connections kept for health checks, metrics and operators' calls, out of those allowed in all."""
+"""Connections reserved for health checks, metrics and operators' calls, out of the total limit."""
 MIN_CONNECTIONS = 2 * RESERVED_CONNECTIONS
 _TURNED_AWAY = 64
-"""Connections beyond those allowed that can be open at a time, to be heard and answered."""
+"""Connections above the limit that may be open at a time, so that their requests get an answer."""
 _MAX_OF_ONE = 0.75
-"""Share (0 to 1) of the connections that one address may have, and one of several keys."""
+"""Largest share (0 to 1) of the connections for one address, and for one of several keys."""
 
 
 class Counted(Protocol):
@@ -42,20 +42,20 @@ class Counted(Protocol):
 
 
 class KeyShares:
-    """Bounds the requests in progress of each key, and so the connections that it takes."""
+    """Limits the requests in progress of each key, and thereby its connections."""
 
     def __init__(self, most: int) -> None:
-        """``most`` is the bound on all connections."""
+        """``most`` is the limit on all connections."""
         self._most = max(1, int(_MAX_OF_ONE * (most - RESERVED_CONNECTIONS)))
         self._by_key: Counter[str] = Counter()
 
     @contextmanager
     def counted(self, key: str) -> Iterator[None]:
-        """Count a request during the block. Raises ``NoCapacity`` for a key at its share."""
+        """Count a request during the block. Raises ``NoCapacity`` if the key is at its limit."""
         if self._by_key[key] >= self._most:
             raise NoCapacity(
-                f"{self._most} requests of this key are running, which is its share of the "
-                "connections; try again when some of them have ended",
+                f"{self._most} requests of this key are running, which is the most for one key; "
+                "try again when some of them have ended",
                 retry_after_ms=1000.0,
             )
         self._by_key[key] += 1
@@ -75,11 +75,11 @@ class ConnectionLimit:
         self._beyond = RESERVED_CONNECTIONS + min(_TURNED_AWAY, most // 2)
         self._by_address: Counter[str] = Counter()
         self._reserved: dict[Counted, None] = {}
-        """Connections beyond those for all clients, longest silent first."""
+        """Connections above the limit for all clients, longest silence first."""
 
     def opened(self, connection: Counted, address: str) -> bool:
-        """Count a connection; False if it is one of the last few, which are not for every request.
-        If there are too many of those, the longest silent one is closed."""
+        """Count a connection. Returns False if it is reserved: it then serves only some requests.
+        If there are too many reserved connections, the one with the longest silence is closed."""
         own = self._by_address[address]
         most_of_one = max(1, _MAX_OF_ONE * self._usual)
         if self._by_address.total() < self._usual and own < most_of_one:
@@ -94,7 +94,7 @@ class ConnectionLimit:
         return False
 
     def heard(self, connection: Counted) -> None:
-        """Note that one of the last few has said something: the others are closed before it."""
+        """Note that a reserved connection received data: the others are closed before it."""
         if connection in self._reserved:
             self._reserved[connection] = self._reserved.pop(connection)
 
@@ -108,17 +108,17 @@ class ConnectionLimit:
 
 
 RESERVED_FILES = 256
-"""Open files that clients' connections never take, or half of all where there are few: for lanes,
-logs, libraries, and connections that are turned away."""
+"""Open files that are not available to clients' connections (at most half of all open files). They
+are for lanes, logs, libraries, and connections that are turned away."""
 ACCEPTS_PER_PASS = 16
-"""Connections accepted in one pass of the event loop: admitting the request that comes with each
-takes some milliseconds when thousands come at once."""
+"""Connections accepted in one pass of the event loop. If thousands arrive at once, it takes some
+milliseconds to admit the request of each connection."""
 LISTEN_BACKLOG = 1024
-"""Connections that may wait in the kernel; clients beyond them retry after a second."""
+"""Connections that may wait in the kernel. Further clients retry after a second."""
 READ_S = 0.02
-"""Time in which the request of a connection is read that was accepted last, in seconds."""
+"""Seconds to wait for the request on the connection that was accepted last."""
 RETRY_S = 1.0
-"""Time until connections are accepted again after none could be, in seconds."""
+"""Seconds until the next attempt to accept connections after an error."""
 _ENOUGH_FILES = 65536
 _LOG_EVERY_S = 60.0
 
@@ -126,7 +126,7 @@ ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
 
 def raise_file_limit() -> int:
-    """Raise this process's limit of open files as far as it may; returns the limit."""
+    """Raise this process's limit of open files as far as allowed. Returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
     if soft == resource.RLIM_INFINITY or soft >= most:
@@ -136,24 +136,24 @@ def raise_file_limit() -> int:
 
 
 def most_connections() -> int:
-    """How many connections the process's raised limit of open files allows."""
+    """The number of connections that the raised limit of open files allows."""
     files = raise_file_limit()
     return max(MIN_CONNECTIONS, files - min(RESERVED_FILES, files // 2))
 
 
 class Port(asyncio.AbstractServer):
-    """Listens at one address for the life of the process, for a server that may be replaced.
+    """Listens at one address for the life of the process. Its server can be replaced.
 
-    asyncio's own server loses a connection that it has accepted and not attached when it closes
-    (cpython#109564), and one that closes for another to listen loses what waits in the kernel. Here
-    the socket stays, and ``server`` gets the next connection.
+    An asyncio server that closes loses connections that are accepted but not attached
+    (cpython#109564). If another server then listens instead, connections in the kernel's queue are
+    lost too. Here the socket stays open, and ``server`` gets the next connection.
     """
 
     def __init__(self, listening: Sequence[socket.socket], server: ProtocolFactory) -> None:
         self.server = server
-        """Makes the protocol of each new connection."""
+        """Creates the protocol of each new connection."""
         self.on_handed_over: Callable[[], None] | None = None
-        """Called when another server takes the port."""
+        """Called when another server takes over the port."""
         self.sockets = tuple(listening)
         self._loop = asyncio.get_running_loop()
         self._attaching: set[asyncio.Task[None]] = set()
@@ -166,7 +166,8 @@ class Port(asyncio.AbstractServer):
     async def open(
         cls, host: str, port: int, server: ProtocolFactory, *, is_shared: bool = False
     ) -> "Port":
-        """Listen at every address of ``host``; ``is_shared``: with others. Raises ``OSError``."""
+        """Listen at every address of ``host``; ``is_shared``: other processes listen there too.
+        Raises ``OSError``."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         listening: list[socket.socket] = []
@@ -189,9 +190,9 @@ class Port(asyncio.AbstractServer):
             self.on_handed_over()
 
     def close(self) -> None:
-        """Accept what has come by now, and no more (see ``wait_closed``)."""
+        """Accept the connections that wait in the kernel, then no more (see ``wait_closed``)."""
         is_open = [listening for listening in self.sockets if listening.fileno() >= 0]
-        for listening in is_open:  # what waits in the kernel would be reset
+        for listening in is_open:  # connections in the kernel's queue would be reset
             self._accept(listening, LISTEN_BACKLOG + 1)
         if self._retry is not None:
             self._retry.cancel()
@@ -200,8 +201,7 @@ class Port(asyncio.AbstractServer):
             listening.close()
 
     async def wait_closed(self) -> None:
-        """Wait until each connection that was accepted has its protocol, and what it asked at once
-        has been read."""
+        """Wait until each accepted connection has its protocol and its first data is read."""
         while self._attaching:
             await asyncio.wait(self._attaching)
         await asyncio.sleep(READ_S)
@@ -217,7 +217,7 @@ class Port(asyncio.AbstractServer):
                 accepted = listening.accept()[0]
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # out of files or memory: the kernel would call again at once
+            except OSError as error:  # out of files or memory: an immediate retry would fail too
                 self._pause(error)
                 return
             accepted.setblocking(False)
@@ -228,13 +228,13 @@ class Port(asyncio.AbstractServer):
     async def _attach(self, accepted: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self.server, accepted)
-        except OSError:  # the client has gone
+        except OSError:  # the client is gone
             accepted.close()
 
     def _pause(self, error: OSError) -> None:
         for listening in self.sockets:
             self._loop.remove_reader(listening.fileno())
-        if self._retry is not None:  # of another socket, or from before the port closes
+        if self._retry is not None:  # from another socket, or from before the port closes
             self._retry.cancel()
         self._retry = self._loop.call_later(RETRY_S, self._listen)
         self._failures += 1
@@ -250,7 +250,7 @@ class Port(asyncio.AbstractServer):
 
 
 class PortSite(web.BaseSite):
-    """Has an application serve a ``Port`` from ``start`` on."""
+    """Makes an application serve a ``Port`` after ``start``."""
 
     def __init__(self, runner: web.AppRunner, port: Port) -> None:
         super().__init__(runner)

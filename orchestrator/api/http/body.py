@@ -1,9 +1,9 @@
-"""JSON bodies, read within bounds and decoded.
+"""Reads JSON bodies within bounds and decodes them.
 
-The bytes of bodies that are arriving are bounded over all connections. They count when they come,
-not when a Content-Length announces them: an announcement alone reserves nothing. No body waits for
-room. If there is none, the largest unfinished body is dropped for a smaller one; otherwise the
-growing one is. A few large bodies that never end keep no small one out.
+One budget limits the bytes of bodies on all connections. Bytes count when they arrive; a
+Content-Length reserves nothing. No body waits for room. If the budget is full, the largest
+unfinished body is dropped if it is larger than the growing body; otherwise the growing body is
+dropped. So a few large bodies that never end cannot keep small bodies out.
 """
 
 import asyncio
@@ -33,15 +33,15 @@ from orchestrator.fair_share import FairGate
 from protocol import excerpt
 
 ALL_BODIES_BYTES: Final = 256 * 2**20
-"""Bytes that all bodies may hold together: 64 of the usual largest size."""
+"""Most bytes of all bodies together: 64 bodies of the default maximum size."""
 RETRY_AFTER_MS = 1000.0
 SMALL_BYTES = 64 * 2**10
-"""Largest body that may use the last eighth of the budget. Whole bodies that wait to be decoded are
-never dropped, and could otherwise fill it."""
+"""Largest body that may use the last eighth of the budget. Complete bodies that wait to be decoded
+are never dropped. Without this limit they could fill the budget."""
 
 
 class BodyShare:
-    """One body's part of the budget."""
+    """One body's share of the budget."""
 
     def __init__(self, budget: "BodyBudget", give_up: Callable[[], None]) -> None:
         self._budget = budget
@@ -50,27 +50,27 @@ class BodyShare:
         self.is_given_up = False
 
     def take(self, count: int) -> None:
-        """Count more bytes that have come. Raises ``NoCapacity`` if there is no room for them."""
+        """Count received bytes. Raises ``NoCapacity`` if the budget has no room for them."""
         if self.is_given_up or not self._budget.make_room(self, count):
             raise self.refusal()
         self.held_bytes += count
 
     def finish(self) -> None:
-        """The whole body is kept from now on. Raises ``NoCapacity`` if it was just dropped."""
+        """Mark the body as complete: it is no longer dropped. Raises ``NoCapacity`` if it was."""
         if self.is_given_up:
             raise self.refusal()
         self._budget.finished(self)
 
     def refusal(self) -> NoCapacity:
         return NoCapacity(
-            f"too many request bodies are arriving at once, of which {self._budget.most_bytes} "
-            "bytes are held; try again shortly",
+            f"too many request bodies are arriving at once: the limit is {self._budget.most_bytes} "
+            "bytes together; try again shortly",
             retry_after_ms=RETRY_AFTER_MS,
         )
 
 
 class BodyBudget:
-    """Bounds all bodies together to ``most_bytes``."""
+    """Limits all bodies together to ``most_bytes``."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -79,8 +79,8 @@ class BodyBudget:
 
     @contextmanager
     def share(self, give_up: Callable[[], None]) -> Iterator[BodyShare]:
-        """A body's part, which is returned at the end of the block. ``give_up`` is called when its
-        room is taken away: it must stop the reading soon, and must not raise."""
+        """A body's share until the end of the block. ``give_up`` is called if the body is dropped.
+        It must stop the reading soon and must not raise."""
         share = BodyShare(self, give_up)
         self._unfinished[share] = None
         try:
@@ -90,7 +90,7 @@ class BodyBudget:
             self._release(share)
 
     def make_room(self, share: BodyShare, count: int) -> bool:
-        """Count ``count`` more bytes for ``share``; False if it may not have them."""
+        """Count ``count`` more bytes for ``share``. Returns False if there is no room for them."""
         is_small = share.held_bytes + count <= SMALL_BYTES
         most = self.most_bytes if is_small else self.most_bytes * 7 // 8
         while self.total_bytes + count > most:
@@ -122,12 +122,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _BYTES_PER_S = 2**20
-"""Size in bytes that sets a body back by one second in its tenant's order of work."""
+"""Bytes of a body that move it back by one second in its tenant's order."""
 
 
 class Patience:
-    """How long a body may take to arrive: ``BODY_TIMEOUT_S``, plus the time of its bytes at
-    ``LEAST_BYTES_PER_S``. Time in which no handler reads does not count."""
+    """The time limit for a body: ``BODY_TIMEOUT_S``, plus its bytes divided by
+    ``LEAST_BYTES_PER_S``. Time during which no handler reads does not count."""
 
     def __init__(self) -> None:
         self._left_s = BODY_TIMEOUT_S
@@ -142,30 +142,30 @@ class Patience:
                 return await piece
         except TimeoutError:
             raise BodyTooSlow(
-                f"the body came too slowly: it has {BODY_TIMEOUT_S:g} s, and longer as long as "
-                f"{LEAST_BYTES_PER_S:.0f} bytes arrive each second; send it faster or in parts"
+                f"the body arrived too slowly: the limit is {BODY_TIMEOUT_S:g} s plus 1 s for each "
+                f"{LEAST_BYTES_PER_S:.0f} bytes; send it faster or in parts"
             ) from None
         finally:
             self._left_s -= loop.time() - began
 
     def came(self, count: int) -> None:
-        """Count bytes that have come."""
+        """Count received bytes."""
         self._left_s += count / LEAST_BYTES_PER_S
 
     def end(self) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         self._left_s = 0.0
         if self._timeout is not None:
-            with suppress(RuntimeError):  # its own time has just run out, or no handler reads now
+            with suppress(RuntimeError):  # already expired, or no handler is reading
                 self._timeout.reschedule(0.0)
 
 
 class LargeBodies:
-    """Turns large bodies into requests on a thread, one after the other, tenants in turn.
+    """Decodes large bodies on one thread, one at a time, alternating between tenants.
 
-    The decoder holds the interpreter lock, for some 10 ms per megabyte, so the thread rests after
-    each body for as long as it took. A tenant's body goes before those of its own that came up to a
-    second earlier for each megabyte that they are larger.
+    The decoder holds the GIL for about 10 ms per megabyte. So the thread sleeps after each body for
+    as long as the decoding took. Within a tenant, each megabyte (2**20 bytes) of a body counts like
+    one second of later arrival.
     """
 
     def __init__(self) -> None:
@@ -178,8 +178,8 @@ class LargeBodies:
         return self._gate.is_busy
 
     async def work(self, call: Callable[[], T], size: int, due_at: float, tenant: str = "") -> T:
-        """Run ``call`` on the thread. ``size`` is the body's, in bytes; ``due_at`` is on the loop's
-        clock. Raises ``DeadlineExceeded`` if its turn has not come by then."""
+        """Run ``call`` on the thread. ``size`` is the body's size in bytes; ``due_at`` is a time of
+        the loop's clock. Raises ``DeadlineExceeded`` if ``call`` has not started by then."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(due_at):
@@ -216,20 +216,20 @@ class LargeBodies:
 BODIES = web.AppKey("bodies", BodyBudget)
 
 BODY_TIMEOUT_S: Final = 30.0
-"""Seconds for a body: enough for 4 MiB over 1.2 Mbit/s."""
+"""Seconds for a body: enough for 4 MiB at 1.2 Mbit/s."""
 LEAST_BYTES_PER_S: Final = 4 * 2**20 / BODY_TIMEOUT_S
-"""Least rate at which a body of any size comes, on the average and beyond ``BODY_TIMEOUT_S``."""
+"""Lowest average rate of a body that takes longer than ``BODY_TIMEOUT_S``."""
 
 INLINE_BYTES = 64 * 1024
-"""Largest body that costs the event loop less than a millisecond, and is decoded on it."""
+"""Largest body that is decoded on the event loop. It takes less than a millisecond."""
 
 LARGE_BODIES = web.AppKey("large_bodies", LargeBodies)
 
 
 async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T], R]) -> R:
-    """Read the request's body as ``reader``'s type; returns what ``make`` makes of it, and keeps
-    nothing else. Raises ``InvalidRequest`` or a subclass, and ``DeadlineExceeded`` if the headers'
-    deadline passes first."""
+    """Read the request's body as ``reader``'s type and return the result of ``make``; keep nothing
+    else. Raises ``InvalidRequest`` or a subclass, and ``DeadlineExceeded`` if the deadline in the
+    headers passes first."""
     require_json(request)
     async with _held(request) as body:
         if request.app[ELSEWHERE].keeps_bodies:
@@ -250,7 +250,7 @@ async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T],
 
 
 async def keep_body(request: web.Request) -> None:
-    """Read a JSON body before any handler does, and keep it. Raises what ``read_body`` does."""
+    """Read and keep a JSON body before a handler reads it. Raises the errors of ``read_body``."""
     require_json(request)
     async with _held(request) as body:
         request[CONTEXT].body = body
@@ -258,7 +258,7 @@ async def keep_body(request: web.Request) -> None:
 
 @asynccontextmanager
 async def _held(request: web.Request) -> AsyncIterator[bytes]:
-    """The whole body, which has its share of the budget until the end of the block."""
+    """The complete body. It keeps its share of the budget until the end of the block."""
     patience = Patience()
     kept = request[CONTEXT].body
     with request.app[BODIES].share(patience.end) as share:
@@ -267,8 +267,8 @@ async def _held(request: web.Request) -> AsyncIterator[bytes]:
 
 @contextmanager
 def _ignored_by(request: web.Request) -> Iterator[Ignored | None]:
-    """Collects what is ignored while the request is read, and reports it afterwards, even if the
-    request is refused. Yields None if nothing may be ignored."""
+    """Record the ignored fields while the request is read, and report them at the end, also if the
+    request is refused. Yields None if unknown fields are errors."""
     context, route = request[CONTEXT], request.match_info.route.resource
     if request.app[CONFIG].http.strict_fields or not context.dialect.is_tolerant or route is None:
         yield None
@@ -281,9 +281,9 @@ def _ignored_by(request: web.Request) -> Iterator[Ignored | None]:
 
 
 def require_json(request: web.Request) -> None:
-    """Raise ``UnsupportedMediaType`` unless the body is declared as plain JSON."""
+    """Raise ``UnsupportedMediaType`` unless the headers declare a plain JSON body."""
     if request.content_type != "application/json" and not request.content_type.endswith("+json"):
-        # Nothing else may pass for JSON: a web page may send some kinds of body without asking.
+        # Accept no other type: web pages can send some types without a preflight request.
         # aiohttp reports a missing header as application/octet-stream.
         got = excerpt(request.content_type) if "Content-Type" in request.headers else "none"
         raise UnsupportedMediaType(
@@ -315,7 +315,7 @@ async def _read(request: web.Request, share: BodyShare, patience: Patience) -> b
         share.finish()
         return bytes(body)
     except web.RequestPayloadError:
-        raise InvalidRequest("the body is not framed as the headers say") from None
+        raise InvalidRequest("the body's framing does not match the headers") from None
     except BodyTooSlow:
         if share.is_given_up:
             raise share.refusal() from None

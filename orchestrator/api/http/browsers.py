@@ -1,14 +1,14 @@
-"""Limits what web pages may do here.
+"""Restricts requests from web pages.
 
-A page in a local browser can send requests to this service. While no key is configured, the names
-in a request are checked (a token proves more than any of them)::
+A page in a local browser can send requests to this service. While no key is configured, two headers
+of each request are checked (with a key, the token is stronger proof)::
 
-    Host      must be ours, or DNS rebinding makes any page one of our own
-    Origin    must be ours for changes: a page may send such requests without asking
+    Host      must be ours: otherwise DNS rebinding gives any page our origin
+    Origin    must be ours for changes: a page can send such requests without a preflight
 
 Operators' calls also need a key, which no page knows (``auth``).
 
-With ``cors_origins``, pages from there may ask, and read our answers (the Fetch standard, "CORS
+Pages from ``cors_origins`` may send requests and read the responses (the Fetch standard, "CORS
 protocol").
 """
 
@@ -29,7 +29,7 @@ _MAX_AGE_S = 600
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/@]+)(?::\d*)?", re.ASCII | re.IGNORECASE)
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_-]+(?:[ \t]*,[ \t]*[A-Za-z0-9_-]+)*", re.ASCII)
 _MAX_HEADER_NAMES = 2048
-"""Most characters of a list of header names; OpenAI's SDK asks for about 300."""
+"""Most characters of a list of header names. OpenAI's SDK sends about 300."""
 _EXPOSED = (
     "X-Correlation-Id, x-request-id, request-id, X-Deadline-Budget, X-Deadline-Clamped-Ms, "
     "X-Deadline-Exceeded-By-Ms, X-Deadline-Missed-Part, X-Deadline-Reserved, X-Deadline-Source, "
@@ -41,7 +41,7 @@ _EXPOSED = (
 
 
 class Browsers:
-    """Knows the hosts and origins that are ours, or may use the service."""
+    """Checks hosts and origins: this service's own, and those that may use it."""
 
     def __init__(self, settings: HttpSettings) -> None:
         self._hosts = frozenset(_bare(host) for host in settings.allowed_hosts)
@@ -51,7 +51,7 @@ class Browsers:
 
     def check(self, method: str, headers: Mapping[str, str]) -> None:
         """Check a request to a service without keys. Raises ``Forbidden`` if a foreign page may
-        have sent it: none comes without ``Host`` (HTTP/1.0) or, for changes, ``Origin``."""
+        have sent it. A page's request always has ``Host`` and, for changes, ``Origin``."""
         host = headers.get("Host")
         if not (host is None or self._any_host or self._is_our_name(_bare(host))):
             raise Forbidden(
@@ -65,21 +65,21 @@ class Browsers:
         if not self._welcomes(origin) and not self._is_our_origin(origin, host):
             raise Forbidden(
                 f"pages from {origin[:128]} may not change anything here; "
-                f"TIDEGATE_HTTP__CORS_ORIGINS names those that may",
+                f"add the origin to TIDEGATE_HTTP__CORS_ORIGINS to allow it",
                 field="Origin",
             )
 
     def preflight(self, method: str, headers: Mapping[str, str]) -> web.Response | None:
-        """The answer to a browser's preflight request; None for any other request. Raises
-        ``Forbidden`` for an origin that may not use the service."""
+        """The response to a browser's preflight request; None for other requests. Raises
+        ``Forbidden`` if the origin may not use the service."""
         if not self._origins or method != "OPTIONS":
             return None
         if "Access-Control-Request-Method" not in headers or "Origin" not in headers:
             return None
         if not self._welcomes(headers["Origin"]):
             raise Forbidden(
-                f"pages from {headers['Origin'][:128]} may not ask here; "
-                f"TIDEGATE_HTTP__CORS_ORIGINS names those that may",
+                f"pages from {headers['Origin'][:128]} may not send requests here; "
+                f"add the origin to TIDEGATE_HTTP__CORS_ORIGINS to allow it",
                 field="Origin",
             )
         answer = {
@@ -92,7 +92,7 @@ class Browsers:
         return web.Response(status=204, headers=answer)
 
     def headers(self, asked: Mapping[str, str]) -> dict[str, str]:
-        """Headers that the answer to ``asked`` needs for a page to be able to read it."""
+        """CORS headers for the response to a request with the headers ``asked``."""
         if not self._origins:
             return {}
         answer = {} if self._any_origin else {"Vary": "Origin"}
@@ -107,7 +107,7 @@ class Browsers:
         return self._any_origin or origin.lower() in self._origins
 
     def _is_our_origin(self, origin: str, host: str | None) -> bool:
-        """Whether a page came from this service, as ``host``, or from this machine."""
+        """Whether ``origin`` is this service, at ``host``, or this machine."""
         try:
             found = urlsplit(origin)
             name = (found.hostname or "").removesuffix(".")
@@ -122,6 +122,6 @@ class Browsers:
 
 
 def _bare(host: str) -> str:
-    """A host without its port, brackets and last dot; empty where it is not valid."""
+    """A host without its port, brackets and final dot; empty if it is not valid."""
     match = _HOST.fullmatch(host.strip().lower())
     return match[1].strip("[]").removesuffix(".") if match else ""

@@ -1,8 +1,8 @@
-"""The server, and its clients' connections: bounds how long a head may take, notices hang-ups, and
-lets aiohttp answer nothing itself.
+"""The server and its clients' connections: limits the time for a request's head, detects hang-ups,
+and replaces aiohttp's own error responses.
 
-aiohttp allows a connection an hour of silence, and buffers input after a running request, which
-hides an end of input.
+aiohttp lets a connection be silent for an hour. It buffers input after a running request, which
+hides the end of input.
 """
 
 import asyncio
@@ -29,39 +29,39 @@ from orchestrator.telemetry.log import fields, service_log
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 HEADER_TIMEOUT_S: Final = 20.0
-"""Seconds that a client may take to send a request's head, from its first byte on."""
+"""Seconds that a client has to send a request's head, from its first byte."""
 RESERVED_HEADER_TIMEOUT_S: Final = 2.0
-"""Seconds for a head at the last connections, which are kept for operators."""
+"""Seconds for a head on the connections that are reserved for operators."""
 HANG_UP_S: Final = 0.005
-"""Seconds from the end of a client's input until its connection is dropped: what needs no wait,
-such as a health check, is answered by then."""
+"""Seconds from the end of a client's input until its connection is dropped. Requests that need no
+wait, such as health checks, are answered within that time."""
 _EXPECTED = "100-continue"
 _NO_ROOM = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: 0\r\n\r\n"
 )
-"""Answer to a client that has sent no request yet, so that its dialect is unknown."""
+"""Response to a client that has not sent a request yet, so that its dialect is unknown."""
 
 VANISHED_S = 30
-"""Time within which a client that vanishes with its machine or network, or reads nothing of what
-waits for it, is noticed."""
+"""Seconds within which the kernel detects a client whose machine or network is gone, or that does
+not read its data."""
 _PROBE_AFTER_S = 15
 _PROBE_EVERY_S = 5
 
 CAN_WATCH = hasattr(select, "epoll")
-"""Whether sockets can be watched without reading them: on Linux only. Elsewhere an end of input
-goes unnoticed while nothing is read."""
+"""Whether sockets can be watched without reading them: only on Linux. Other systems do not detect
+the end of input while nothing reads the socket."""
 
 
 def notice_vanished(client: socket.socket) -> None:
-    """Make the kernel probe a silent client, and drop one that takes or acknowledges nothing.
-    Otherwise its work would continue until its deadline, and sending for a quarter of an hour."""
+    """Make the kernel probe a silent client, and drop a client that reads or acknowledges nothing.
+    Otherwise its task would run until its deadline, and sending would go on for 15 minutes."""
     options = {
         "TCP_KEEPIDLE": _PROBE_AFTER_S,
         "TCP_KEEPINTVL": _PROBE_EVERY_S,
         "TCP_USER_TIMEOUT": 1000 * VANISHED_S,
     }
-    with suppress(OSError):  # not a TCP socket, or closed already
+    with suppress(OSError):  # not a TCP socket, or already closed
         client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in options.items():
             if hasattr(socket, name):
@@ -69,7 +69,7 @@ def notice_vanished(client: socket.socket) -> None:
 
 
 class HangUps:
-    """Asks the kernel for the end of a client's input while asyncio does not read."""
+    """Detects the end of a client's input with epoll while asyncio does not read the socket."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -78,13 +78,13 @@ class HangUps:
         loop.add_reader(self._epoll.fileno(), self._look)
 
     def watch(self, fd: int, call: Callable[[], None]) -> None:
-        """Call ``call`` once, at the end of the peer's input; the last call counts."""
+        """Call ``call`` once, at the end of the peer's input. Replaces an earlier ``call``."""
         if fd not in self._calls:
             self._epoll.register(fd, select.EPOLLRDHUP)
         self._calls[fd] = call
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching a socket, before it is closed; no effect on one that is not watched."""
+        """Stop watching a socket; call this before it is closed. No effect if it is not watched."""
         if self._calls.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
@@ -102,8 +102,8 @@ class HangUps:
 
 
 class Connection(RequestHandler):
-    """One client's connection. Closed if a request's head takes too long. A client that ends its
-    side has hung up (WP-1); one that reads nothing is dropped by the kernel."""
+    """One client's connection. It is closed if a request's head takes too long. A client that ends
+    its input has hung up (WP-1). The kernel drops a client that reads nothing."""
 
     def __init__(self, server: "_Server", **options: Any) -> None:
         super().__init__(server, **options)
@@ -114,14 +114,14 @@ class Connection(RequestHandler):
         self._fd = -1
         self._head_timer: asyncio.TimerHandle | None = None
         self._payload: StreamReader = EMPTY_PAYLOAD
-        """Body of the last request whose head has come."""
+        """Body of the last request with a complete head."""
         self._in_head = False
-        """Whether the last bytes belong to a request whose head is still incomplete."""
+        """Whether the last bytes belong to an incomplete head."""
         self._is_hung_up = False
         self.answered_at = 0.0
-        """When the last answer was finished, by ``time.monotonic``; 0 before the first one."""
+        """``time.monotonic`` at the end of the last response; 0 before the first response."""
         self.is_reserved = False
-        """Whether this is one of the last few connections, for probes and operators only."""
+        """Whether this connection is reserved for probes and operators."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -140,7 +140,7 @@ class Connection(RequestHandler):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether every request that has come is answered."""
+        """Whether all received requests are answered."""
         return self._waiter is not None and not self._waiter.done()
 
     def drop(self) -> None:
@@ -154,14 +154,14 @@ class Connection(RequestHandler):
         transport = self.transport
         if transport is not None and not self.is_serving:
             transport.write(_NO_ROOM)
-            if not transport.get_write_buffer_size():  # the kernel has it
+            if not transport.get_write_buffer_size():  # the kernel has all of it
                 self.force_close()
                 return
         self.drop()
 
     def data_received(self, data: bytes) -> None:
-        # The last byte that is not a line end, and everything after it, are parsed separately: a
-        # request that ends with them is whole, and no other one has begun.
+        # Parse the last byte that is not a line end, and everything after it, separately. A request
+        # that ends there is complete, and no other request has begun.
         last = max(0, len(data.rstrip(b"\r\n")) - 1)
         if last:
             self._feed(data[:last])
@@ -171,17 +171,17 @@ class Connection(RequestHandler):
             self._in_head = True
         is_first = len(self._messages) + self.is_serving < 2
         if (self._reading_paused and not is_first) or (self._buffer_paused and self._upgraded):
-            self.drop()  # no handler is about to read it, and it would hide the end of input
+            self.drop()  # no handler will read it soon, and it would hide the end of input
             return
         if self.is_reserved:
             self._limit.heard(self)
-        if not self._is_idle:  # a request has come
+        if not self._is_idle:  # a request has arrived
             self._stop_head_timer()
         elif self._in_head:
             self._expect_head()
 
     def _feed(self, data: bytes) -> bool:
-        """Hand ``data`` to the parser; returns whether a request became whole."""
+        """Pass ``data`` to the parser. Returns whether it completed a request."""
         count, payload, was_whole = self._request_count, self._payload, self._payload.is_eof()
         super().data_received(data)
         if self._request_count == count:
@@ -195,14 +195,14 @@ class Connection(RequestHandler):
         return self._payload.is_eof()
 
     def _break_off(self, payload: StreamReader) -> None:
-        """End a body that cannot be read any further: its request fails, and is the last one."""
+        """End a body that cannot be read further. Its request fails and is the last one."""
         self._messages.pop()
         payload.set_exception(web.RequestPayloadError("malformed"))
-        payload.feed_eof()  # or aiohttp would wait for the rest of it
+        payload.feed_eof()  # otherwise aiohttp waits for the rest
         self.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for one
-        """Whether to keep the connection open, for what can be answered at once."""
+        """Whether to keep the connection open for requests that can be answered at once."""
         if self._is_idle or not self._payload.is_eof():
             return False
         self._hang_up()
@@ -228,7 +228,7 @@ class Connection(RequestHandler):
     def _pause_transport_reading(self) -> None:
         super()._pause_transport_reading()
         if self._hang_ups is not None and self.transport is not None:
-            self._hang_ups.watch(self._fd, self._hang_up)  # behind bytes that are not read yet
+            self._hang_ups.watch(self._fd, self._hang_up)  # the end follows unread bytes
 
     def _resume_transport_reading(self) -> None:
         if self._hang_ups is not None:
@@ -251,10 +251,10 @@ class Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what the parser refused, or a fault in aiohttp itself."""
+        """Answer a request that the parser refused, or an error inside aiohttp."""
         if status < 500:
             return self._unhandled.malformed(request, exc)
-        if isinstance(exc, ConnectionError):  # the client's own: it is gone
+        if isinstance(exc, ConnectionError):  # the client is gone
             raise exc
         self.log_exception("request failed outside its handler", exc_info=exc)
         if request.writer.output_size:
@@ -262,15 +262,15 @@ class Connection(RequestHandler):
         return self._unhandled.refused(request, TidegateError("an internal error occurred"))
 
     def log_exception(self, *args: Any, **options: Any) -> None:
-        """Log what failed, without messages and tracebacks, which may contain users' content."""
+        """Log an error without its message and traceback: they may contain users' content."""
         error = options.get("exc_info")
-        if isinstance(error, web.RequestPayloadError):  # the client's own; it has its answer
+        if isinstance(error, web.RequestPayloadError):  # the client's error, already answered
             return
         reason = type(error).__name__ if isinstance(error, BaseException) else None
         service_log.error(str(args[0]).partition(":")[0], extra=fields(reason=reason))
 
     def log_debug(self, *args: Any, **options: Any) -> None:
-        """Log nothing: such messages are about clients that went away."""
+        """Log nothing: these messages are about clients that disconnected."""
 
     def _expect_head(self) -> None:
         if self._head_timer is None:
@@ -279,7 +279,7 @@ class Connection(RequestHandler):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if self._is_idle:  # else it is checked once the running request is answered
+        if self._is_idle:  # otherwise checked after the running request
             self.drop()
 
     def _stop_head_timer(self) -> None:
@@ -289,7 +289,7 @@ class Connection(RequestHandler):
 
 
 class ConnectionRunner(web.AppRunner):
-    """An application's runner whose connections are ``Connection`` objects."""
+    """An application runner with ``Connection`` objects."""
 
     async def _make_server(self) -> web.Server:
         orchestrator = self.app[ORCHESTRATOR]
@@ -298,7 +298,7 @@ class ConnectionRunner(web.AppRunner):
 
 
 class _Server(web.Server):
-    """Makes connections. ``made`` is aiohttp's own server, for the application."""
+    """Creates connections. ``made`` is aiohttp's own server of the application."""
 
     def __init__(self, made: web.Server, config: ApiConfig, unhandled: Unhandled) -> None:
         super().__init__(
@@ -321,7 +321,7 @@ class _Server(web.Server):
             self.hang_ups.close()
 
     def _outermost(self, handle: Handle) -> Handle:
-        """``handle``, after what aiohttp would refuse before any middleware, such as ``Expect``."""
+        """``handle``, after checks that aiohttp makes before any middleware, such as ``Expect``."""
 
         async def outermost(request: web.BaseRequest) -> web.StreamResponse:
             connection, refused = request.protocol, self.unhandled.refused
@@ -329,12 +329,12 @@ class _Server(web.Server):
             method, path = request.method, request.path
             for_operators = is_open_path(path) or is_admin_call(method, path)
             if connection.is_reserved and not for_operators:
-                no_room = NoCapacity("too many connections are open", retry_after_ms=1000.0)
+                no_room = NoCapacity("too many open connections", retry_after_ms=1000.0)
                 response = refused(request, no_room)
                 response.headers.update(self._browsers.headers(request.headers))
                 return response
             if request.headers.get("Expect", _EXPECTED).lower() != _EXPECTED:
-                # aiohttp's own answer repeats the header, and breaks off where it is not text.
+                # aiohttp's own response repeats the header and fails if the header is not text.
                 wrong = InvalidRequest("Expect must be 100-continue", field="Expect")
                 return refused(request, wrong)
             try:

@@ -1,4 +1,4 @@
-"""Facts about one HTTP request, collected from its head to its answer."""
+"""Data about one HTTP request, collected from its head to its response."""
 
 import re
 import socket
@@ -26,17 +26,17 @@ from orchestrator.telemetry.trace_context import TraceContext, read_traceparent
 from protocol import Grammar
 
 ANY_END = "*"
-"""Ends an alias that is a prefix."""
+"""The last character of an alias that is a prefix."""
 CORRELATION_HEADER = "X-Correlation-Id"
 REQUEST_ID_HEADER = "x-request-id"
-"""OpenAI's name for the correlation id's header, which proxies use too."""
+"""OpenAI's name for the header with the correlation id. Proxies use it too."""
 _CORRELATION_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 
 
 _LAST_DATA = struct.Struct("=52xI")
-"""Milliseconds since data was received, in Linux' ``struct tcp_info``."""
+"""Milliseconds since the last received data, in Linux's ``struct tcp_info``."""
 _TICK_MS = 10
-"""By how much that may be too long: a kernel's clock ticks a hundred times a second or faster."""
+"""Largest error of that time in ms: the kernel's clock ticks at least 100 times per second."""
 
 
 def _own_status(error: TidegateError) -> int:
@@ -45,23 +45,23 @@ def _own_status(error: TidegateError) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """An API's own conventions, as far as shared code needs them. Served below ``path``."""
+    """The conventions of an API that shared code needs. The API is served below ``path``."""
 
     path: str
     error_body: Callable[[TidegateError, str], object]
-    """Makes an error's JSON body; the string is the request's id as the answer names it."""
+    """Makes the JSON body of an error. The string is the request's id in the response."""
     status_of: Callable[[TidegateError], int] = _own_status
     request_id_header: str = REQUEST_ID_HEADER
-    """Header in which the API's clients look for the request's id."""
+    """Header in which the API's clients expect the request's id."""
     time_header: str = ""
-    """Header that tells clients of this API how long an answer took, in ms; empty for none."""
+    """Header with the duration of the request in ms; empty if the API has none."""
     tells_queue: bool = False
-    """Whether rate limit headers also cover the queue, which clients would run into first."""
+    """Whether rate limit headers also cover the queue. Clients would hit its limit first."""
     aliases: frozenset[str] = frozenset()
     """Paths of the API outside ``path``."""
     is_tolerant: bool = False
-    """Whether unknown fields are ignored, because its clients are written by others; not if the
-    operator wants them refused (``TIDEGATE_HTTP__STRICT_FIELDS``)."""
+    """Whether unknown fields are ignored, because the API has third-party clients. The setting
+    ``TIDEGATE_HTTP__STRICT_FIELDS`` turns this off."""
 
     def serves(self, path: str) -> bool:
         return path == self.path or path.startswith(f"{self.path}/") or path in self.aliases
@@ -75,37 +75,37 @@ HTTP_ERRORS = web.AppKey("http_errors", Counter)
 HTTP_RESPONSES = web.AppKey("http_responses", Counter)
 """Number of all responses, by ``status``."""
 DIALECTS = web.AppKey("dialects", Sequence[Dialect])
-"""All dialects; the last one is used wherever no other serves the path."""
+"""All dialects. The last one is used for paths that no other dialect serves."""
 
 
 @dataclass(slots=True)
 class Context:
-    """One HTTP request's own facts, filled in as they become known."""
+    """Data about one HTTP request. Fields are set as their values become known."""
 
     arrival: Instant
     correlation_id: str
     dialect: Dialect
     key: Key = ANYBODY
-    """The key of the token that came with the request."""
+    """The key of the request's token."""
     request_id: str = ""
-    """The client's ``x-request-id``; empty without a valid one."""
+    """The client's ``x-request-id``; empty if it sent no valid one."""
     deadline: Deadline | None = None
     field_names: Mapping[str, str] = field(default_factory=dict)
-    """The client's names for fields that are called something else here."""
+    """The client's names for fields with another name here."""
     ignored: Ignored | None = None
-    """Record of what was ignored in the request; None if nothing may be."""
+    """The ignored fields of the request; None if unknown fields are errors."""
     grammars: tuple[Grammar, ...] = ()
-    """Grammars one of which the answer must match."""
+    """Grammars of which the answer must match one."""
     ignored_headers: list[str] = field(default_factory=list)
-    """Headers of gateways and SDKs that cannot be read or may not count; the answer names them."""
+    """Ignored headers of gateways and SDKs: unreadable or not allowed. The response names them."""
     task: Task | None = None
     """The request's task, once it is admitted."""
     body: bytes | None = None
-    """The body, where another orchestrator may have to get it; dropped once the answer begins."""
+    """The body, kept until the response begins if it may be forwarded to another orchestrator."""
     is_forwarded: bool = False
-    """Whether another orchestrator answers."""
+    """Whether another orchestrator answers the request."""
     adapt: Callable[[Job], Job] | None = None
-    """Changes the job, for requests that the service sends itself."""
+    """Changes the job of a request that the service itself sends."""
 
     @property
     def answer_id(self) -> str:
@@ -114,12 +114,12 @@ class Context:
 
 CONTEXT = web.RequestKey("context", Context)
 TRACE = web.RequestKey("trace", TraceContext)
-"""Parent of the request's spans; set where traces are sent."""
+"""Parent of the request's spans; set only if traces are exported."""
 
 
 def new_context(request: web.BaseRequest, clock: Clock, dialects: Sequence[Dialect]) -> Context:
-    """Context of a new request, named by the client's ``x-request-id`` or an id of our own."""
-    # CONNECT states no path but an authority; a path in its place is taken as one.
+    """Context of a new request. Its id is the client's ``x-request-id``, or a generated one."""
+    # CONNECT has an authority instead of a path. If it has a path, use that.
     path = request.raw_path if request.method == "CONNECT" else request.path
     read, waited_s = instant(clock), _waited_s(request)
     arrival = Instant(read.mono - waited_s, read.unix - waited_s)
@@ -127,9 +127,9 @@ def new_context(request: web.BaseRequest, clock: Clock, dialects: Sequence[Diale
 
 
 def _waited_s(request: web.BaseRequest) -> float:
-    """Seconds for which the last bytes from the client of ``request`` have waited in the kernel for
-    a busy event loop, which its deadline does not wait for; 0 where that cannot be told. The kernel
-    knows of the connection alone: a pipelined request waits from the end of the answer before."""
+    """Seconds that the last bytes of ``request`` waited in the kernel for a busy event loop. The
+    deadline counts this time. 0 if it is unknown. The kernel knows the connection, not requests: a
+    pipelined request counts from the end of the previous response."""
     transport = request.transport
     client = None if transport is None else transport.get_extra_info("socket")
     if client is None or sys.platform != "linux":
@@ -137,7 +137,7 @@ def _waited_s(request: web.BaseRequest) -> float:
     try:
         info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA.size)
         ago_ms = int(_LAST_DATA.unpack(info)[0])
-    except (OSError, struct.error):  # not by TCP, or of an old kernel
+    except (OSError, struct.error):  # not TCP, or an old kernel
         return 0.0
     in_turn_s = time.monotonic() - getattr(request.protocol, "answered_at", 0.0)
     return min(max(0, ago_ms - _TICK_MS) / 1000, in_turn_s)
@@ -146,18 +146,18 @@ def _waited_s(request: web.BaseRequest) -> float:
 def context_of(
     path: str, headers: Mapping[str, str], arrival: Instant, dialects: Sequence[Dialect]
 ) -> Context:
-    """Context of a request to ``path`` with these headers, which arrived at ``arrival``."""
-    # The dialect goes by the path, so that an unknown path still gets the errors of its API.
+    """Context of a request to ``path`` with these headers that arrived at ``arrival``."""
+    # The path decides the dialect, so that unknown paths get errors in the style of their API.
     dialect = next((dialect for dialect in dialects if dialect.serves(path)), dialects[-1])
     request_id = headers.get(REQUEST_ID_HEADER, "")
     if not _CORRELATION_ID.fullmatch(request_id):
         request_id = ""
-    # One id for both, so that a search of the logs for either finds the request.
+    # Use one id for both, so that a log search for either finds the request.
     return Context(arrival, request_id or uuid.uuid4().hex, dialect, request_id=request_id)
 
 
 def read_correlation_id(request: web.Request, default: str) -> str:
-    """The client's correlation id, else ``default``. Raises ``InvalidRequest``."""
+    """The client's correlation id, or ``default``. Raises ``InvalidRequest``."""
     given = request.headers.get(CORRELATION_HEADER)
     if given is None:
         return default
@@ -170,12 +170,12 @@ def read_correlation_id(request: web.Request, default: str) -> str:
 
 
 def trace_of(request: web.Request) -> TraceContext | None:
-    """The trace that the request is part of: its own span if there is one, else the caller's."""
+    """The parent for spans of the request: its own span if it has one, else the caller's."""
     return request.get(TRACE) or read_traceparent(request.headers.get("traceparent"))
 
 
 def served_name(request: web.Request, name: str | None) -> str:
-    """Our name for the model that a client asks for; empty where it leaves that to us."""
+    """Our name for the requested model; empty if the client names no model."""
     if not name:
         return ""
     aliases = request.app[CONFIG].model_aliases
@@ -190,7 +190,7 @@ def served_name(request: web.Request, name: str | None) -> str:
 
 
 def listed_aliases(app: web.Application) -> Mapping[str, str]:
-    """Aliases that stand for one name each, with their models."""
+    """Aliases without a ``*``, with their models."""
     aliases = app[CONFIG].model_aliases
     return {name: model for name, model in aliases.items() if not name.endswith(ANY_END)}
 

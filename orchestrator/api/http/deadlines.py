@@ -1,23 +1,22 @@
-"""A client's deadlines: read in every spelling, converted once to the monotonic clock (DL-1, DL-2).
+"""Reads a client's deadlines from all headers and fields, and converts them once to the monotonic
+clock (DL-1, DL-2).
 
-The earliest of those for the whole request wins, and the answer names it (DL-20); of those for a
-part of the answer (DL-14), none of which is negative, the smallest. Relative ones count from the
-arrival of the request's head. docs/api.md and docs/gateways.md have the tables of all spellings.
+The earliest deadline for the whole request counts; the response names it (DL-20). Of the deadlines
+for a part of the answer (DL-14), the smallest counts; none is negative. Relative deadlines count
+from the arrival of the request's head. docs/api.md and docs/gateways.md list all spellings.
 
-A bound says how long a proxy or SDK waits for this exchange: it makes a deadline earlier and never
-later, and is ignored for a task that outlives its connection. ``x-stainless-…`` say how long an SDK
-waits for an answer in one piece, or between two pieces of one: they count for the former only.
-``x-request-timeout`` has no standard: without a unit it means seconds, and more than 3600 are
-ignored as probable milliseconds. llm-d's router bounds the wait in its queue by
-``x-llm-d-inference-ttl``: what has begun continues.
+A bound is the time that a proxy or SDK waits for this exchange. It can make a deadline earlier but
+not later. It is ignored for a task that outlives its connection. ``x-stainless-…`` is an SDK's
+timeout for a whole answer or for the gap in a stream: it counts only for a whole answer.
+``x-request-timeout`` has no standard. Without a unit it means seconds; values above 3600 are
+probably milliseconds and are ignored. llm-d's router limits the wait in its queue by
+``x-llm-d-inference-ttl``: a request that has started continues.
 
-A part that is missed makes the outcome ``missed``. Without a first token by a deadline that is no
-target, the request ends there; a target that is missed stops nothing.
-
-What cannot be read of ``X-…``, ``grpc-timeout`` and the body, which clients write themselves, is an
-error. What gateways and SDKs add never refuses a request: 0 states nothing, unreadable values are
-ignored and named (``ignored``). Values that a proxy joined with commas all count.
-"""
+A missed part makes the outcome ``missed``. If a first-token deadline passes without a token, the
+request ends, unless the deadline is a target: a missed target stops nothing. Clients set ``X-…``,
+``grpc-timeout`` and the body: an unreadable value is an error. Values from gateways and SDKs never
+cause a refusal: 0 means no deadline; unreadable values are ignored and named (``ignored``). If a
+proxy joined several values with commas, all count."""
 
 import math
 import re
@@ -39,9 +38,9 @@ _RFC3339 = re.compile(
 )
 _NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
 _MIN_S = -1e12
-"""Earliest deadline, relative to arrival: anything earlier is just as late."""
+"""Earliest deadline in seconds relative to arrival. Earlier ones are equivalent."""
 _SECONDS_OF_OUR_TIME = (1e9, 1e11)
-"""Plausible as epoch seconds (since 2001); as milliseconds they would be in the 1970s."""
+"""Range of plausible epoch seconds (since 2001). As milliseconds they would be in the 1970s."""
 _GRPC_TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
 _GRPC_UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _GO_STEP = re.compile(r"(\d{1,15}(?:\.\d{0,9})?|\.\d{1,9})(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
@@ -49,22 +48,22 @@ _GO_DURATION = re.compile(rf"[+-]?(?:0|(?:{_GO_STEP.pattern})+)", re.ASCII)
 _GO_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
 _GO_UNIT_S |= {"m": 60.0, "h": 3600.0}
 _MAX_BARE_S = 3600.0
-"""Largest bare number taken as seconds in a header that some write in milliseconds."""
+"""Largest number without a unit that is read as seconds, if some clients send milliseconds."""
 
 
 _Read = Callable[[str], float | None]
-"""Reads a header's value as a number, in the header's own unit; None where it cannot be read."""
+"""Reads a header's value as a number in the header's unit; None if it is unreadable."""
 
 
 class _Limit(NamedTuple):
-    """A time limit in seconds from the arrival, and the header or field that states it."""
+    """A time limit in seconds from the arrival, and its header or field."""
 
     budget_s: float
     source: str
 
 
 class StatesParts(Protocol):
-    """The fields of a body that are read here."""
+    """The fields of a body that this module reads."""
 
     @property
     def first_token_ms(self) -> float | None: ...
@@ -82,9 +81,9 @@ def read_deadline(
     in_one_piece: bool = False,
     ignored: MutableSequence[str] | None = None,
 ) -> Deadline:
-    """The deadline of a request with an answer ``in_one_piece`` or streamed. Bounds count if the
-    client waits for it on this connection (``is_awaited``). Unreadable headers of gateways and SDKs
-    are added to ``ignored``. Raises ``InvalidRequest`` for those that a client states itself."""
+    """The deadline of a request. The answer is ``in_one_piece`` or a stream. Bounds count if the
+    client waits on this connection (``is_awaited``). Unreadable headers of gateways and SDKs are
+    added to ``ignored``. Raises ``InvalidRequest`` for unreadable values from the client."""
     passed_over: MutableSequence[str] = [] if ignored is None else ignored
     stated = list(_budgets(headers, arrival))
     for name, read in _DEADLINES_OF_OTHERS.items():
@@ -123,7 +122,7 @@ def _deadline(
 
 
 def stated_deadline(headers: Headers, arrival: Instant, policy: DeadlineConfig) -> Deadline | None:
-    """The deadline that headers state, before there is a body; None if none can be read."""
+    """The deadline in the headers, before the body is read; None if there is no readable one."""
     try:
         deadline = read_deadline(headers, None, arrival, policy)
     except InvalidRequest:
@@ -132,7 +131,7 @@ def stated_deadline(headers: Headers, arrival: Instant, policy: DeadlineConfig) 
 
 
 def default_deadline(arrival: Instant, policy: DeadlineConfig) -> Deadline:
-    """The deadline of a request that states none, or no readable one."""
+    """The deadline of a request without a readable deadline."""
     return read_deadline(CIMultiDict(), None, arrival, policy)
 
 
@@ -142,8 +141,8 @@ def read_parts(
     arrival: Instant,
     ignored: MutableSequence[str] | None = None,
 ) -> Parts:
-    """The deadlines for parts of an answer. Raises ``InvalidRequest`` for an unusable one that the
-    client states itself; unusable headers of gateways are added to ``ignored``."""
+    """The deadlines for parts of an answer. Raises ``InvalidRequest`` for unusable values from the
+    client. Unusable headers of gateways are added to ``ignored``."""
     passed_over: MutableSequence[str] = [] if ignored is None else ignored
 
     def of_others(unit_s: float, read: _Read, *names: str) -> Iterator[float]:
@@ -192,7 +191,7 @@ def _budgets(headers: Headers, arrival: Instant) -> Iterator[_Limit]:
 def _limits_of_others(
     headers: Headers, name: str, read: _Read, ignored: MutableSequence[str], unit_s: float = 1.0
 ) -> Iterator[_Limit]:
-    """Limits from a header that gateways or SDKs add; 0 means no limit."""
+    """Limits from a header of gateways or SDKs; 0 means no limit."""
     for value in headers.getall(name, ()):
         for part in value.split(","):
             stated = read(part.strip())
@@ -233,7 +232,7 @@ def _absolute_s(value: str) -> float:
         number = float(value)
         if _SECONDS_OF_OUR_TIME[0] <= number < _SECONDS_OF_OUR_TIME[1]:
             raise InvalidRequest(
-                f"X-Deadline takes epoch milliseconds; {value} looks like epoch seconds: "
+                f"X-Deadline must be in epoch milliseconds; {value} looks like epoch seconds: "
                 f"send {1000 * number:.0f}",
                 field="X-Deadline",
             )
@@ -250,7 +249,8 @@ def _absolute_s(value: str) -> float:
 
 
 def _rfc3339_s(minute: str, second: str, fraction: str, zone: str) -> float:
-    """Unix time in seconds. A leap second (RFC 3339, 5.7) is the next day's first, as in POSIX."""
+    """Unix time in seconds. A leap second (RFC 3339, 5.7) is the next day's first second, as in
+    POSIX."""
     leap_s = second == "60"
     moment = datetime.fromisoformat(f"{minute}{'59' if leap_s else second}{zone}".upper())
     utc = moment.astimezone(UTC)

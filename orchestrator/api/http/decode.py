@@ -1,7 +1,7 @@
-"""JSON to a type, with errors that name the wrong field and its valid values.
+"""Decodes JSON to a type. Errors name the wrong field and its valid values.
 
-Where unknown fields are ignored, the text is parsed again along its type to find their names.
-Unknown fields and raw parts of the type are not examined.
+If unknown fields are ignored, a second pass compares the text with the type to find their names.
+That pass does not look inside unknown fields and raw parts.
 """
 
 import re
@@ -28,8 +28,8 @@ _STEP = re.compile(r"[^.\[\]]+")
 
 
 class Reader(Generic[T]):
-    """Reads JSON as a type: strictly, or tolerantly (``passing_over``), ignoring unknown fields and
-    accepting numbers in strings, at no extra cost for a text without such fields."""
+    """Reads JSON as a type: strictly or tolerantly (``passing_over``). Tolerant reading ignores
+    unknown fields and accepts numbers in strings. It costs nothing if there are no such fields."""
 
     @overload
     def __init__(self, kind: type[T]) -> None: ...
@@ -40,7 +40,7 @@ class Reader(Generic[T]):
         self._exact: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
 
     def read(self, text: str | msgspec.Raw, place: str = "") -> T:
-        """Read ``text``, which stands at ``place`` in a body. Raises ``msgspec.DecodeError``."""
+        """Read ``text``, the part of a body at ``place``. Raises ``msgspec.DecodeError``."""
         ignored = passed_over()
         if ignored is None:
             return self._exact.decode(text)
@@ -59,7 +59,7 @@ class Reader(Generic[T]):
 
     @cached_property
     def _closed(self) -> "msgspec.json.Decoder[T]":
-        """Refuses unknown fields even in types that allow them, so that they are noticed."""
+        """Refuses unknown fields, even in types that allow them, to detect them."""
         kind = with_unknown_fields(self.type, forbidden=True)
         return msgspec.json.Decoder(kind, strict=False)
 
@@ -74,7 +74,7 @@ class Reader(Generic[T]):
 
 
 def decode(body: bytes, reader: Reader[T]) -> T:
-    """Read bytes as ``reader``'s type. Raises ``InvalidRequest`` naming the field that is wrong."""
+    """Read bytes as ``reader``'s type. Raises ``InvalidRequest`` that names the wrong field."""
     if not body.strip():
         raise InvalidRequest("the body is empty; expected a JSON object")
     try:
@@ -92,8 +92,8 @@ def decode(body: bytes, reader: Reader[T]) -> T:
 
 
 def decode_part(part: msgspec.Raw, reader: Reader[T], field: str, place: str = "") -> T:
-    """Read a part of a body that was left raw, at ``field``; ``place`` is that place without
-    numbers. Raises ``InvalidRequest``."""
+    """Read a raw part of a body at ``field``. ``place`` is that path without list indexes. Raises
+    ``InvalidRequest``."""
     try:
         return reader.read(part, place or field)
     except msgspec.ValidationError as error:
@@ -133,7 +133,7 @@ def _invalid(message: str, expected: type, inside: str = "") -> InvalidRequest:
 
 
 def choices_at(body: type, path: str) -> list[str]:
-    """The values that ``body`` allows at ``path`` (``messages[0].role``); empty if it is open."""
+    """The values that ``body`` allows at ``path`` (``messages[0].role``); empty if all are."""
     places = list(_alternatives(types.type_info(body)))
     steps = _STEP.findall(path)
     for step in steps[:-1]:
@@ -161,7 +161,7 @@ def _inside(place: types.Type, step: str) -> Iterator[types.Type]:
 
 
 def mapped(kind: Any, change: Callable[[Any], Any]) -> Any:
-    """``kind`` with each type in it replaced by ``change`` of that type."""
+    """``kind`` with each inner type replaced by ``change`` of that type."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is None or origin is Literal or not parts:
         return change(kind)
@@ -176,7 +176,7 @@ def mapped(kind: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _redefined(field: msgspec.structs.FieldInfo, kind: Any) -> Any:
-    """A field with a new type, as ``msgspec.defstruct`` takes it: name, type, and the rest."""
+    """A field with a new type, in the form for ``msgspec.defstruct``: name, type, field."""
     default = None if isinstance(field.default, msgspec.Raw) else field.default
     made = (
         msgspec.field(name=field.encode_name, default_factory=field.default_factory)
@@ -188,8 +188,8 @@ def _redefined(field: msgspec.structs.FieldInfo, kind: Any) -> Any:
 
 @cache
 def with_unknown_fields(kind: Any, *, forbidden: bool | None, is_told: bool = False) -> Any:
-    """``kind`` with unknown fields ``forbidden`` or allowed (None: as it is) in it and in all its
-    inner messages. ``is_told``: with raw JSON as Any, so that msgspec can describe it."""
+    """``kind`` with unknown fields ``forbidden`` or allowed (None: unchanged), also in all inner
+    messages. ``is_told``: raw JSON becomes ``Any``, so that msgspec can describe the type."""
 
     def change(leaf: Any) -> Any:
         if isinstance(leaf, type) and issubclass(leaf, msgspec.Struct):
@@ -203,7 +203,7 @@ def with_unknown_fields(kind: Any, *, forbidden: bool | None, is_told: bool = Fa
 def _changed(
     message: type[msgspec.Struct], forbidden: bool | None, is_told: bool
 ) -> type[msgspec.Struct]:
-    """A subclass of ``message`` for the new rule, so that it can be used in its place."""
+    """A subclass of ``message`` with the new rule. It can replace ``message``."""
     fields = []
     for field in msgspec.structs.fields(message):
         kind = with_unknown_fields(field.type, forbidden=forbidden, is_told=is_told)
@@ -226,9 +226,9 @@ def _changed(
 
 
 _MAX_BYTES = 2**20
-"""Longest text searched, which takes 20 times its size; for longer ones one name is reported."""
+"""Longest text that is searched; a search takes 20 times its size. Longer texts report one name."""
 _MAX_OBJECTS = 1_000
-"""Most objects parsed, at some microseconds each: clients send the same names in all of them."""
+"""Most objects parsed, some microseconds each. Clients send the same names in all objects."""
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _arrays = msgspec.json.Decoder(list[msgspec.Raw])
 _raw = msgspec.json.Decoder(msgspec.Raw)
@@ -237,15 +237,15 @@ _raw = msgspec.json.Decoder(msgspec.Raw)
 def put_down_unknown(
     text: str | msgspec.Raw, shape: types.Type, place: str, ignored: Ignored
 ) -> bool:
-    """Add to ``ignored`` the fields that ``shape`` lacks in ``text``, which stands at ``place`` and
-    has been read as that type. Returns whether any was found; a long text is not searched."""
+    """Add the fields of ``text`` that ``shape`` does not have to ``ignored``. ``text`` is at
+    ``place`` and was read as that type. Returns whether it has any; long texts are not searched."""
     length = len(text) if isinstance(text, str) else len(memoryview(text))
     if length > _MAX_BYTES:
         return False
     search = _Search(ignored)
     try:
         search.look(_raw.decode(text), shape, place)
-    except msgspec.DecodeError:  # a name that is not valid text, such as half a surrogate pair
+    except msgspec.DecodeError:  # a field name is not valid text, such as half a surrogate pair
         return False
     return search.has_found
 
@@ -253,7 +253,7 @@ def put_down_unknown(
 class _Search:
     def __init__(self, ignored: Ignored) -> None:
         self.has_found = False
-        """Whether there was an unknown field, be it one that had been named before."""
+        """Whether there was an unknown field, including fields that were already recorded."""
         self._ignored = ignored
         self._left = _MAX_OBJECTS
 
@@ -290,7 +290,7 @@ def _alternatives(shape: types.Type) -> tuple[types.Type, ...]:
 
 
 def _items_of(shape: types.Type) -> types.Type | None:
-    """Type of a list's items, if they may be messages; else None."""
+    """Type of a list's items if they may be messages; None otherwise."""
     for one in _alternatives(shape):
         if isinstance(one, types.ListType | types.VarTupleType) and _has_messages(one):
             return one.item_type
@@ -298,7 +298,7 @@ def _items_of(shape: types.Type) -> types.Type | None:
 
 
 def _message_of(shape: types.Type, stated: dict[str, msgspec.Raw]) -> types.StructType | None:
-    """The message type of an object; of several by its tag. None if none fits."""
+    """The message type of an object, chosen by tag if there are several. None if none matches."""
     messages = [one for one in _alternatives(shape) if isinstance(one, types.StructType)]
     if len(messages) < 2:
         return messages[0] if messages else None
@@ -311,7 +311,7 @@ def _message_of(shape: types.Type, stated: dict[str, msgspec.Raw]) -> types.Stru
 
 @cache
 def _fields_of(message: type) -> dict[str, types.Type | None]:
-    """Type of each field, by name; None for one that holds no messages to search."""
+    """Type of each field, by name; None for a field without messages to search."""
     info = types.type_info(message)
     assert isinstance(info, types.StructType)
     return {

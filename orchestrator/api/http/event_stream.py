@@ -1,18 +1,18 @@
-"""Server-sent events to one client, written to the socket the moment a token arrives (LB-3).
+"""Server-sent events to one client, written to the socket as soon as a token arrives (LB-3).
 
-A stream takes bytes synchronously from the lane's reader and never makes it wait (OR-11)::
+A stream takes bytes synchronously from the lane's reader and never blocks it (OR-11)::
 
     send ──┬─ direct ─▶ socket                    while the socket takes everything at once
            └─ backlog ─▶ the handler, which writes as the client reads    once it does not
 
-What only informs (``metrics``, ``narration``) goes directly or not at all: it is the first to be
-dropped for a client that falls behind, and a token never is. A stream that is silent carries a
-comment before the keep-alive time is over, so that no proxy takes it for dead.
+Informational events (``metrics``, ``narration``) are sent directly or dropped: a slow client loses
+them, but never a token. A silent stream sends a comment before the keep-alive time ends, so that
+no proxy closes the connection.
 
-Headers leave with the first event or after a second, whichever is sooner: until then an error can
-still be an HTTP status (DL-5), and no client or proxy waits for long without a byte (OR-23). A
-client whose backlog outgrows its bound, or that reads nothing for too long while data waits, is
-disconnected.
+Headers are sent with the first event, but after one second at the latest. Before that, an error can
+still be an HTTP status (DL-5). The limit keeps clients and proxies from a long wait for the first
+byte (OR-23). A client is disconnected if its backlog exceeds the limit, or if it reads nothing for
+too long while data waits.
 """
 
 import asyncio
@@ -26,20 +26,20 @@ from aiohttp import web
 from orchestrator.errors import TidegateError
 
 HEADERS_WITHIN_S = 1.0
-"""Longest wait for a first event before a stream's headers are sent without one (OR-23)."""
+"""Longest wait for the first event before a stream's headers are sent (OR-23)."""
 CLIENT_BUFFER_BYTES: Final = 2**20
-"""How far a client may fall behind before it is disconnected (OR-11)."""
+"""Largest backlog of a client before it is disconnected (OR-11)."""
 KERNEL_BYTES: Final = 2**15
-"""About what the kernel may hold for a client beyond that; by default it takes megabytes."""
+"""Approximate size of the kernel's send buffer for a client. The default is megabytes."""
 CLIENT_TIMEOUT_S: Final = 10.0
-"""Seconds that a client may take nothing while something waits for it before it is disconnected."""
+"""Seconds after which a client is disconnected if data waits and it reads nothing."""
 PAUSE_AFTER_S: Final = 0.5
-"""Seconds that a client may be behind before its job may be paused for others that wait; the job
-continues once the client has read what there is."""
+"""Seconds that a client may be behind before its job may be paused for waiting jobs. The job
+continues when the client has read the backlog."""
 KEEP_ALIVE = b": still there\n\n"
 _NO_FILE = -1
 _PIECE = 64 * 1024
-"""Bytes that a slow client must read within its time limit."""
+"""Bytes that a slow client must read within ``CLIENT_TIMEOUT_S``."""
 
 SSE_HEADERS: Mapping[str, str] = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -55,34 +55,34 @@ class EventStream:
         """``keepalive_s``: longest silence before a comment is sent; 0: no limit."""
         self._request = request
         self.headers = {**SSE_HEADERS, **headers}
-        """Headers of the response; may be changed until the stream is served."""
+        """Headers of the response. They may change until the stream is served."""
         self._keepalive_s = keepalive_s
         self._backlog = bytearray()
         self._woken = asyncio.Event()
         self._finished = False
         self._refusal: TidegateError | None = None
         self._is_begun = False
-        """Whether the headers have left, or are about to, so that the status is decided."""
+        """Whether the headers are sent or about to be sent, so that the status is final."""
         self._transport: asyncio.Transport | None = None
         self._file = _NO_FILE
-        """File descriptor of the socket, written to directly while nothing waits in the transport:
-        this spares a sixth of what the transport takes."""
+        """File descriptor of the socket. The stream writes to it directly while the transport's
+        buffer is empty. This saves a sixth of the transport's time."""
         self._direct = False
         self._chunked = True
         self._quiet = True
         self.dropped = 0
         """Number of events that were dropped while the client was behind."""
         self.too_slow = False
-        """Whether the client was disconnected for not reading."""
+        """Whether the client was disconnected because it did not read."""
         self.is_behind = False
-        """Whether the client has not kept up for a while, and something waits for it."""
+        """Whether the client has been behind for a while and data waits for it."""
         self.on_behind: Callable[[], None] = _nothing
         """Called when ``is_behind`` changes while the stream is served."""
 
     # ── synchronous side: called while a frame is being handed out ───────────────────────────
 
     def send(self, data: bytes) -> None:
-        """Write one or more whole events. Never waits; drops data for a client that is gone."""
+        """Write one or more whole events. Never blocks. Drops the data if the client is gone."""
         if not data:  # an empty chunk would end the response
             return
         self._quiet = False
@@ -95,15 +95,15 @@ class EventStream:
         self._woken.set()
 
     def _write(self, data: bytes) -> None:
-        """Write while nothing is queued; what the socket does not take is queued first."""
+        """Write while nothing is queued. Data that does not fit in the socket is queued first."""
         transport = self._transport
         assert transport is not None
-        if transport.is_closing():  # from here on its file may be another connection's
+        if transport.is_closing():  # its file descriptor may now belong to another connection
             return
         if self._file != _NO_FILE:
             try:
                 sent = os.write(self._file, data)
-            except OSError:  # it is full, or broken, which the transport then notices too
+            except OSError:  # full or broken; the transport detects a broken socket too
                 sent = 0
             if sent == len(data):
                 return
@@ -114,7 +114,7 @@ class EventStream:
             self._woken.set()
 
     def offer(self, data: bytes) -> None:
-        """Write whole events that may be lost: dropped while the client is behind (OR-11)."""
+        """Write whole events, or drop them if the client is behind (OR-11)."""
         if self._direct:
             self.send(data)
         else:
@@ -126,12 +126,12 @@ class EventStream:
         self._woken.set()
 
     def cut(self) -> None:
-        """Break the connection off; a client that asks again gets what would have followed."""
+        """Abort the connection. The client can ask again for the remaining events."""
         self._give_up()
         self._woken.set()
 
     def refuse(self, error: TidegateError) -> bool:
-        """Answer with an HTTP error instead; False when headers have left or are about to."""
+        """Answer with an HTTP error instead. Returns False if it is too late for a status."""
         if self._is_begun or self._backlog:
             return False
         self._refusal = error
@@ -147,9 +147,9 @@ class EventStream:
     # ── the handler's side ───────────────────────────────────────────────────────────────────
 
     async def run(self, past: Iterator[bytes] | None = None) -> web.StreamResponse:
-        """Serve the stream to its end. With ``past``, headers leave at once, then its pieces, each
-        once the one before has left. Raises the error of ``refuse``, and ``ConnectionError`` or
-        ``CancelledError`` when the client is gone."""
+        """Serve the stream to its end. With ``past``, the headers are sent at once, then the pieces
+        of ``past``, each after the previous one is sent. Raises the error of ``refuse``, and
+        ``ConnectionError`` or ``CancelledError`` if the client is gone."""
         if past is None:
             await self._until_first_event()
         if self._refusal is not None:
@@ -167,8 +167,7 @@ class EventStream:
             socket.setsockopt(SOL_SOCKET, SO_SNDBUF, KERNEL_BYTES)
             if transport.get_extra_info("sslcontext") is None:
                 self._file = socket.fileno()
-        # With this limit any unsent byte counts as pressure, and draining means that all bytes have
-        # left.
+        # With this limit, draining waits until all bytes are sent.
         transport.set_write_buffer_limits(high=0)
         try:
             for piece in past or ():
@@ -193,7 +192,7 @@ class EventStream:
         return response
 
     async def _until_first_event(self) -> None:
-        """Wait, but not for long, for what decides between an answer and an error."""
+        """Wait up to ``HEADERS_WITHIN_S`` for the first event or an error."""
         try:
             async with asyncio.timeout(HEADERS_WITHIN_S):
                 await self._woken.wait()
@@ -201,8 +200,8 @@ class EventStream:
             self.send(KEEP_ALIVE)
 
     async def _until_woken(self) -> None:
-        """Wait for the end, or a client that does not keep up; keeps the stream alive."""
-        # Check twice within the time, so that no silence is longer than it.
+        """Wait for the end or until the client is behind. Keeps the stream alive."""
+        # Check twice per keep-alive time, so that no silence is longer.
         look_s = self._keepalive_s / 2 if self._keepalive_s else None
         while True:
             self._quiet = True
@@ -220,7 +219,7 @@ class EventStream:
             self.on_behind()
 
     async def _catch_up(self, response: web.StreamResponse) -> None:
-        """Write the backlog, at the client's pace. Raises ``TimeoutError`` for one too slow."""
+        """Write the backlog at the client's pace. Raises ``TimeoutError`` if it is too slow."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(PAUSE_AFTER_S, self._tell_behind, True)
         try:

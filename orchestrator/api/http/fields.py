@@ -1,4 +1,4 @@
-"""Fields of a body about a generation that mean the same in every dialect (OR-2, DL-1)."""
+"""Fields of generation requests with the same meaning in every dialect (OR-2, DL-1)."""
 
 import re
 from collections.abc import Callable, Mapping, MutableSequence
@@ -40,32 +40,32 @@ from protocol import (
 
 MAX_INSTANCES = 64
 MAX_INSTANCE_CHARS = 256
-"""A host's name has at most 253 characters; what is stated is kept with the task."""
+"""Most characters of an instance's name. A host name has at most 253. The task keeps the names."""
 SESSION_HEADER = "X-Session-Id"
 SESSIONS_OF_OTHERS = ("x-dynamo-session-id", "x-claude-code-session-id")
-"""Headers in which agents name their conversation by themselves."""
+"""Headers in which agents send the id of their conversation by default."""
 PRIORITY_OF_DYNAMO = "x-dynamo-request-priority"
-"""Header with a whole number; the higher, the more urgent."""
+"""Header with a whole number. Higher numbers are more urgent."""
 KEEPS_ON = "x-request-disconnect-disabled"
-"""Ray Serve's header: ``?1`` continues the request when its client is gone."""
+"""Ray Serve's header. ``?1`` continues the request after its client disconnects."""
 HEARD_OF_DYNAMO = frozenset((*TTFT_TARGETS, *SESSIONS_OF_OTHERS, PRIORITY_OF_DYNAMO))
 FLEX = "flex"
-"""OpenAI's ``service_tier`` for work that may wait."""
+"""OpenAI's ``service_tier`` for work that can wait."""
 BATCH_OBJECTIVE: Final = "batch"
-"""Gateway objective that makes a request batch work."""
+"""Gateway objective of batch requests."""
 OBJECTIVE_HEADERS = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 FAIRNESS_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
-"""Headers of llm-d's router, with their older names in the Gateway API Inference Extension."""
+"""Headers of llm-d's router: its own, and the older one of the Gateway API Inference Extension."""
 NO_FAIRNESS_ID = "default-flow"
-"""Name that llm-d's router gives to requests that name none."""
+"""Fairness id that llm-d's router gives to requests without one."""
 CALLS_LEFT_HEADER = "X-Chain-Calls-Left"
 NULL = msgspec.Raw(b"null")
 Unused = msgspec.Raw
-"""Type of accepted fields that do not change the answer: not decoded, which could take long."""
+"""Type of accepted fields that have no effect. They stay raw: decoding them could take long."""
 _MAX_LOOKED_AT = 256
-"""Most bytes that are decoded of a field of which only some values are served; those are short."""
+"""Most bytes of a field that is decoded to check its value. All supported values are shorter."""
 _NAME = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
-"""Names that are safe in headers, logs and metrics; the same as for correlation ids."""
+"""Names that are safe in headers, logs and metrics. Correlation ids have the same format."""
 _CAPABILITY = r"^([0-9]{1,3}\.[0-9]{1,3})?$"
 """A version such as 9.0."""
 _AboveZero = Annotated[float, msgspec.Meta(gt=0)]
@@ -78,12 +78,12 @@ _COUNT = re.compile(r"\d{1,6}", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d{1,10}", re.ASCII)
 _bias_decoder = msgspec.json.Decoder(dict[str, float] | None)
 _MAX_BIAS_BYTES = 64 * 1024
-"""Bound on ``logit_bias``: all allowed entries take less, and many more take long to decode."""
+"""Most bytes of ``logit_bias``. All allowed entries fit. Larger ones would take long to decode."""
 
 
 class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Placement of a task. ``/v2/instances`` names ``instances``, and says what each offers. All
-    fields are our own, so an unknown one is an error in every dialect."""
+    """Placement of a task. ``/v2/instances`` lists the ``instances`` and their capabilities. All
+    fields are our own, so unknown ones are an error in every dialect."""
 
     has_fields_of_ours: ClassVar[bool] = True
 
@@ -97,28 +97,28 @@ class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ServedValues(NamedTuple):
     fits: Callable[[Any], bool]
-    """Whether a value is served."""
+    """Whether a value is supported."""
     otherwise: str
-    """Advice for a client that sent a value that is not served."""
+    """Advice for a client that sent an unsupported value."""
     is_hint: bool = False
-    """Whether the answer is as good without it, so that tolerant reading ignores it."""
+    """Whether the answer is as good without the field, so that tolerant reading ignores it."""
 
 
 class StatedGrammar(NamedTuple):
-    """The grammar that the answer must match, and the field in which the client stated it."""
+    """The grammar that the answer must match, and its field in the request."""
 
     field: str
     grammar: Grammar
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The base of every dialect's body; each adds its prompt and its other fields."""
+    """The base class of every dialect's body. Each dialect adds its prompt and other fields."""
 
     default_max_tokens: ClassVar[int | None] = None
-    """Tokens that an API generates unless asked; None leaves it to the operator."""
+    """The API's default for ``max_tokens``; None: the operator's default."""
     cuts_max_tokens: ClassVar[bool] = False
-    """Whether a ``max_tokens`` beyond the context is cut to what fits, for APIs that require the
-    field, so that clients state the most that their own model could generate."""
+    """Whether a ``max_tokens`` that exceeds the context is reduced to fit. For APIs that require
+    the field: their clients send the maximum of their own model."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -153,19 +153,19 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     placement: PlacementBody | None = None
 
     def prompt_of(self) -> Prompt:
-        """The prompt to generate from. Raises ``InvalidRequest`` for one that is not served."""
+        """The prompt to generate from. Raises ``InvalidRequest`` if it is not supported."""
         raise NotImplementedError
 
     def token_limit(self) -> int | None:
-        """The most tokens to generate; None leaves it to us."""
+        """The most tokens to generate; None: the default."""
         return self.max_tokens
 
     def wanted_logprobs(self) -> int | None:
-        """How many alternatives' log-probabilities to return per token; None: not even its own."""
+        """Alternatives per token to return log-probabilities for; None: no log-probabilities."""
         raise NotImplementedError
 
     def own_sampling(self) -> Mapping[str, Any]:
-        """Fields of ``Sampling`` that only this dialect has."""
+        """Fields of ``Sampling`` that exist only in this dialect."""
         return {}
 
     def stated_grammar(self) -> StatedGrammar | None:
@@ -176,25 +176,25 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return False
 
     def is_awaited(self) -> bool:
-        """Whether the answer is useless once the client is gone."""
+        """Whether the answer is useless after the client disconnects."""
         return self.on_disconnect is OnDisconnect.CANCEL
 
     def hinted_priority(self) -> int | None:
-        """Dynamo's priority in the body: the higher, the more urgent; None if it is not stated."""
+        """Dynamo's priority in the body; higher is more urgent. None if it is not set."""
         return None
 
     def stated_tier(self) -> str | None:
-        """The API's own word for ``priority``; None if it is not stated."""
+        """The API's own equivalent of ``priority``; None if it is not set."""
         return None
 
     def field_names(self) -> Mapping[str, str]:
-        """The client's names for fields that are called something else here, for errors."""
+        """The client's names for fields with another name here, for error messages."""
         return {}
 
 
 class OtherFormsRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The base of bodies that have a way of their own to state what the answer must match. OpenAI's
-    chat fields and vLLM's are refused, because ignoring them would give the answer another form."""
+    """The base class of bodies with their own fields for the answer's format. The chat fields of
+    OpenAI and vLLM are refused: if they were ignored, the answer would have the wrong format."""
 
     guided_choice: Unused = NULL
     guided_grammar: Unused = NULL
@@ -206,22 +206,22 @@ class OtherFormsRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tr
 
 
 def nothing(value: object) -> bool:
-    """Whether a field that is not served states nothing."""
+    """Whether an unsupported field has no content."""
     return not value
 
 
 def other_forms(own: str) -> dict[str, ServedValues]:
-    """Fields that are refused in favor of ``own``, and those of which only one value is served."""
+    """Fields that are refused in favor of ``own``, and fields with only one supported value."""
     instead = ServedValues(nothing, f"send {own}")
     forms = [one for one in OtherFormsRequest.__struct_fields__ if one.startswith("guided_")]
     return {
         **dict.fromkeys([*forms, "response_format", "structured_outputs"], instead),
-        "n": ServedValues(lambda value: value == 1, "there is one answer; send more requests"),
+        "n": ServedValues(lambda value: value == 1, "send one request for each answer"),
     }
 
 
 def read_limit(query: Mapping[str, str], usual: int, most: int) -> int:
-    """How many entries of a list a query asks for. Raises ``InvalidRequest``."""
+    """The query's ``limit`` for the entries of a list. Raises ``InvalidRequest``."""
     text = query.get("limit", str(usual))
     limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
     if not 1 <= limit <= most:
@@ -232,7 +232,7 @@ def read_limit(query: Mapping[str, str], usual: int, most: int) -> int:
 
 
 def read_headers_deadline(request: web.Request) -> Deadline:
-    """The deadline that headers state for an answer in one piece; it is the request's from now on.
+    """The deadline in the headers for an answer in one piece. Becomes the request's deadline.
     Raises ``InvalidRequest``."""
     context, policy = request[CONTEXT], request.app[ORCHESTRATOR].deadlines
     context.deadline = read_deadline(
@@ -249,7 +249,7 @@ def read_headers_deadline(request: web.Request) -> Deadline:
 def read_job(
     request: web.Request, body: GenerationRequest, api: Api, *, keep: bool
 ) -> tuple[Job, Prompt]:
-    """The job and prompt of a request. Raises ``InvalidRequest``, ``Forbidden`` for a tenant."""
+    """The job and prompt of a request. Raises ``InvalidRequest``; ``Forbidden`` for the tenant."""
     return read_job_of(request, body, api, keep=keep), body.prompt_of()
 
 
@@ -325,7 +325,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
 
 
 def one_limit(field: str, stated: int | None, max_tokens: int | None) -> int | None:
-    """A limit that an API calls ``field``, or ``max_tokens``. Raises ``InvalidRequest``."""
+    """``stated``, the value of an API's ``field``, or ``max_tokens``. Raises ``InvalidRequest``."""
     if stated is None:
         return max_tokens
     if max_tokens not in (None, stated):
@@ -342,7 +342,7 @@ def refuse_unserved(body: msgspec.Struct, served: Mapping[str, ServedValues]) ->
             is_short = len(memoryview(value)) <= _MAX_LOOKED_AT
             try:
                 value = msgspec.json.decode(value) if is_short else ...
-            except msgspec.DecodeError:  # a number without end, half a surrogate pair
+            except msgspec.DecodeError:  # an unfinished number, half a surrogate pair
                 value = ...
         if value is not None and not fits(value):
             refusal = InvalidRequest(f"{field} is not supported here: {expected}", field=field)
@@ -352,9 +352,9 @@ def refuse_unserved(body: msgspec.Struct, served: Mapping[str, ServedValues]) ->
 
 
 def class_of(headers: Headers, body: GenerationRequest, ignored: MutableSequence[str]) -> Priority:
-    """The class that a request waits in: by its ``priority``, else by its API's own word for it,
-    else by Dynamo's hint, its header before the body's, else by the objective that a gateway names.
-    An integer is vLLM's: above 0 waits as batch work, and below 0 where it is Dynamo's."""
+    """The priority class of a request. Sources in order of precedence: ``priority``, the API's own
+    equivalent, Dynamo's hint (header before body), a gateway's objective. vLLM's priority is an
+    integer: above 0 is batch work. For Dynamo's integer, below 0 is batch work."""
     if isinstance(body.priority, Priority):
         return body.priority
     if body.priority is not None:
@@ -374,8 +374,8 @@ def class_of(headers: Headers, body: GenerationRequest, ignored: MutableSequence
 
 
 def _tenant(headers: Headers, stated: str | None, context: Context) -> str:
-    """The tenant whose share to use. A gateway's header counts only with a key that may name
-    tenants, and is ignored otherwise, because any client can write a header."""
+    """The tenant of a request. A gateway's header counts only if the key may name tenants.
+    Otherwise it is ignored, because any client can send the header."""
     key = context.key
     if stated is not None:
         return key.tenant_for(_name("tenant", stated))
@@ -398,7 +398,7 @@ def _name(field: str, value: str | None) -> str | None:
 
 
 def _calls_left(headers: Mapping[str, str], stated: int | None) -> int | None:
-    """How many calls its run will make after this one, from the body, or from a header."""
+    """Number of calls that the run makes after this one, from the body or a header."""
     field = "calls_left"
     if stated is None:
         named = headers.get(CALLS_LEFT_HEADER)
@@ -407,15 +407,15 @@ def _calls_left(headers: Mapping[str, str], stated: int | None) -> int | None:
         field, stated = CALLS_LEFT_HEADER, int(named) if _COUNT.fullmatch(named.strip()) else -1
     if not 0 <= stated <= MAX_CALLS_LEFT:
         raise InvalidRequest(
-            f"{field} must be a whole number from 0 to {MAX_CALLS_LEFT}: the calls of this run "
-            "that are still to come after this one",
+            f"{field} must be a whole number from 0 to {MAX_CALLS_LEFT}: the number of calls that "
+            "this run makes after this one",
             field=field,
         )
     return stated
 
 
 def _tell_time(body: GenerationRequest, context: Context) -> TellTime | None:
-    """How the model is told of the time that is left: as the body says, or by default the key."""
+    """How to tell the model the time left: from the body, or the key's default; None: not told."""
     is_asked = body.tell_time or body.wind_down is not None or body.tools_until is not None
     if body.tell_time is False or not (is_asked or context.key.tells_time):
         return None
@@ -432,8 +432,8 @@ def _is_unheard(name: str) -> bool:
 
 
 def _session_id(headers: Headers, body: GenerationRequest, context: Context) -> str:
-    """Id of the conversation, from the body, or a header for clients that cannot add a field; else
-    as agents name it, unless that can be no id here."""
+    """Id of the conversation: from the body, else from our header, else from an agent's header if
+    its value is a valid id. Clients that cannot add a field use the header."""
     named = headers.get(SESSION_HEADER)
     if body.session_id is None and named is None:
         for header in SESSIONS_OF_OTHERS:
@@ -446,28 +446,28 @@ def _session_id(headers: Headers, body: GenerationRequest, context: Context) -> 
         return _name(SESSION_HEADER, named) or ""
     if named is not None and named != body.session_id:
         raise InvalidRequest(
-            f"session_id and {SESSION_HEADER} name two conversations; send one of them",
+            f"session_id and {SESSION_HEADER} name two different conversations; send one of them",
             field="session_id",
         )
     return _name("session_id", body.session_id) or ""
 
 
 def _idle_keep_s(body: GenerationRequest, session_id: str) -> float:
-    """Seconds for which the conversation's KV is kept for its next turn."""
+    """Seconds to keep the conversation's KV for its next turn."""
     stated = body.idle_keep_s
     if stated is None:
         return IDLE_KEEP_S if session_id else 0.0
     if not session_id:
         raise InvalidRequest(
-            f"idle_keep_s needs a session_id (or {SESSION_HEADER}): it is a conversation that is "
-            "kept",
+            f"idle_keep_s keeps the KV of a conversation; send its session_id (or {SESSION_HEADER})"
+            " too",
             field="idle_keep_s",
         )
     return read_idle_keep_s(stated)
 
 
 def read_idle_keep_s(stated: float) -> float:
-    """A stated time in seconds, within the limits. Raises ``InvalidRequest``."""
+    """Check that ``stated``, in seconds, is within the limits. Raises ``InvalidRequest``."""
     if not 0 <= stated <= MAX_IDLE_KEEP_S:
         raise InvalidRequest(
             f"idle_keep_s must be 0 to {MAX_IDLE_KEEP_S:g} seconds, got {stated:g}",

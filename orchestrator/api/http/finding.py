@@ -1,8 +1,8 @@
-"""Tasks by the ids that clients name: found, and cancelled, in this process, in the journal of an
-earlier one, or in another process.
+"""Finds and cancels tasks by the client's ids: in this process, in the journal of an earlier
+process, or in another process.
 
-An orchestrator that shares a state asks the owner of an unknown id, and the other processes at its
-port (``orchestrator.state.forwarding``).
+An orchestrator with shared state forwards unknown ids to their owner and to the other processes at
+its port (``orchestrator.state.forwarding``).
 """
 
 import asyncio
@@ -43,12 +43,12 @@ ID_PREFIXES = {
 
 
 def answer_id(task: Task) -> str:
-    """Id of the client's answer; a request with several choices has one for all of them."""
+    """Id of the client's answer. All choices of a request have the same answer id."""
     return ID_PREFIXES.get(task.job.api, "") + task.leader_id
 
 
 def task_id_of(name: str) -> str:
-    """The task's own id, from itself or from its answer's id."""
+    """The id of a task, from its own id or its answer's id."""
     for prefix in ID_PREFIXES.values():
         if name.startswith(prefix):
             return name.removeprefix(prefix)
@@ -56,13 +56,13 @@ def task_id_of(name: str) -> str:
 
 
 async def find_task(request: web.Request) -> Task:
-    """The task that a path names, for its own key or an admin's. Raises ``NotFound``."""
+    """The task in the request's path, for its own key or an admin key. Raises ``NotFound``."""
     return (await find_tasks(request, request.match_info["task_id"]))[0]
 
 
 async def find_tasks(request: web.Request, stated: str) -> list[Task]:
-    """Tasks by any id that was shown: one task, all choices of one answer, or everything under a
-    correlation id. For their own key or an admin's. Raises ``NotFound``."""
+    """Tasks by any id from a response: one task, all choices of one answer, or all tasks of a
+    correlation id. For their own key or an admin key. Raises ``NotFound``."""
     key = request[CONTEXT].key
     orchestrator, task_id = request.app[ORCHESTRATOR], task_id_of(stated)
 
@@ -73,7 +73,7 @@ async def find_tasks(request: web.Request, stated: str) -> list[Task]:
         kept = [orchestrator.store.get(task_id)]
     except NotFound:
         kept = []
-    if kept and kept[0].job.api not in ID_PREFIXES:  # it is alone
+    if kept and kept[0].job.api not in ID_PREFIXES:  # such tasks have no other choices
         live: list[Task] = []
     else:
         live = [task for task in orchestrator.live() if task not in kept]
@@ -91,7 +91,7 @@ async def find_tasks(request: web.Request, stated: str) -> list[Task]:
 
 
 def find_in_rooms(request: web.Request, name: str) -> list[tuple[Extension, AnyWork]]:
-    """Live work of optional rooms by id or correlation id, for its own key or an admin's."""
+    """Live work of optional rooms by id or correlation id, for its own key or an admin key."""
     key = request[CONTEXT].key
     return [
         (room, work)
@@ -103,20 +103,20 @@ def find_in_rooms(request: web.Request, name: str) -> list[tuple[Extension, AnyW
 
 
 def status_of(work: AnyWork) -> str:
-    """How far work is, in the native API's words."""
+    """The status of work, with the native API's names."""
     return max(Stage.QUEUED, work.stage).name.lower()
 
 
 def is_kept(task: Task) -> bool:
-    """Whether a task's text can be asked for, and followed, by its id."""
+    """Whether clients can fetch and follow a task's text by its id."""
     return task.job.keep or task.ending is not None
 
 
 async def submitted_before(
     orchestrator: Orchestrator, job: Job, name: str, digest: bytes
 ) -> Task | None:
-    """The durable task that the same key submitted under that name, to any process; else None.
-    Raises ``KeyReused``, and the error that keeps a task being written from reaching the disk."""
+    """The durable task that the same key submitted with that name to any process; None if there is
+    none. Raises ``KeyReused``, and the disk error of a task that is being written."""
     durable = orchestrator.stages.durable
     if durable is None:
         return None
@@ -125,7 +125,7 @@ async def submitted_before(
         if task.job.body_digest != digest:
             raise KeyReused.by_header()
         return task
-    if durable.fault and not job.durable:  # other work does not wait for a broken disk
+    if durable.fault and not job.durable:  # a broken disk must not delay other work
         return None
     try:
         find = functools.partial(durable.find_submission, job.key, name)
@@ -145,7 +145,7 @@ async def submitted_before(
 async def _look(
     orchestrator: Orchestrator, durable: DurableTasks, find: Callable[[], Awaitable[Found | None]]
 ) -> tuple[TaskRow, Task] | None:
-    """The task that ``find`` finds, or None. Raises ``NotFound`` for one that was forgotten."""
+    """The task that ``find`` returns, or None. Raises ``NotFound`` if the task was forgotten."""
     for _ in range(2):
         found = await find()
         if found is None:
@@ -158,7 +158,7 @@ async def _look(
             return row, task
         with suppress(NotFound):
             return row, orchestrator.store.get(row.id)
-        # Its end was written, and it was forgotten, after the row was read: read it again.
+        # The task's end was written, and the task forgotten, after the row was read: read again.
     raise no_such("task", row.id)
 
 
@@ -168,26 +168,26 @@ class SiblingAnswer(NamedTuple):
 
 
 class Elsewhere:
-    """Other processes that answer for this one: none, unless a room replaces it."""
+    """Other processes that answer for this one. This default has none; a room can replace it."""
 
     keeps_bodies = False
-    """Whether a request may be sent on, so that its body is kept until it is answered."""
+    """Whether requests may be forwarded, so that their bodies are kept until they are answered."""
 
     async def close(self) -> None:
         """Close all connections."""
 
     async def answer(self, request: web.Request, error: TidegateError) -> web.StreamResponse | None:
-        """The answer of the owner of what ``error`` says is unknown here; None if none has it.
-        Raises ``NotReady`` if it is about to be taken over, or not answered; ``NoCapacity``."""
+        """The answer of the owner of the id that ``error`` reports as unknown; None if there is no
+        owner. Raises ``NoCapacity``, and ``NotReady`` before a takeover or without an answer."""
         return None
 
     async def of_one(self, request: web.Request) -> web.StreamResponse | None:
-        """The answer of the process that answers such a request for all of a port; None where this
-        one is to answer. Raises ``NotReady`` where that one breaks off."""
+        """The answer of the process that answers such requests for all processes at a port; None if
+        this process does. Raises ``NotReady`` if that process aborts the response."""
         return None
 
     async def of_siblings(self, request: web.Request) -> list[SiblingAnswer]:
-        """What the other processes at this port answer. Raises ``NotReady`` if one does not."""
+        """Answers of the other processes at this port. Raises ``NotReady`` if one is missing."""
         return []
 
 
@@ -195,21 +195,21 @@ ELSEWHERE = web.AppKey("elsewhere", Elsewhere)
 
 
 async def told_by_siblings(request: web.Request) -> list[Any]:
-    """What the other processes at this port answer to the same request, from JSON, without those
-    that have no such thing. Raises ``NotReady`` where one does not answer, or refuses."""
+    """Decoded JSON answers of the other processes at this port to the same request, without 404s.
+    Raises ``NotReady`` if a process does not answer or refuses."""
     answers = await request.app[ELSEWHERE].of_siblings(request)
     if any(answer.status >= 400 and answer.status != 404 for answer in answers):
-        raise NotReady("not all processes have done it; send it again in a moment")
+        raise NotReady("not all processes completed the request; send it again in a moment")
     return [msgspec.json.decode(answer.body) for answer in answers if answer.status < 400]
 
 
 async def cancel(request: web.Request) -> web.Response:
-    """Cancel what goes by an id; 202 whether it ran, had ended or was cancelled before (WP-2)."""
+    """Cancel work by an id. 202 if it was running, had ended or was already cancelled (WP-2)."""
     name, orchestrator = request.match_info["task_id"], request.app[ORCHESTRATOR]
     found = find_in_rooms(request, name)
     for room, work in found:
         room.cancel(work)
-    # An id leads to its holder; work of one correlation id may be in all processes of a port.
+    # A task id belongs to one process; a correlation id may be in all processes of a port.
     is_anyones = not orchestrator.sharing.is_of_member(name)
     elsewhere = await told_by_siblings(request) if is_anyones else []
     try:
@@ -230,7 +230,7 @@ async def cancel(request: web.Request) -> web.Response:
 
 
 async def cancel_tasks(request: web.Request, name: str) -> Sequence[Task]:
-    """Cancel the tasks that go by ``name``, for their key or an admin's. Raises ``NotFound``."""
+    """Cancel the tasks with the id ``name``, for their key or an admin key. Raises ``NotFound``."""
     tasks = await find_tasks(request, name)
     for task in tasks:
         request.app[ORCHESTRATOR].cancel(task)
@@ -240,12 +240,12 @@ async def cancel_tasks(request: web.Request, name: str) -> Sequence[Task]:
 
 
 async def recorded(task: Task) -> None:
-    """Wait until a durable task's outcome is on disk, before a client gets it. Raises ``Draining``
-    if the task is left to the next process."""
+    """Wait until a durable task's outcome is on disk; a client may see it only then. Raises
+    ``Draining`` if the next process continues the task."""
     if task.entry is not None and task.ending is not None:
         written = asyncio.Event()
         if not task.entry.is_left:
             task.entry.when_recorded(written.set)
             await written.wait()
         if task.entry.is_left:
-            raise Draining("the task continues in another process; ask again in a moment")
+            raise Draining("the task continues in another process; send this again in a moment")

@@ -1,5 +1,5 @@
-"""Fields for the form of the answer: OpenAI's ``response_format``, and vLLM's
-``structured_outputs`` with its older spelling, ``guided_…``.
+"""Fields for the format of the answer: OpenAI's ``response_format``, and vLLM's
+``structured_outputs`` with its older names, ``guided_…``.
 
 A schema's text goes to the worker unchanged: it may be long, and only the worker reads it.
 """
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 _MAX_ERROR_CHARS = 200
 _ROOM_BYTES = 4096
-"""Bytes allowed for what surrounds a schema."""
+"""Most bytes around a schema in its field."""
 
 
 class GrammarRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -40,7 +40,7 @@ class GrammarRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True,
         ]
         if len(stated) > 1:
             raise InvalidRequest(
-                f"{stated[0].field} and {stated[1].field} both say what the answer must match; "
+                f"{stated[0].field} and {stated[1].field} both set the answer's format; "
                 "send one of them",
                 field=stated[1].field,
             )
@@ -58,11 +58,11 @@ class _ResponseFormat(msgspec.Struct):
     type: str
     json_schema: _JsonSchema | None = None
     schema: msgspec.Raw = NULL
-    """llama.cpp's place for the schema, next to ``json_object``."""
+    """The schema of ``json_object`` in llama.cpp's format."""
     format: Unused = NULL
     structures: Unused = NULL
     triggers: Unused = NULL
-    """Fields of a structural tag, which is read as a whole."""
+    """Field of a structural tag. The tag is read as a whole."""
 
 
 class _StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
@@ -84,7 +84,7 @@ _strings = Reader(str)
 
 
 def response_format(field: str, value: msgspec.Raw) -> Grammar | None:
-    """The grammar of OpenAI's ``response_format``; None for text. Raises ``InvalidRequest``."""
+    """The grammar for OpenAI's ``response_format``; None for text. Raises ``InvalidRequest``."""
     stated = _decode(field, value, _format_reader)
     if stated.type == "text":
         return None
@@ -106,8 +106,8 @@ def response_format(field: str, value: msgspec.Raw) -> Grammar | None:
 
 
 def json_schema(field: str, schema: msgspec.Raw, strict: bool | None) -> Grammar:
-    """Grammar of a schema, or of a string that holds one. Parts that cannot be enforced are
-    ignored, unless it is ``strict``. Raises ``InvalidRequest``."""
+    """The grammar of a schema, or of a string with a schema. Parts that cannot be enforced are
+    ignored unless ``strict``. Raises ``InvalidRequest``."""
     text = _unquoted(field, schema)
     return _checked(field, GrammarKind.JSON_SCHEMA, text, lenient=not strict)
 
@@ -148,7 +148,7 @@ def _checked(field: str, kind: GrammarKind, text: str, *, lenient: bool = False)
 
 def _decode(field: str, value: msgspec.Raw, reader: Reader[T]) -> T:
     if len(memoryview(value)) > MAX_GRAMMAR_BYTES + _ROOM_BYTES:
-        raise _unfit(field, f"a grammar has at most {MAX_GRAMMAR_BYTES} bytes")
+        raise _unfit(field, f"a grammar must have at most {MAX_GRAMMAR_BYTES} bytes")
     try:
         return reader.read(value, field)
     except msgspec.DecodeError as error:
@@ -162,7 +162,7 @@ def _text(value: msgspec.Raw) -> str:
 
 
 def _unquoted(field: str, value: msgspec.Raw) -> str:
-    """A value's JSON, or the string that it is."""
+    """The JSON text of a value; of a string, its content."""
     text = _text(value)
     return str(_decode(field, value, _strings)) if text.startswith('"') else text
 

@@ -1,7 +1,7 @@
-"""Fields and values without a meaning here: ignored rather than refused, and reported.
+"""Ignores and reports unknown fields and values instead of refusing them.
 
-Clients send new fields every month, most of which change nothing about an answer. Each is named in
-a header of the answer, once in the log, and counted by route and place.
+Clients send new fields every month. Most of them do not affect the answer. Each ignored field is
+named in a response header, logged once, and counted by route and place.
 """
 
 import re
@@ -17,28 +17,28 @@ from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.metrics import Metrics
 
 IGNORED_HEADER = "x-tidegate-ignored"
-"""Header that names what was ignored: fields of the body by their path, and headers."""
+"""Header with the names of ignored fields (as paths in the body) and headers."""
 _OF_HEADERS = "header:"
-"""Prefix of a header's name, so that it cannot be taken for a field's."""
+"""Prefix of header names, to distinguish them from fields."""
 MAX_NAMES = 32
-"""Most names that are reported for one request."""
+"""Most names reported for one request."""
 MAX_LOGGED = 500
-"""Most names that are remembered, so that each is logged once."""
+"""Most names remembered to log each one only once."""
 _MAX_NAME_CHARS = 64
 _MAX_HEADER_CHARS = 1024
 _AND_MORE = "..."
 _UNFIT = re.compile(r"[^A-Za-z0-9_.$@/:+=-]", re.ASCII)
-"""Characters that are unfit for a header, and for a log that is read as a table."""
+"""Characters that are not safe in a header or in a log that is read as a table."""
 
 
 class Ignored:
-    """Fields and values that were ignored in one request, by name."""
+    """Names of the ignored fields and values of one request."""
 
     def __init__(self) -> None:
         self.places: dict[str, str] = {}
-        """Place of each ignored name, as the body's type has it (``messages[]``), by path."""
+        """Place of each ignored name in the body's type (``messages[]``), by path."""
         self.has_more = False
-        """Whether there are more that are not named."""
+        """Whether more fields were ignored than are named."""
 
     def add(self, place: str, name: str) -> None:
         name = _UNFIT.sub("?", name[:_MAX_NAME_CHARS])
@@ -52,8 +52,8 @@ class Ignored:
 
 
 def header_of(ignored: Ignored | None, headers: Iterable[str]) -> str:
-    """Value of the answer's ``IGNORED_HEADER``; empty where nothing was ignored. ``headers`` are
-    those of the request that were ignored, which come first."""
+    """Value of the response's ``IGNORED_HEADER``; empty if nothing was ignored. It starts with
+    ``headers``, the ignored headers of the request."""
     told, has_more = "", ignored is not None and ignored.has_more
     for name in (*(_OF_HEADERS + name for name in headers), *(ignored.places if ignored else ())):
         longer = f"{told}, {name}" if told else name
@@ -65,33 +65,33 @@ def header_of(ignored: Ignored | None, headers: Iterable[str]) -> str:
 
 
 class IgnoredFields:
-    """Logs and counts what is ignored."""
+    """Logs and counts ignored fields and values."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._counter: Counter = metrics.counter(
             "ignored_fields",
             "fields",
-            "What requests said that means nothing here, by route and place in the body",
+            "Ignored fields and values of requests, by route and place in the body",
             "route",
             "place",
         )
         self._logged: set[tuple[str, str]] = set()
 
     def tell(self, route: str, ignored: Ignored) -> None:
-        """Log and count what was ignored in a request to ``route``, as the router spells it."""
+        """Log and count the ignored names of a request. ``route`` is the router's pattern."""
         for name, place in ignored.places.items():
             self._counter.labels(route, place or "body").inc()
             if (route, name) in self._logged or len(self._logged) >= MAX_LOGGED:
                 continue
             self._logged.add((route, name))
             service_log.info(
-                "A client sends what means nothing here: it is passed over, and not logged again "
-                "(TIDEGATE_HTTP__STRICT_FIELDS=true refuses it).",
+                "a request has a field that is not supported here; it is ignored and not logged "
+                "again (set TIDEGATE_HTTP__STRICT_FIELDS=true to refuse it)",
                 extra=fields(route=route, ignored=name),
             )
             if len(self._logged) == MAX_LOGGED:
                 service_log.info(
-                    "No more ignored fields are logged; answers still name them.",
+                    "no more ignored fields are logged; responses still name them",
                     extra=fields(header=IGNORED_HEADER),
                 )
 
@@ -103,7 +103,7 @@ _current: ContextVar[Ignored | None] = ContextVar("ignored", default=None)
 
 @contextmanager
 def passing_over(ignored: Ignored | None) -> Iterator[None]:
-    """Record in ``ignored`` what a body has without meaning; with None it is refused."""
+    """Record unsupported fields of a body in ``ignored``. If that is None, they are refused."""
     token = _current.set(ignored)
     try:
         yield
@@ -112,7 +112,7 @@ def passing_over(ignored: Ignored | None) -> Iterator[None]:
 
 
 def pass_over(place: str, name: str, otherwise: InvalidRequest) -> None:
-    """Record ``name`` as ignored. Raises ``otherwise`` where requests are read strictly."""
+    """Record ``name`` as ignored. Raises ``otherwise`` if requests are read strictly."""
     ignored = _current.get()
     if ignored is None:
         raise otherwise
@@ -120,5 +120,5 @@ def pass_over(place: str, name: str, otherwise: InvalidRequest) -> None:
 
 
 def passed_over() -> Ignored | None:
-    """Record of what is ignored in the request being read; None if nothing may be."""
+    """The record of ignored names of the current request; None if it is read strictly."""
     return _current.get()

@@ -1,8 +1,8 @@
-"""Images within a body. Nothing is fetched: a URL could name a host that only this process can
+"""Reads images in a body. Never fetches a URL: it could name a host that only this process can
 reach (server-side request forgery).
 
-An image of some kilobytes can stand for billions of pixels, so its header is checked before it is
-decoded. Of all formats only those are read that OpenAI's and Anthropic's APIs take.
+An image of some kilobytes can have billions of pixels, so its header is checked before it is
+decoded. Only the formats of OpenAI's and Anthropic's APIs are supported.
 """
 
 import base64
@@ -26,29 +26,29 @@ def image_of_url(url: str | None, where: str) -> Image:
     """The image in a ``data:`` URL at ``where``. Raises ``InvalidRequest`` for any other URL."""
     if not url:
         raise InvalidRequest(
-            f"{where} is required: the image as a data: URL, for instance {_EXAMPLE}", field=where
+            f"{where} is required: send the image as a data: URL, such as {_EXAMPLE}", field=where
         )
     scheme = url[:16].partition(":")[0].lower()
     if scheme != "data":
         raise InvalidRequest(
-            f"{where}: images are not fetched from elsewhere ({excerpt(scheme, 16)}: …); send the "
-            f"image itself as a data: URL, for instance {_EXAMPLE}",
+            f"{where}: images are not fetched from URLs ({excerpt(scheme, 16)}: …); send the "
+            f"image itself as a data: URL, such as {_EXAMPLE}",
             field=where,
         )
     head, _, data = url.partition(",")
     if not head.lower().endswith(";base64"):
         raise InvalidRequest(
-            f"{where}: a data: URL must have its image as base64, for instance {_EXAMPLE}",
+            f"{where}: the image in a data: URL must be base64, such as {_EXAMPLE}",
             field=where,
         )
     return image_of_base64(data, where)
 
 
 def image_of_base64(data: str | None, where: str) -> Image:
-    """The image whose file is ``data``, as base64. Its format is read from the file, not from the
-    body. Raises ``InvalidRequest``."""
+    """The image with the base64 file ``data``. The file determines its format, not the body.
+    Raises ``InvalidRequest``."""
     if not data:
-        raise InvalidRequest(f"{where} is required: the image's file as base64", field=where)
+        raise InvalidRequest(f"{where} is required: send the image file as base64", field=where)
     try:
         file = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
@@ -56,16 +56,15 @@ def image_of_base64(data: str | None, where: str) -> Image:
     size = pixels_of(file)
     if size is None:
         raise InvalidRequest(
-            f"{where}: expected an image that is a {FORMATS} file; this is another format, or "
-            "broken",
+            f"{where}: expected a {FORMATS} image; this has another format or is broken",
             field=where,
         )
     return Image.of(file, size.width, size.height)
 
 
 def shown_by_users(turns: Sequence[Message]) -> tuple[Message, ...]:
-    """Turns with the images of tools' results moved to a user's turn behind these: chat templates
-    show images of users only."""
+    """The turns, with the images of tool results moved to a user's turn after the results. Chat
+    templates show only users' images."""
     shown: list[Message] = []
     images: list[Part] = []
     for turn in turns:
@@ -83,18 +82,18 @@ def shown_by_users(turns: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def refuse_file(where: str) -> InvalidRequest:
-    """The error for an image that is named by a file's id."""
+    """The error for an image that is given as a file id."""
     return InvalidRequest(
-        f"{where}: images are not read from uploaded files; send the image itself, as base64",
+        f"{where}: images are not read from uploaded files; send the image itself as base64",
         field=where,
     )
 
 
 FORMATS = "PNG, JPEG, GIF or WebP"
 _HEADER_BYTES = 2**20
-"""How much of a file is searched for its size: metadata in front of it, such as color profiles and
-previews, may take half a megabyte. A file of empty segments took 0.16 s on an AMD EPYC, on the
-thread of large bodies."""
+"""Bytes of a file that are searched for its size. Metadata before the size, such as color profiles
+and previews, may take half a megabyte. A file of empty segments took 0.16 s on an AMD EPYC, on the
+thread for large bodies."""
 
 
 class Pixels(NamedTuple):
@@ -103,9 +102,9 @@ class Pixels(NamedTuple):
 
 
 def pixels_of(data: bytes) -> Pixels | None:
-    """The size of an image file; None for one that is of another format or broken."""
+    """The size of an image file; None if it has another format or is broken."""
     is_webp = data.startswith(b"RIFF") and data[8:12] == b"WEBP"
-    is_webp &= data[12:16] != b"VP8L" or data[20:21] == b"\x2f"  # the signature of a lossless one
+    is_webp &= data[12:16] != b"VP8L" or data[20:21] == b"\x2f"  # signature of lossless WebP
     if not (is_webp or data.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"GIF87a", b"GIF89a"))):
         return None
     size = Pixels(*imagesize.get(io.BytesIO(data[:_HEADER_BYTES]), exif_rotation=False))

@@ -1,4 +1,4 @@
-"""Parses what a task's model writes into content, reasoning and tool calls."""
+"""Parses a model's output into content, reasoning and tool calls."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,9 +28,9 @@ from orchestrator.tasks.task import Task
 from protocol import Delta, FinishReason, Grammar, GrammarKind, InvalidGrammar
 
 _THINKING = ("enable_thinking", "thinking")
-"""Template arguments with which clients turn the thinking off."""
+"""Template arguments that turn thinking off."""
 _AT_ONCE = 256
-"""Tokens whose text is parsed together: each call in it copies the rest of the text."""
+"""Tokens that are parsed together. Each tool call among them copies the rest of their text."""
 
 
 class TaskOutput:
@@ -42,17 +42,17 @@ class TaskOutput:
         self._format = format
         self._encoder = encoder
         self._tools = tools
-        # A model's special tokens have no text: those that are markers get theirs back.
+        # Special tokens have no text. Those that are markers get their text back.
         self._special = encoder.tokens.special_ids(format.markers)
         self._parser = self._new_parser("")
 
     @property
     def is_plain(self) -> bool:
-        """Whether all of it is content."""
+        """Whether all output is content."""
         return self._format.calls is None and self._format.reasoning is None
 
     def begin(self, task: Task) -> None:
-        """Prepare for a task whose worker has begun, so that its prompt is known."""
+        """Prepare for a task that its worker has started. Its prompt is known then."""
         if self._format.reasoning is None:
             return
         if not _may_think(task.job, self._tools):
@@ -60,7 +60,7 @@ class TaskOutput:
         self._parser = self._new_parser(self._encoder.tokens.end_of(task.token_ids))
 
     def feed(self, delta: Delta) -> Sequence[Piece]:
-        """Parse new tokens; some of their text may be held back."""
+        """Parse new tokens. Some of their text may be held back."""
         texts = delta.texts
         if self._special:
             texts = list(map(self._text_of, delta.ids, texts))
@@ -72,18 +72,18 @@ class TaskOutput:
         return pieces
 
     def feed_token(self, token_id: int, text: str) -> Sequence[Piece]:
-        """Parse one token; some of its text may be held back."""
+        """Parse one token. Some of its text may be held back."""
         return self._parser.feed(self._text_of(token_id, text))
 
     def finish(self, tail: str, ending: Ending) -> Sequence[Piece]:
-        """Parse the rest of a task that has ended well, with ``tail`` behind its last token."""
+        """Parse the rest of a task that ended without error; ``tail`` follows its last token."""
         return self._parser.finish(tail, is_cut=ending.finish_reason is not FinishReason.STOP)
 
     def is_calling(self, ending: Ending) -> bool:
-        """Whether the task has ended with tool calls, rather than been cut after some."""
+        """Whether the task ended with tool calls and was not cut after some of them."""
         if not self._parser.calls_made:
             return False
-        # What follows the only call is left out, and so is its end.
+        # Output after the only call is dropped, and its finish reason with it.
         only_one = self._tools is not None and self._tools.only_one_call
         return only_one or ending.finish_reason is FinishReason.STOP
 
@@ -116,8 +116,8 @@ def format_of(app: web.Application, encoder: PromptEncoder) -> OutputFormat:
 
 @lru_cache(maxsize=64)
 def reads(format: OutputFormat, written: str) -> bool:
-    """Whether calls in ``format`` are what a template writes: a mark that it has may be part of
-    another one. ``written`` is the encoder's ``written_call``; empty if unknown."""
+    """Whether a parser of ``format`` reads the template's tool calls: a marker in the template may
+    be part of another one. ``written`` is the encoder's ``written_call``; empty if unknown."""
     if not written or format.calls is CallFormat.HARMONY:
         return True
     parser = OutputParser(replace(format, reasoning=None), tools={PROBE.name: None})
@@ -148,7 +148,7 @@ def output_of(
 
 
 def _may_think(job: Job, tools: ToolUse | None) -> bool:
-    """Whether the model may think first; else all of it is the answer."""
+    """Whether the model may think first. Otherwise all output is the answer."""
     if job.grammar is None or job.grammar.kind is GrammarKind.STRUCTURAL_TAG:
         return True
     return bool(job.grammar.before) or (tools is not None and tools.must_call)
@@ -157,9 +157,9 @@ def _may_think(job: Job, tools: ToolUse | None) -> bool:
 def in_form(
     request: web.Request, encoder: PromptEncoder, job: Job, chat: Prompt, use: ToolUse | None
 ) -> Job:
-    """The request's job, with grammars for what its answer must match in the model's own format:
-    forced calls, calls that match a schema, a stated form after the model's thinking. Raises
-    ``InvalidRequest`` for a model whose tool calls could not be told from text."""
+    """The request's job, with grammars for its answer in the model's own format: forced calls,
+    calls that match a schema, the requested format after the thinking. Raises ``InvalidRequest`` if
+    tool calls of the model cannot be distinguished from text."""
     if use is not None:
         job = _with_tools(request, encoder, job, chat, use)
         if use.must_call:
@@ -174,7 +174,7 @@ def in_form(
 
 
 def _with_grammars(job: Job, format: OutputFormat, grammars: AnswerGrammars, chat: Prompt) -> Job:
-    """The job with the grammar for each way in which its prompt may end."""
+    """The job with a grammar for each possible end of its prompt."""
     if format.reasoning is None or grammars.begun is None:
         return replace(job, grammar=grammars.usual)
     arguments = chat.template_arguments if isinstance(chat, Chat) else {}
@@ -192,17 +192,17 @@ def _with_grammars(job: Job, format: OutputFormat, grammars: AnswerGrammars, cha
 def _with_tools(
     request: web.Request, encoder: PromptEncoder, job: Job, chat: Prompt, use: ToolUse
 ) -> Job:
-    """The job with a grammar where calls must be made or must match a schema."""
+    """The job, with a grammar if calls are forced or must match a schema."""
     name = encoder.name
     if not encoder.knows_tools:
         raise InvalidRequest(
-            f"the chat template of {name!r} knows no tools, so tool calls are not served with it",
+            f"the chat template of {name!r} has no tools; leave them out, or use another model",
             field="tools",
         )
     format = format_of(request.app, encoder)
     if format.calls is None:
         raise InvalidRequest(
-            f"tool calls of {name!r} are in a format that is not known here: its operator may set "
+            f"the format of {name!r}'s tool calls is unknown; the operator can set it with "
             "TIDEGATE_MODELS__TOOL_FORMAT",
             field="tools",
         )
@@ -213,7 +213,7 @@ def _with_tools(
 
     if use.must_call and not encoder.card.grammars:
         raise InvalidRequest(
-            f"tool calls of {name!r} cannot be forced: its worker enforces no grammars; "
+            f"tool calls of {name!r} cannot be forced: its worker does not enforce grammars; "
             "tool_choice must be auto or none",
             field="tool_choice",
         )
@@ -226,7 +226,7 @@ def _with_tools(
             else:
                 grammar = calls_or_json(job.grammar, use, format, rules())
             return job if grammar is None else replace(job, grammar=_checked(request, grammar))
-        # This goes before a form that is asked for: a forced call leaves no text.
+        # Forced calls take precedence over a requested format: they leave no text.
         request[CONTEXT].grammars = ()
         forced = forced_calls(use, format, rules())
         for grammar in filter(None, forced):
@@ -237,7 +237,7 @@ def _with_tools(
 
 
 def _checked(request: web.Request, grammar: Grammar) -> Grammar:
-    """Check a grammar; its errors are about ``tools``. Raises ``InvalidGrammar``."""
+    """Check a grammar. Errors name the field ``tools``. Raises ``InvalidGrammar``."""
     context = request[CONTEXT]
     context.field_names = {**context.field_names, "grammar": "tools"}
     grammar.check()

@@ -1,7 +1,7 @@
-"""Answers and errors as every dialect sends them: whole or streamed, with headers on deadlines.
+"""Responses of all dialects: whole answers, streams and errors, with headers about deadlines.
 
-``Unhandled`` answers what reaches no handler. aiohttp would answer in plain text with the bytes
-that it could not read, and log them with a traceback, a client's key or prompt in it (OR-16).
+``Unhandled`` answers requests that reach no handler. aiohttp would return the unreadable bytes as
+plain text and log them with a traceback, including a client's key or prompt (OR-16).
 """
 
 import asyncio
@@ -58,7 +58,7 @@ def json_response(
 
 
 def error_response(error: TidegateError, context: Context, now: float) -> web.Response:
-    """Answer an error with the dialect's body and headers; ``now`` is on the clock."""
+    """The response for an error in the dialect's format. ``now`` is the clock's time."""
     _name_as_sent(error, context.field_names)
     headers = error_headers(error)
     if context.task is not None:
@@ -75,8 +75,8 @@ def error_response(error: TidegateError, context: Context, now: float) -> web.Re
 
 
 def error_headers(error: TidegateError) -> dict[str, str]:
-    """Headers that tell a client what to do without reading the body."""
-    # The official OpenAI SDK honors it.
+    """Headers that tell a client what to do, so that it need not read the body."""
+    # OpenAI's official SDK uses it.
     headers = {"x-should-retry": "true" if error.retryable else "false"}
     if isinstance(error, Unavailable) and error.retryable:
         headers["Retry-After"] = str(math.ceil(error.retry_after_ms / 1000))
@@ -91,7 +91,7 @@ def error_headers(error: TidegateError) -> dict[str, str]:
 
 
 def name_response(response: web.StreamResponse, context: Context) -> None:
-    """Add the request's ids to its answer, and the names of what was ignored."""
+    """Add the request's ids and the names of ignored fields to the response."""
     response.headers[CORRELATION_HEADER] = context.correlation_id
     for header in {REQUEST_ID_HEADER, context.dialect.request_id_header}:
         response.headers[header] = context.answer_id
@@ -102,8 +102,8 @@ def name_response(response: web.StreamResponse, context: Context) -> None:
 def rate_limit_headers(
     standings: Iterable[Standing], queue: QueueRoom | None = None
 ) -> dict[str, str]:
-    """``x-ratelimit-…`` headers as OpenAI spells them. A bounded ``queue`` limits requests too, and
-    the lower rest is reported; when a queue will be empty is not known, so it has no reset."""
+    """``x-ratelimit-…`` headers in OpenAI's format. A bounded ``queue`` limits requests too: the
+    smaller remaining number is sent. The queue has no reset, because its end is unknown."""
     headers = {}
     if queue is not None:
         headers["x-ratelimit-limit-requests"] = str(queue.bound)
@@ -118,7 +118,7 @@ def rate_limit_headers(
 
 
 def spell_duration(seconds: float) -> str:
-    """A duration as OpenAI's reset headers spell it: ``120ms``, ``1.5s``, ``6m0s``."""
+    """A duration in the format of OpenAI's reset headers: ``120ms``, ``1.5s``, ``6m0s``."""
     if seconds < 1:
         return f"{math.ceil(1000 * seconds)}ms"
     minutes, rest = divmod(round(seconds, 3), 60)
@@ -126,7 +126,7 @@ def spell_duration(seconds: float) -> str:
 
 
 def task_headers(task: Task, now: float) -> dict[str, str]:
-    """Headers on a task's deadlines so far, for every answer about the task (DL-9)."""
+    """Headers about a task's deadlines so far, for every response about the task (DL-9)."""
     ending = task.ending
     if ending is None:
         budget = task.time_spent.budget(now, task.deadline.left_ms(now))
@@ -143,8 +143,8 @@ def task_headers(task: Task, now: float) -> dict[str, str]:
 
 
 def deadline_headers(deadline: Deadline) -> dict[str, str]:
-    """Headers that name the deadline which counts, of all that were stated (DL-20), and the maximum
-    where the client asked for more (DL-1)."""
+    """Headers with the source of the effective deadline (DL-20), and with the maximum if the client
+    asked for more (DL-1)."""
     headers = {}
     if deadline.source:
         headers["X-Deadline-Source"] = deadline.source
@@ -154,8 +154,8 @@ def deadline_headers(deadline: Deadline) -> dict[str, str]:
 
 
 def task_fields(task: Task) -> dict[str, object]:
-    """Additional fields of a body: a ``max_tokens`` that was reduced to fit the deadline (DL-6),
-    and a part that was missed (DL-14). Empty where neither applies."""
+    """Additional fields of a response body: a ``max_tokens`` that was reduced to fit the deadline
+    (DL-6), and a missed part (DL-14). Empty if neither applies."""
     fields: dict[str, object] = {}
     if task.fitted_tokens is not None:
         fields["fitted_max_tokens"] = task.fitted_tokens
@@ -165,7 +165,7 @@ def task_fields(task: Task) -> dict[str, object]:
 
 
 def _name_as_sent(error: TidegateError, names: Mapping[str, str]) -> None:
-    """Name the wrong field as the client knows it."""
+    """Replace our name of the wrong field with the client's name."""
     ours = error.field or ""
     if ours in names:
         error.field = names[ours]
@@ -174,11 +174,11 @@ def _name_as_sent(error: TidegateError, names: Mapping[str, str]) -> None:
 
 
 _LOG_EVERY_S = 1.0
-"""Shortest time between two log lines on malformed requests."""
+"""Shortest time in seconds between two log lines about malformed requests."""
 
 
 class Unhandled:
-    """Answers in the dialect of the path, as far as there is one."""
+    """Answers in the dialect of the path, if the path is known."""
 
     def __init__(
         self, orchestrator: Orchestrator, dialects: Sequence[Dialect], errors: Counter
@@ -190,13 +190,13 @@ class Unhandled:
         self._log_at = 0.0
 
     def refused(self, request: web.BaseRequest, error: TidegateError) -> web.Response:
-        """The answer to a request that is refused before any handler sees it."""
+        """The response to a request that is refused before it reaches a handler."""
         orchestrator, context = self._orchestrator, self._context(request)
         context.deadline = stated_deadline(request.headers, context.arrival, orchestrator.deadlines)
         return self._answer(error, context)
 
     def malformed(self, request: web.BaseRequest, error: BaseException | None) -> web.Response:
-        """The answer to bytes that are not a request; nothing of them is repeated or kept."""
+        """The response to bytes that are not a request. It does not repeat or keep them."""
         context = self._context(request)
         self._malformed += 1
         if context.arrival.mono >= self._log_at:
@@ -210,7 +210,7 @@ class Unhandled:
                 ),
             )
             self._malformed = 0
-        why = "it is not HTTP/1.1, or its length or a header is wrong"
+        why = "it is not valid HTTP/1.1, or its length or a header is wrong"
         if isinstance(error, LineTooLong):
             why = "a line of its head is too long"
         return self._answer(InvalidRequest(f"the request cannot be read: {why}"), context)
@@ -229,7 +229,7 @@ class Unhandled:
 async def stream_answer(
     request: web.Request, job: Job, prompt: Prompt, listen: Callable[[EventStream], Listener]
 ) -> web.StreamResponse:
-    """Submit a job; ``listen`` makes the listener that writes its answer to a stream."""
+    """Submit a job. ``listen`` makes the listener that writes the answer to a stream."""
     orchestrator = request.app[ORCHESTRATOR]
     stream = EventStream(request, {}, request.app[CONFIG].keepalive_s)
     listener = listen(stream)
@@ -248,7 +248,7 @@ class Awaited(Listener, Protocol):
 
 
 async def until_answered(request: web.Request, job: Job, prompt: Prompt, answer: Awaited) -> Task:
-    """Submit a job and wait for its end, which ``answer`` hears. Raises ``TidegateError``."""
+    """Submit a job and wait for its end. ``answer`` is its listener. Raises ``TidegateError``."""
     orchestrator = request.app[ORCHESTRATOR]
     request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [answer])
     try:
@@ -274,7 +274,7 @@ class WholeAnswer(Transcript):
 async def whole_answer(
     request: web.Request, job: Job, prompt: Prompt, answer: WholeAnswer | None = None
 ) -> tuple[Task, Transcript]:
-    """Submit a job and wait for all its tokens and texts; the ``tail`` of the text is the ending's.
-    Raises ``TidegateError`` if it did not end well."""
+    """Submit a job and wait for all its tokens and texts. The ending has the text's ``tail``.
+    Raises ``TidegateError`` if the job fails."""
     answer = answer or WholeAnswer()
     return await until_answered(request, job, prompt, answer), answer

@@ -1,4 +1,4 @@
-"""A body's input for the chat template: tools, and vLLM's ``chat_template_kwargs``."""
+"""A body's inputs for the chat template: tools, and vLLM's ``chat_template_kwargs``."""
 
 import re
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ from orchestrator.tasks.job import JsonObject, TemplateArgument, Tool, ToolCall
 
 MAX_TOOLS = 512
 MAX_TOOL_BYTES = 512 * 1024
-"""Most bytes of a request's tools all together, because they are rendered into its prompt."""
+"""Most bytes of all tools of a request. They are rendered into its prompt."""
 MAX_DEPTH = 64
-"""Most levels of a schema or of arguments: code that walks them recurses once per level."""
+"""Deepest nesting of a schema or of arguments. Code that walks them recurses once per level."""
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
 UNREADABLE = "INVALID_JSON"
-"""Name under which arguments that are not JSON object are passed on, taken from Anthropic's
+"""Name under which the model gets arguments that are not a JSON object. From Anthropic's
 documentation (fine-grained tool streaming)."""
 _string_reader = Reader(str)
 _object_decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
@@ -32,7 +32,7 @@ _object_decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dic
 def read_tool(
     name: str, description: str | None, schema: msgspec.Raw | None, strict: bool | None, where: str
 ) -> Tool:
-    """Read a tool that a body states at ``where``. Raises ``InvalidRequest``."""
+    """Read the tool at ``where`` in a body. Raises ``InvalidRequest``."""
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
             f"{where}.name must be 1 to 128 letters, digits or any of _ . : -",
@@ -47,9 +47,9 @@ def read_tool(
 
 
 def read_call(call_id: str, name: str, arguments: str | msgspec.Raw, where: str) -> ToolCall:
-    """Read a call of an earlier turn, with arguments as an object, in a string, or none. What is no
-    JSON object reaches the model as written, unless requests are read strictly. Raises
-    ``InvalidRequest``."""
+    """Read a tool call of an earlier turn. Its arguments are an object, a string, or missing. Other
+    arguments than JSON objects are passed to the model unchanged, unless requests are read
+    strictly. Raises ``InvalidRequest``."""
     if isinstance(arguments, str):
         text = arguments
     elif bytes(memoryview(arguments)[:1]) == b'"':
@@ -68,7 +68,7 @@ def read_call(call_id: str, name: str, arguments: str | msgspec.Raw, where: str)
 
 
 def read_object(data: str | bytes, what: str, where: str) -> JsonObject:
-    """Read a JSON object of few levels. Raises ``InvalidRequest`` that names ``what``."""
+    """Read a JSON object of at most ``MAX_DEPTH`` levels. ``InvalidRequest`` names ``what``."""
     try:
         value = _object_decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
@@ -82,17 +82,19 @@ def read_object(data: str | bytes, what: str, where: str) -> JsonObject:
 
 
 def require_bounds(raw: msgspec.Raw, field: str = "tools") -> None:
-    """Raise ``InvalidRequest`` for tools of too many bytes, before they are decoded."""
+    """Raise ``InvalidRequest`` for tools with too many bytes, before they are decoded."""
     if len(memoryview(raw)) > MAX_TOOL_BYTES:
         raise InvalidRequest(f"{field} must have at most {MAX_TOOL_BYTES} bytes", field=field)
 
 
 def require_known(use: ToolUse) -> None:
-    """Raise ``InvalidRequest`` for a chosen tool that does not exist, or too many tools."""
+    """Raise ``InvalidRequest`` if the chosen tool does not exist or there are too many tools."""
     if len(use.tools) > MAX_TOOLS:
-        raise InvalidRequest(f"tools: at most {MAX_TOOLS}, got {len(use.tools)}", field="tools")
+        raise InvalidRequest(
+            f"tools: send at most {MAX_TOOLS}, got {len(use.tools)}", field="tools"
+        )
     if use.only and all(tool.name != use.only for tool in use.tools):
-        raise InvalidRequest("tool_choice: tools has none of that name", field="tool_choice")
+        raise InvalidRequest("tool_choice: tools has no tool of that name", field="tool_choice")
 
 
 def _inside(value: object) -> list[object]:
@@ -104,7 +106,7 @@ def _inside(value: object) -> list[object]:
 _MAX_ARGUMENT_BYTES = 4096
 _arguments_decoder = msgspec.json.Decoder(dict[str, bool | int | float | str | None] | None)
 _WORD = re.compile(r"[A-Za-z0-9 _.,:+-]{0,64}")
-"""Strings that a template may be given: no special token is spelled like this."""
+"""Strings that may be passed to a template. None of them can spell a special token."""
 
 
 def template_arguments(stated: msgspec.Raw) -> Mapping[str, TemplateArgument]:
@@ -133,8 +135,8 @@ EFFORT: Final = "reasoning_effort"
 def effort_argument(
     request: web.Request, model: str, effort: str | None, place: str = "", name: str = EFFORT
 ) -> Mapping[str, TemplateArgument]:
-    """How hard ``model`` is to think, for its template; named as ignored where that does not read
-    it. A model that is still to be loaded may. ``name`` is the field's, at ``place``."""
+    """The template argument for the reasoning effort of ``model``. The field ``name`` at ``place``
+    is reported as ignored if the template does not read it. Models not loaded yet get it too."""
     if effort is None:
         return {}
     encoder = None

@@ -1,13 +1,13 @@
 """A task's events as server-sent events, live and replayed (OR-1).
 
-Events are numbered, so that a client that lost its connection can resume where it was::
+Events are numbered, so that a client can resume after it loses its connection::
 
     0 queued   1 started   2 … n+1 one per token   n+2 end or error
 
-A task that ended before it started has its terminal event as number 1. Text that was held back to
-the end comes as one more ``token`` event, without ids. ``metrics`` come among the tokens, without a
-number: they are lost for a client that is behind, and never replayed. A follower first replays the
-task's transcript, then listens to the task itself.
+If a task ends before it starts, its terminal event has number 1. Text that is held back until the
+end is one more ``token`` event without ids. ``metrics`` events between the tokens have no number.
+They are dropped for a client that is behind and never replayed. A follower first replays the task's
+transcript and then listens to the task.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from protocol import Delta, Outcome, TokenLogprob
 
 
 def error_object(error: TidegateError) -> dict[str, object]:
-    """An error as an answer, a task's ``error`` and an ``error`` event have it."""
+    """An error as a JSON object: for error responses, a task's ``error`` and ``error`` events."""
     body: dict[str, object] = {
         "code": error.code.value,
         "message": error.message,
@@ -44,9 +44,9 @@ NATIVE = Dialect("/v2", lambda error, request_id: {"error": error_object(error)}
 FIRST_TOKEN = 2
 """Number of the first token's event."""
 PIECE_TOKENS = 256
-"""Tokens that are replayed in one piece."""
+"""Tokens that one replay piece has."""
 METRICS_EVERY_S: Final = 1.0
-"""Shortest time in seconds between two ``metrics`` events: a person reads no faster."""
+"""Shortest time in seconds between two ``metrics`` events: people read no faster."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -64,33 +64,33 @@ def read_last_event_id(value: str | None) -> int:
 
 
 def last_number(task: Task) -> int | None:
-    """Number of a task's terminal event; None while the task has not ended."""
+    """Number of a task's terminal event; None if the task has not ended."""
     if task.ending is None:
         return None
     ending = task.ending
     number = FIRST_TOKEN + task.completion_tokens if task.marks.started else 1
     number += bool(ending.tail)
-    # After a restart, a text may end before the point up to which its client has already read.
+    # After a restart, a text may be shorter than the part that its client already has.
     is_cut_short = ending.error is not None or ending.outcome is Outcome.PARTIAL
     return max(number, task.first_id_free) if is_cut_short else number
 
 
 class NumberedEvents:
-    """Sends a client those of numbered events that it does not have: from after ``after``."""
+    """Sends a client the numbered events that it does not have: those after ``after``."""
 
     def __init__(self, stream: EventStream, after: int) -> None:
         self._stream = stream
         self._after = after
 
     def _event(self, number: int, kind: str, data: object) -> bytes:
-        """One event; empty if the client has it."""
+        """One encoded event; empty if the client has it."""
         if number <= self._after:
             return b""
         return b"id: %d\nevent: %b\ndata: %b\n\n" % (number, kind.encode(), _encode(data))
 
 
 class TaskEvents(NumberedEvents):
-    """Follows one task on behalf of one client, from after event ``after``."""
+    """Sends one task's events to one client, starting after event ``after``."""
 
     def __init__(self, stream: EventStream, after: int, clock: Clock) -> None:
         super().__init__(stream, after)
@@ -102,8 +102,8 @@ class TaskEvents(NumberedEvents):
         return self._stream.is_behind
 
     def replay(self, task: Task, queue_position: int) -> Iterator[bytes]:
-        """Yield past events in pieces, then follow the task, which continues while a piece is
-        sent."""
+        """Yield past events in pieces, then follow the task. The task continues while a piece is
+        being sent."""
         queued = {"task_id": task.id, "queue_position": queue_position}
         yield self._event(0, "queued", queued)
         transcript = task.record()
@@ -142,14 +142,14 @@ class TaskEvents(NumberedEvents):
         if task.entry is None:
             self._finish(task)
         elif task.entry.is_left:
-            self._stream.cut()  # the client asks again, and another process answers
-        else:  # an end that a client has seen must not change through a crash
+            self._stream.cut()  # the client reconnects, and another process answers
+        else:  # a crash must not change an end that a client has seen
             task.entry.when_recorded(lambda: self._recorded(task))
 
     # inside
 
     def _recorded(self, task: Task) -> None:
-        if task.entry is not None and task.entry.is_left:  # another process has taken it on
+        if task.entry is not None and task.entry.is_left:  # another process continues the task
             self._stream.cut()
         else:
             self._finish(task)
@@ -167,7 +167,7 @@ class TaskEvents(NumberedEvents):
     def _token_events(
         self, first: int, ids: Sequence[int], texts: Sequence[str], logprobs: Sequence[TokenLogprob]
     ) -> bytes:
-        """An event per token that the client lacks; ``first`` is the index of ``ids[0]``."""
+        """One event for each token that the client lacks. ``first`` is the index of ``ids[0]``."""
         events = []
         for offset in range(max(0, self._after + 1 - FIRST_TOKEN - first), len(ids)):
             index = first + offset
@@ -206,7 +206,7 @@ def _terminal_data(task: Task, ending: Ending) -> dict[str, object]:
 
 
 def ended(task: Task, ending: Ending) -> dict[str, object]:
-    """The native API's fields for a task that has ended, except its error."""
+    """The native API's fields of an ended task, without its error."""
     return {
         "outcome": ending.outcome,
         "finish_reason": ending.finish_reason,

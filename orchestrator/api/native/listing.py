@@ -1,4 +1,4 @@
-"""``GET /v2/tasks``: running and ended tasks, without any text that was asked or answered."""
+"""``GET /v2/tasks``: running and ended tasks, without their prompts and answers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ STATUSES = ("queued", "dispatched", "running", "ended")
 
 
 async def listing(request: web.Request) -> web.Response:
-    """List the caller's tasks, or all for an admin; newest first, by ``status``, ``limit``."""
+    """List the caller's tasks (an admin's: all), newest first; by ``status`` and ``limit``."""
     orchestrator = request.app[ORCHESTRATOR]
     return await listed(request, "tasks", _newest_first(orchestrator), _line)
 
@@ -34,8 +34,8 @@ async def listed(
     works: Iterable[W],
     line: Callable[[W, float], dict[str, object]],
 ) -> web.Response:
-    """The answer with a list under ``name``: a ``line`` for each of ``works`` that the query asks
-    for and the caller may see, and those of the other processes at this port."""
+    """A response with a list in the field ``name``. It has a ``line`` for each of ``works`` that
+    matches the query and that the caller may see, and lines of the other processes at this port."""
     status, limit = request.query.get("status"), read_limit(request.query, USUAL_LIMIT, MAX)
     if status is not None and status not in STATUSES:
         raise InvalidRequest(
@@ -60,7 +60,7 @@ async def listed(
 
 
 def _place(line: dict[str, Any]) -> tuple[bool, float]:
-    """Sort key of a list's line: live work, then ended work, each newest first."""
+    """Sort key of a line: live work first, then ended work, each newest first."""
     has_ended = line["outcome"] is not None
     return has_ended, line["age_ms"] - (line["took_ms"] if has_ended else 0.0)
 
@@ -74,7 +74,7 @@ def _newest_first(orchestrator: Orchestrator) -> Iterator[AnyWork]:
 
 
 def standing(work: AnyWork, now: float) -> dict[str, object]:
-    """The fields that lines of all kinds of work have."""
+    """The common fields of lines for all kinds of work."""
     ending = work.ending
     until = now if ending is None else work.marks.ended
     return {
@@ -89,7 +89,7 @@ def standing(work: AnyWork, now: float) -> dict[str, object]:
 
 
 def _line(work: AnyWork, now: float) -> dict[str, object]:
-    """A task, or an optional room's work in the fields of one."""
+    """A task or an optional room's work, with the fields of a task."""
     ending = work.ending
     return {
         "task_id": work.id,

@@ -1,4 +1,4 @@
-"""``POST /v2/quote``: the chance that a request is in time, by deadline, before it is sent."""
+"""``POST /v2/quote``: the chance of meeting each deadline, before a request is sent."""
 
 from typing import Annotated, NamedTuple
 
@@ -20,14 +20,14 @@ MAX_HOLD_MS = 30_000.0
 
 
 class QuoteRequest(TaskRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A submission to ``/v2/tasks`` that is not sent, or its outline: instead of a prompt it may
-    state only how long that is (``prompt_tokens``)."""
+    """The body of a submission to ``/v2/tasks``. It may have the prompt's length
+    (``prompt_tokens``) instead of a prompt."""
 
     prompt_tokens: Annotated[int, msgspec.Meta(gt=0, lt=2**31)] | None = None
     accept: float | None = None
     """Chance of the deadline to reserve; None reserves nothing."""
     hold_ms: Annotated[float, msgspec.Meta(gt=0, le=MAX_HOLD_MS)] = 5000.0
-    """How long a reservation is held for the request that uses it, in ms."""
+    """How long to hold a reservation for the request that uses it, in ms."""
 
 
 class _Asked(NamedTuple):
@@ -42,7 +42,7 @@ _reader = Reader(QuoteRequest)
 
 
 async def quote(request: web.Request) -> web.Response:
-    """Quote a request, and reserve a deadline for it if asked to."""
+    """Quote a request. Reserve a deadline for it if the body has ``accept``."""
     orchestrator = request.app[ORCHESTRATOR]
     asked = await read_body(request, _reader, lambda body: _read(request, body))
     task, found = await orchestrator.questions.quote(asked.job, asked.prompt, asked.prompt_tokens)
@@ -96,7 +96,7 @@ def _read(request: web.Request, body: QuoteRequest) -> _Asked:
     job = read_job_of(request, body, Api.NATIVE, keep=False)
     if request.app[ORCHESTRATOR].room_of(job) is not None:
         raise InvalidRequest(
-            "a conversation of /v2/sessions cannot be quoted by its id: state its whole length as "
+            "a conversation of /v2/sessions cannot be quoted by its id: send its whole length as "
             "prompt_tokens, without session_id",
             field="session_id",
         )
@@ -104,7 +104,7 @@ def _read(request: web.Request, body: QuoteRequest) -> _Asked:
         return _Asked(job, body.prompt_of(), 0, body.accept, body.hold_ms)
     if any(each is not None for each in (body.prompt, body.messages, body.prompt_token_ids)):
         raise InvalidRequest(
-            "expected a prompt or prompt_tokens, its length alone, and got both",
+            "expected either a prompt or its length as prompt_tokens, got both; send one of them",
             field="prompt_tokens",
         )
     return _Asked(job, None, body.prompt_tokens, body.accept, body.hold_ms)

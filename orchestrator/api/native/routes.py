@@ -50,7 +50,7 @@ _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 
 async def submit(request: web.Request) -> web.Response:
-    """Submit a task: 202 with where to follow it."""
+    """Submit a task. Answers 202 with the URLs to follow it."""
     orchestrator = request.app[ORCHESTRATOR]
     name = read_idempotency_key(request)
     job, prompt, digest = await read_body(request, _reader, lambda body: _read(request, body, name))
@@ -86,7 +86,7 @@ async def submit(request: web.Request) -> web.Response:
 
 
 async def status(request: web.Request) -> web.Response:
-    """Show a task's current state."""
+    """Show the current state of a task."""
     orchestrator = request.app[ORCHESTRATOR]
     task = await find_task(request)
     await recorded(task)
@@ -118,20 +118,20 @@ async def status(request: web.Request) -> web.Response:
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """Follow a task from its beginning, or from after ``Last-Event-ID`` (OR-1)."""
+    """Stream a task's events from the beginning, or after ``Last-Event-ID`` (OR-1)."""
     orchestrator = request.app[ORCHESTRATOR]
     task = await find_task(request)
     if not is_kept(task):
         raise NotFound(
-            "this request's events go to its own client only; those of /v2/tasks, and of requests "
-            "with on_disconnect: continue, can be followed here"
+            "this request's events go only to its own client; to follow a request here, send it to "
+            "/v2/tasks or with on_disconnect: continue"
         )
     after = read_last_event_id(request.headers.get("Last-Event-ID"))
     last = last_number(task)
     if last is not None:
         await recorded(task)
     if last is not None and after >= last:
-        return web.Response(status=204)  # tells a browser's EventSource not to come again
+        return web.Response(status=204)  # tells a browser's EventSource not to reconnect
     stream = EventStream(request, deadline_headers(task.deadline), request.app[CONFIG].keepalive_s)
     follower = TaskEvents(stream, after, orchestrator.clock)
     replay = follower.replay(task, orchestrator.questions.queue_position(task))
@@ -156,7 +156,7 @@ def routes() -> list[web.RouteDef]:
         web.post("/v2/tasks", submit),
         web.get("/v2/tasks", listing),
         web.get("/v2/tasks/{task_id}", status),
-        # Its bytes go straight to the socket, where an answer to HEAD must have none.
+        # The stream writes directly to the socket, but a response to HEAD must have no body.
         web.get("/v2/tasks/{task_id}/events", events, allow_head=False),
         web.post("/v2/tasks/{task_id}/cancel", cancel),
         web.delete("/v2/tasks/{task_id}", cancel),
@@ -164,7 +164,7 @@ def routes() -> list[web.RouteDef]:
 
 
 def read_idempotency_key(request: web.Request) -> str | None:
-    """The client's own name for its submission, if stated. Raises ``InvalidRequest``."""
+    """The client's idempotency key; None if there is none. Raises ``InvalidRequest``."""
     name = request.headers.get("Idempotency-Key")
     if name is not None and not _IDEMPOTENCY_KEY.fullmatch(name):
         raise InvalidRequest(
@@ -175,7 +175,7 @@ def read_idempotency_key(request: web.Request) -> str | None:
 
 
 def _read(request: web.Request, body: TaskRequest, name: str | None) -> tuple[Job, Prompt, bytes]:
-    """The job and prompt of a body, and its digest if the submission has a ``name``."""
+    """The job and prompt of a body. If the submission has a ``name``, also the body's digest."""
     job, prompt = read_job(request, body, Api.NATIVE, keep=True)
     digest = b"" if name is None else hashlib.sha256(msgspec.json.encode(body)).digest()
     if body.durable:
@@ -190,14 +190,14 @@ def _read(request: web.Request, body: TaskRequest, name: str | None) -> tuple[Jo
 
 
 def _text(task: Task) -> dict[str, object]:
-    """The task's text so far; text for its own client only is not kept."""
+    """The task's text so far, if it is kept. Text only for its own client is not."""
     if not is_kept(task):
         return {}
     return {"text": task.record().text() + ("" if task.ending is None else task.ending.tail)}
 
 
 def _durability(orchestrator: Orchestrator, task: Task) -> dict[str, object]:
-    """The fields that say how durable a task is; empty for one that is not."""
+    """The fields about a task's durability; empty if the task is not durable."""
     durable = orchestrator.stages.durable
     if durable is None or not task.job.durable:
         return {}

@@ -12,16 +12,16 @@ from orchestrator.tasks.job import Message, OnDisconnect, Prompt, Written, said_
 
 
 class TaskMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One turn. A body may have so many that garbage collection would dominate."""
+    """One turn. A body may have so many turns that garbage collection would dominate."""
 
     role: str
     content: str
     images: list[str] = []
-    """Images before the text, each in a ``data:`` URL."""
+    """Images before the text, each as a ``data:`` URL."""
 
 
 class TaskRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A submission, with exactly one of ``prompt``, ``messages``, ``prompt_token_ids``."""
+    """A submission with exactly one of ``prompt``, ``messages`` and ``prompt_token_ids``."""
 
     prompt: str | None = None
     messages: list[TaskMessage] | None = None
@@ -65,12 +65,12 @@ def given(body: HasPrompt) -> list[str]:
 
 
 def prompt_of(body: HasPrompt) -> Written:
-    """The prompt, in any form. Raises ``InvalidRequest`` for empty ``messages``."""
+    """The prompt in any of its forms. Raises ``InvalidRequest`` if ``messages`` is empty."""
     if body.prompt is not None:
         return body.prompt
     if body.messages is not None:
         if not body.messages:
-            raise InvalidRequest("messages is empty; it needs at least one", field="messages")
+            raise InvalidRequest("messages is empty; send at least one message", field="messages")
         return tuple(_turn(message, at) for at, message in enumerate(body.messages))
     return tuple(body.prompt_token_ids or ())
 
@@ -80,7 +80,7 @@ def _turn(message: TaskMessage, at: int) -> Message:
         return Message(message.role, message.content)
     where = f"messages[{at}].images"
     if message.role != "user":
-        raise InvalidRequest(f"{where}: images are the user's", field=where)
+        raise InvalidRequest(f"{where}: images must be in a user message", field=where)
     images = [image_of_url(url, f"{where}[{n}]") for n, url in enumerate(message.images)]
     return said_by(message.role, [*images, message.content])
 

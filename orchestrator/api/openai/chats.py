@@ -1,4 +1,4 @@
-"""A chat in OpenAI's form, with vLLM's additions for its template."""
+"""A chat in OpenAI's format, with vLLM's fields for the chat template."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
@@ -24,16 +24,16 @@ _THOUGHTS = ("thinking", "reasoning", "redacted_thinking", "reasoning_text", "su
 
 
 class ImageUrl(msgspec.Struct, frozen=True, gc=False):
-    """Where an image is: in a ``data:`` URL."""
+    """The ``data:`` URL of an image."""
 
     url: str | None = None
     detail: Unused = NULL
-    """Has no effect: a model sees all images in the resolution that it was made for."""
+    """Has no effect: a model sees all images in its own resolution."""
 
 
 class ContentPart(msgspec.Struct, frozen=True, gc=False):
-    """A part of a message, of any type; text and images are served under every SDK's name for
-    them."""
+    """A part of a message, of any type. Text and images are accepted under the type names of all
+    SDKs."""
 
     type: str | None = None
     text: str | None = None
@@ -45,7 +45,7 @@ class ContentPart(msgspec.Struct, frozen=True, gc=False):
     detail: Unused = NULL
     logprobs: Unused = NULL
     cache_control: Unused = NULL
-    """Has no effect: prefixes are cached whether or not it asks for it."""
+    """Has no effect: prefixes are always cached."""
 
 
 Content = str | tuple[str | ContentPart, ...] | None
@@ -54,29 +54,29 @@ Content = str | tuple[str | ContentPart, ...] | None
 class CalledFunction(msgspec.Struct, frozen=True, gc=False):
     name: str
     arguments: msgspec.Raw = NULL
-    """A JSON object, as such or in a string."""
+    """A JSON object, or a string with a JSON object."""
 
 
 class CalledText(msgspec.Struct, frozen=True, gc=False):
-    """A call of a tool of free text."""
+    """A call of a free-text tool."""
 
     name: str
     input: str
 
 
 class MessageToolCall(msgspec.Struct, frozen=True, gc=False):
-    """A tool call that the model made in an earlier turn, as it was sent to the client."""
+    """A tool call of an earlier turn, in the format in which the client received it."""
 
     function: CalledFunction | None = None
     custom: CalledText | None = None
     id: str | None = None
     type: Literal["function", "custom"] | None = None
     index: Unused = NULL
-    """Index from a stream's delta, which some clients keep as it came."""
+    """Index from a streamed delta. Some clients keep and return it."""
 
 
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One turn. A body may have so many that garbage collection would dominate."""
+    """One turn. A body may have so many turns that garbage collection would dominate."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content = None
@@ -87,7 +87,7 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
     tool_calls: tuple[MessageToolCall, ...] | None = None
     tool_call_id: str | None = None
     function_call: CalledFunction | None = None
-    """The single call of OpenAI's older form, before there were several."""
+    """The single call in OpenAI's older format."""
     audio: None = None
     annotations: Unused = NULL
     cache_control: Unused = NULL
@@ -96,13 +96,13 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
 def chat_of(body: "ChatRequest | TokenizeRequest", tools: tuple[Tool, ...] = ()) -> Chat:
     """The chat of a body, with the tools that may be called. Raises ``InvalidRequest``."""
     if not body.messages:
-        raise InvalidRequest("messages is empty; it needs at least one", field="messages")
+        raise InvalidRequest("messages is empty; send at least one message", field="messages")
     called: dict[str, str] = {}
     messages = [_message(message, at, called) for at, message in enumerate(body.messages)]
     if body.continue_final_message:
         if body.add_generation_prompt:
             raise InvalidRequest(
-                "continue_final_message and add_generation_prompt exclude each other",
+                "send either continue_final_message or add_generation_prompt, not both",
                 field="continue_final_message",
             )
         last = messages[-1]
@@ -116,12 +116,12 @@ def chat_of(body: "ChatRequest | TokenizeRequest", tools: tuple[Tool, ...] = ())
 
 
 def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
-    """A turn as the model reads it. Its earlier thinking is left out, as templates do, unless it
-    called tools in that turn. ``called`` maps the ids of calls so far to their names."""
+    """A turn for the model. Like chat templates, it omits the thinking of an earlier turn unless
+    that turn called tools. ``called`` maps the ids of calls so far to their names."""
     where = f"messages[{at}].content"
     may_be_empty = message.role in ("assistant", "tool", "function")
     content: Content = message.content
-    if content is None and may_be_empty:  # others came under another name, which was ignored
+    if content is None and may_be_empty:  # other roles: the field had a wrong name, was ignored
         content = message.refusal or ""
     said = said_in(message.role, content, where)
     if message.role in ("tool", "function"):
@@ -133,7 +133,7 @@ def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
         return said
     if message.role != "assistant":
         where = f"messages[{at}].tool_calls"
-        raise InvalidRequest(f"{where}: only an assistant's message has tool calls", field=where)
+        raise InvalidRequest(f"{where}: only messages of role assistant have them", field=where)
     made = tuple(_call(call, f"messages[{at}].tool_calls[{n}]") for n, call in enumerate(calls))
     called |= {call.id: call.name for call in made}
     thoughts = message.reasoning_content or message.reasoning or thoughts_in(message.content)
@@ -141,10 +141,10 @@ def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
 
 
 def said_in(role: str, content: Content, where: str) -> Message:
-    """What a turn says, in text and images. Raises ``InvalidRequest``."""
+    """The text and images of a turn. Raises ``InvalidRequest``."""
     if content is None:
         raise InvalidRequest(
-            f"{where} is required: a string, or a list of text and image parts", field=where
+            f"{where} is required: send a string, or a list of text and image parts", field=where
         )
     role = "system" if role == "developer" else role
     if isinstance(content, str):
@@ -152,13 +152,13 @@ def said_in(role: str, content: Content, where: str) -> Message:
     said = said_by(role, [_part_of(part, f"{where}[{n}]") for n, part in enumerate(content)])
     if said.parts and role not in ("user", "tool", "function"):
         raise InvalidRequest(
-            f"{where}: images are the user's; send them in a message of role user", field=where
+            f"{where}: images must be in a user message; send them with role user", field=where
         )
     return said
 
 
 def thoughts_in(content: Content) -> str:
-    """The thinking of a model that stands among the parts of its turn."""
+    """The model's thinking from the parts of its turn."""
     if content is None or isinstance(content, str):
         return ""
     parts = [part for part in content if isinstance(part, ContentPart) and part.type in _THOUGHTS]
@@ -170,7 +170,7 @@ def _call(call: MessageToolCall, where: str) -> ToolCall:
     if text is not None and call.type != "function":
         return ToolCall(call_id, text.name, {INPUT: text.input}, len(text.name) + len(text.input))
     if function is None:
-        raise InvalidRequest(f"{where}: expected function, or custom", field=where)
+        raise InvalidRequest(f"{where}: expected function or custom", field=where)
     return read_call(call_id, function.name, function.arguments, f"{where}.function.arguments")
 
 
@@ -184,12 +184,12 @@ def _image_in(part: ContentPart, where: str) -> Image:
 
 
 def _result(message: ChatMessage, said: Message, where: str, called: Mapping[str, str]) -> Message:
-    """The result of a call: of the last call, if a function's result does not name one."""
+    """The result of a call. A function's result without an id belongs to the last call."""
     call_id = message.tool_call_id or ""
     if not call_id and message.role == "function":
         call_id = next(reversed(called), "call_0")  # type: ignore[arg-type]
     if not call_id:
-        raise InvalidRequest(f"{where} is required: which call this came of", field=where)
+        raise InvalidRequest(f"{where} is required: send the id of the tool call", field=where)
     name = message.name or called.get(call_id, "")
     return Message("tool", said.content, call_id=call_id, name=name, parts=said.parts)
 
@@ -205,8 +205,8 @@ def _part_of(part: str | ContentPart, where: str) -> Part:
     text = part.refusal if kind == "refusal" else part.text
     if kind not in _TEXTS:
         raise InvalidRequest(
-            f"{where}.type: text and images are read, got {excerpt(kind, 64)!r}; expected one "
-            f"of: {', '.join((*_TEXTS, *_IMAGES))}",
+            f"{where}.type: only text and images are supported, got {excerpt(kind, 64)!r}; expected"
+            f" one of: {', '.join((*_TEXTS, *_IMAGES))}",
             field=f"{where}.type",
         )
     if text is None:

@@ -1,7 +1,7 @@
-"""The choices of one request: one task for each, which succeed or fail together.
+"""The choices of one request. Each choice is a task; they succeed or fail together.
 
-All have the request's deadline, and all end when its client goes. An error of one ends the request,
-because the others are of no use without it.
+All have the request's deadline, and all end when the client disconnects. If one fails, the request
+ends, because the others are useless without it.
 """
 
 import asyncio
@@ -22,33 +22,33 @@ AT_ONCE = 2
 
 
 class Choices:
-    """One request's tasks: ``n`` for each prompt, in the order of the prompts."""
+    """The tasks of one request: ``n`` per prompt, in the order of the prompts."""
 
     def __init__(self, orchestrator: Orchestrator, request: ParsedCompletion) -> None:
         self.request = request
         self.tasks: list[Task] = []
         self.failed: Task | None = None
-        """The first task that ended in an error, upon which the others are cancelled."""
+        """The first task that failed. The others are cancelled then."""
         self._orchestrator = orchestrator
         self._read_ahead: deque[Task] = deque()
-        """The first task of each prompt before its choices start."""
+        """The first task of each prompt whose choices have not started."""
         self._readings: deque[Reading] = deque()
-        """Parallel to ``_read_ahead``: how the prompt reads, for its other tasks."""
+        """Parallel to ``_read_ahead``: the encoded prompt, for its other tasks."""
         self._listeners: list[Listener] = []
         self.count = self._left = len(request.prompts) * request.n
 
     def prompt_of(self, index: int) -> Prompt:
-        """The prompt that the choice of that index continues."""
+        """The prompt of the choice with that index."""
         return self.request.prompts[index // self.request.n]
 
     @property
     def first(self) -> Task | None:
-        """The task whose id the whole answer has; None until it is submitted."""
+        """The task that gives the whole answer its id; None until it is submitted."""
         return self.tasks[0] if self.tasks else None
 
     async def submit(self, listener_of: Callable[[int], Listener]) -> None:
         """Offer all tasks, each with a listener for its index, until one fails. Raises the first
-        refusal. However it ends, the caller must call ``leave``."""
+        refusal. The caller must always call ``leave`` afterwards."""
         n = self.request.n
         if self.count > 1:
             field = "n" if n > 1 else "prompt"
@@ -61,7 +61,7 @@ class Choices:
                     await asyncio.sleep(0)
                     if self._stopped():
                         return
-                # The listener is made first, because that raises if the model is gone.
+                # Make the listener first: this raises an error if the model is gone.
                 listener = listener_of(len(self.tasks))
                 if draw == 0:
                     task = self._read_ahead.popleft()
@@ -77,9 +77,9 @@ class Choices:
                     return
 
     def ended(self, task: Task) -> bool:
-        """Note that a task has ended. Returns whether the request is over, by its last task or by
-        an error. Called in the middle of what a lane brings, so the others are ended a moment
-        later."""
+        """Note that a task has ended. Returns whether the request is over: its last task ended, or
+        this one failed. Called while a lane's frame is processed, so the other tasks are ended a
+        moment later."""
         assert task.ending is not None
         if task.ending.error is None:
             self._left -= 1
@@ -90,11 +90,11 @@ class Choices:
         return True
 
     def cancel(self) -> None:
-        """Cancel the tasks that have not ended: they are of no use any more."""
+        """Cancel the tasks that have not ended."""
         self._end(self._orchestrator.cancel)
 
     def leave(self, *, too_slow: bool = False) -> None:
-        """Stop following the tasks; their job says whether running ones continue."""
+        """Stop following the tasks. Their job decides whether running tasks continue."""
         self._unlisten()
         self._end(lambda task: self._orchestrator.disconnected(task, too_slow=too_slow))
 
@@ -106,14 +106,14 @@ class Choices:
         return usage(self.tasks, self.request.n)
 
     def told_tier(self) -> dict[str, object]:
-        """``service_tier`` for a client that asked for one."""
+        """``service_tier``, if the client asked for one."""
         if not self.request.options.tier:
             return {}
         return {"service_tier": tier_of(self.request.job.priority)}
 
     async def _read(self) -> None:
-        """Encode all prompts before the first task begins. Its text could not be sent anyway before
-        the last prompt is known to be one that can be served."""
+        """Encode all prompts before the first task starts. No text can be sent before it is known
+        that the last prompt can be served."""
         for prompt in self.request.prompts:
             if self._read_ahead and len(self._read_ahead) % AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -129,7 +129,7 @@ class Choices:
             require_few(tokens, top, is_streamed=is_long)
 
     def _stopped(self) -> bool:
-        """Whether a task has failed, so that no more are offered; cancels the others."""
+        """Whether a task has failed, so that no more are offered. If so, cancels the others."""
         if self.failed is None:
             return False
         self._unlisten()
@@ -137,7 +137,7 @@ class Choices:
         return True
 
     def _end(self, end: Callable[[Task], None]) -> None:
-        """End tasks, the last first: a waiting one must not start in place of another."""
+        """End tasks, last first: a waiting task must not start in the place of an ended one."""
         tasks = [*self.tasks, *self._read_ahead]
         _end_some(end, [task for task in tasks if task.ending is None])
 

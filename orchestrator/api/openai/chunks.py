@@ -1,8 +1,8 @@
 """OpenAI's streamed chunks: one event per token, from parts that are built once per request.
 
-Consecutive chunks differ in their text only, so everything around the text is encoded in advance
-and a token costs one JSON string and one join. Further fields that clients may ask for (log
-probabilities, token ids, the usage so far) make a token's chunk one of its own.
+Consecutive chunks differ only in their text. So everything around the text is encoded in advance,
+and a token costs one JSON string and one join. If clients ask for more fields (log-probabilities,
+token ids, the usage so far), each chunk is encoded separately.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,11 +31,11 @@ from protocol import Delta, TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
 _PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"
-"""Stands for the text in a chunk that is encoded in advance."""
+"""Placeholder for the text in a chunk that is encoded in advance."""
 
 
 class ChunkStream:
-    """Turns one choice's tokens into chunks. ``stream`` sends those of all choices."""
+    """Turns one choice's tokens into chunks. ``stream`` sends the chunks of all choices."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ChunkStream:
             or self._options.running_usage
             or self._options.token_ids
         )
-        """Whether a token's chunk has more than its text."""
+        """Whether a token's chunk has more fields than its text."""
         self._before = b""
         self._after = b""
         self._text_offset = 0
@@ -69,9 +69,9 @@ class ChunkStream:
     # as a listener
 
     def started(self, task: Task) -> None:
-        """Send nothing: until the first token's byte an error can still be a status."""
+        """Send nothing: before the first token, an error can still be an HTTP status."""
         if self._options.needs_prompt_ids:
-            self._prompt_ids = list(task.token_ids)  # a task that has ended has none
+            self._prompt_ids = list(task.token_ids)  # an ended task no longer has them
 
     def tokens(self, task: Task, delta: Delta) -> None:
         if not self._before:
@@ -126,7 +126,7 @@ class ChunkStream:
     # inside
 
     def _open(self, task: Task) -> None:
-        """Encode what all chunks have in common; a chat begins with the speaker's role."""
+        """Encode the common parts of all chunks. A chat begins with the role."""
         whole = _event(self._chunk(task, [self._shape.delta(self._index, _PLACE)]))
         self._before, _, self._after = whole.partition(_encode(_PLACE))
         ids = self._prompt_ids if self._options.token_ids else None
@@ -149,7 +149,7 @@ class ChunkStream:
         logprobs: msgspec.Raw | None = None
         if (top := task.sampling.logprobs) is not None:
             turns = echo.echoed_logprobs(ids, task.prompt_logprobs, top, tokens, {})
-            logprobs = echo.at_once(turns)  # few: they are bounded
+            logprobs = echo.at_once(turns)  # their number is bounded
         self._text_offset = len(text)
         choice = self._shape.delta(self._index, text, logprobs)
         self._stream.send(_event(self._chunk(task, [choice])))
@@ -182,7 +182,7 @@ class ChunkStream:
     def _chunk(
         self, task: Task, choices: list[dict[str, object]], made: int = 0
     ) -> dict[str, object]:
-        """A chunk with these choices. ``made``: how many tokens its choice has, with this chunk."""
+        """A chunk with these choices. ``made``: tokens of its choice so far, with this chunk."""
         chunk = self._shape.head(self._choices.first or task, self._created, chunk=True)
         chunk["choices"] = choices
         chunk |= self._choices.told_tier()
@@ -194,15 +194,15 @@ class ChunkStream:
 
 
 class ParsedChunkStream(ChunkStream):
-    """Chunks of a chat in which the model may think in tags, or call tools."""
+    """Chunks of a chat in which the model may think in tags or call tools."""
 
     def __init__(self, output: TaskOutput, *args: Any, **kwargs: Any) -> None:
-        """Takes the arguments of ``ChunkStream`` after ``output``."""
+        """``args`` and ``kwargs`` are passed to ``ChunkStream``."""
         super().__init__(*args, **kwargs)
         self._output = output
         self._deltas = Deltas(self._choices.request.free_texts)
         self._around_reasoning: list[bytes] = []
-        """Encoded parts before, between and behind the model's thinking in a chunk."""
+        """Encoded parts of a chunk before, between and after the model's thinking."""
 
     def started(self, task: Task) -> None:
         super().started(task)

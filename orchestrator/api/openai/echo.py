@@ -1,7 +1,7 @@
-"""The prompt's own part of a completion: its text, and how likely its tokens were.
+"""Echo: the prompt's text and the log-probabilities of its tokens in a completion.
 
-The first token of a prompt has no log-probability: nothing came before it. A long prompt has a
-hundred thousand numbers, so encoding them yields to the event loop in between.
+The first token of a prompt has no log-probability, because no token precedes it. A long prompt has
+100,000 numbers, so encoding yields to the event loop.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ from protocol import PromptLogprobs, TokenLogprob
 T = TypeVar("T")
 
 MAX_NUMBERS = 2**18
-"""Most log-probabilities that an answer may have of its prompts: some 10 MB of JSON."""
+"""Most log-probabilities of prompts in an answer: about 10 MB of JSON."""
 MAX_STREAMED_NUMBERS = 2**15
-"""Most log-probabilities of prompts in a stream, where they are one event."""
+"""Most log-probabilities of prompts in a stream. They are one event."""
 
 _TOKENS_AT_ONCE = 1024
-"""Tokens looked up per pass of the event loop."""
+"""Tokens that are looked up per pass of the event loop."""
 
 _encode = msgspec.json.Encoder().encode
 _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 _Turns = Generator[None, None, T]
-"""Work that yields whenever others may have a turn; returns a ``T``."""
+"""Work in steps. It yields between steps to let other work run, and returns a ``T``."""
 
 
 def require_few(tokens: int, top: int | None, *, is_streamed: bool) -> None:
-    """Check that an answer may repeat so many prompt tokens, each with ``top`` alternatives (None:
-    without log-probabilities). Raises ``InvalidRequest``."""
+    """Check that an answer may repeat ``tokens`` prompt tokens, each with ``top`` alternatives
+    (None: without log-probabilities). Raises ``InvalidRequest``."""
     numbers, most = tokens * (1 + (top or 0)), MAX_STREAMED_NUMBERS if is_streamed else MAX_NUMBERS
     if numbers > most:
         what = "" if top is None else f", each with {top} alternatives,"
@@ -66,7 +66,7 @@ async def add_echo(
     task: Task,
     tokens: VocabularyTexts,
 ) -> None:
-    """Put the prompt before a choice's text, and its log-probabilities before the text's."""
+    """Insert the prompt before a choice's text, and its log-probabilities before the text's."""
     choice["text"] = f"{await _in_turns(_text_of(prompt, ids, tokens))}{choice['text']}"
     rest, top = choice["logprobs"], task.sampling.logprobs
     if top is None or task.sampling.prompt_logprobs is None:
@@ -77,7 +77,7 @@ async def add_echo(
 
 
 def at_once(turns: "_Turns[T]") -> T:
-    """Do all the work without a break; returns its result."""
+    """Do all steps of the work at once. Returns its result."""
     while True:
         try:
             next(turns)
@@ -103,7 +103,7 @@ def echoed_logprobs(
     tokens: VocabularyTexts,
     rest: Mapping[str, Sequence[object]],
 ) -> "_Turns[msgspec.Raw]":
-    """OpenAI's ``logprobs`` of prompt and text; ``rest`` are those of the text alone."""
+    """OpenAI's ``logprobs`` of prompt and text. ``rest`` are the ``logprobs`` of the text."""
     token_of, texts = tokens.token, (yield from _texts(ids, tokens))
     lists: dict[str, list[bytes]] = {name: [] for name in _LISTS}
     _extend(lists, {"tokens": [named(token_of(ids[0]))], "text_offset": [0]})
@@ -132,7 +132,7 @@ def _checked(
         if piece.first == at:
             at += len(piece)
     if at != len(ids):
-        raise TidegateError("the instance returned log-probabilities of a part of the prompt only")
+        raise TidegateError("the instance returned log-probabilities for only part of the prompt")
     for piece in read:
         yield piece.first, piece.unpack()
 
@@ -144,7 +144,7 @@ def _extend(lists: Mapping[str, list[bytes]], more: Mapping[str, object]) -> Non
 
 
 def _texts(ids: Sequence[int], tokens: VocabularyTexts) -> "_Turns[list[str]]":
-    """The text that each token adds: empty while a character is incomplete."""
+    """The text of each token; empty while a character is incomplete."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str] = []
     for begin in range(0, len(ids), _TOKENS_AT_ONCE):

@@ -61,7 +61,7 @@ async def completion(request: web.Request) -> web.StreamResponse:
 
 
 async def models(request: web.Request) -> web.Response:
-    """List every model that is served, or that would be loaded on request."""
+    """List every model that is served or that a request can load."""
     demand = request.app[ORCHESTRATOR].stages.demand
     states = demand.states()
     data = [_model(request, name, name) for name in sorted(states)]
@@ -110,8 +110,8 @@ def _parse(request: web.Request, body: OpenAiRequest, api: Api) -> ParsedComplet
     n = body.choices_per_prompt(len(prompts))
     if keep and n * len(prompts) > 1:
         raise InvalidRequest(
-            "on_disconnect: continue is for one choice of one prompt: an answer names the first "
-            "task only, so the others' texts could never be fetched",
+            "on_disconnect: continue needs exactly one choice of one prompt: an answer names only "
+            "its first task, so the texts of other tasks could never be fetched",
             field="on_disconnect",
         )
     options = body.answer_options()
@@ -207,8 +207,8 @@ async def _submitted(
     listener_of: Callable[[int], Listener],
     stream: EventStream | None = None,
 ) -> AsyncIterator[None]:
-    """Submit all choices for the block; ends running ones when it is left. Without a ``stream`` to
-    report it, raises the error of the choice that failed."""
+    """Submit all choices for the block. Running choices end with the block. Raises the error of a
+    failed choice, unless a ``stream`` reports it."""
     try:
         try:
             await choices.submit(listener_of)
@@ -226,7 +226,7 @@ async def _submitted(
 
 
 class _Text(Transcript):
-    """One choice's transcript, for an answer in one piece."""
+    """The transcript of one choice, for an answer in one piece."""
 
     __slots__ = ("_choices", "_over", "output", "prompt_ids")
 
@@ -239,7 +239,7 @@ class _Text(Transcript):
 
     def started(self, task: Task) -> None:  # type: ignore[override]  # it hears tasks only
         if self._choices.request.options.needs_prompt_ids:
-            self.prompt_ids = list(task.token_ids)  # a task that has ended has none
+            self.prompt_ids = list(task.token_ids)  # an ended task no longer has them
         if self.output is not None:
             self.output.begin(task)
 
@@ -250,9 +250,9 @@ class _Text(Transcript):
     async def choice(
         self, index: int, task: Task, shape: Shape, encoder: PromptEncoder
     ) -> dict[str, object]:
-        """The choice's part of the answer."""
+        """The choice as a part of the answer."""
         if index:
-            await asyncio.sleep(0)  # a choice may be long, and there may be a hundred of them
+            await asyncio.sleep(0)  # choices may be long, and there may be a hundred
         ending, options = task.ending, self._choices.request.options
         assert ending is not None
         tail, logprobs = ending.tail, None
@@ -283,16 +283,16 @@ class _Text(Transcript):
 
 
 def _output_of(request: web.Request, choices: Choices) -> TaskOutput:
-    """Parser of one choice's output, once its prompt is read."""
+    """Parser of one choice's output. Its prompt must have been read."""
     job = choices.request.job
     encoder = request.app[ORCHESTRATOR].models.resolve(job.model)
     return output_of(request.app, encoder, job, choices.request.tools)
 
 
 def _model(request: web.Request, name: str, asked: str) -> dict[str, object]:
-    """A model by the name that was asked for, with Anthropic's and vLLM's fields, and ours: how it
-    writes tool calls and thinking, and whether it is loaded. Of one that is not, only name and size
-    are known."""
+    """A model under the requested name, with Anthropic's and vLLM's fields and ours: the formats of
+    its tool calls and thinking, and whether it is loaded. If it is not loaded, only its name and
+    size are known."""
     orchestrator = request.app[ORCHESTRATOR]
     demand = orchestrator.stages.demand
     state, loadable = demand.states().get(name, "loaded"), demand.loadable().get(name)

@@ -1,8 +1,8 @@
-"""OpenAI's response shapes, for both kinds of completion.
+"""OpenAI's response formats for both kinds of completion.
 
-The two differ in names and in how a choice carries text and log-probabilities; a ``Shape`` holds
-that difference, so that streaming and answering in one piece are written once. Errors are spelled
-as in https://platform.openai.com/docs/guides/error-codes.
+The two kinds differ in names, and in the fields of a choice for text and log-probabilities. A
+``Shape`` has these differences, so that streams and whole answers share their code. Errors follow
+https://platform.openai.com/docs/guides/error-codes.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ from orchestrator.tasks.task import Task
 from protocol import Code, TokenLogprob
 
 _TOKENS_AT_ONCE = 64
-"""Tokens encoded at a time; with the 20 likeliest for each they take 1 or 2 ms."""
+"""Tokens that are encoded at a time. With 20 alternatives each they take 1 or 2 ms."""
 _LARGE = ("content", "top_logprobs")
 
 _encode = msgspec.json.Encoder().encode
 
 TokenOf = Callable[[int], SpelledToken]
-"""Finds the text of a single token id."""
+"""Returns the text of a token id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One kind of completion: its names, and whether it is a chat."""
+    """One kind of completion: its names and whether it is a chat."""
 
     id_prefix: str
     object_name: str
@@ -52,7 +52,7 @@ class Shape:
     is_chat: bool
 
     def head(self, task: Task, created: int, *, chunk: bool) -> dict[str, object]:
-        """The fields before ``choices``; ``task`` is the first choice's."""
+        """The fields before ``choices``. ``task`` is the first choice's task."""
         return {
             "id": self.id_prefix + task.id,
             "object": self.chunk_name if chunk else self.object_name,
@@ -67,7 +67,7 @@ class Shape:
         logprobs: object = None,
         finish_reason: str | None = None,
     ) -> dict[str, object]:
-        """A choice of a chunk, or of a completion in one piece; ``text`` None adds none."""
+        """A choice of a chunk or of a whole completion. ``text`` None adds no text."""
         content: dict[str, object] = {"text": text or ""}
         if self.is_chat:
             content = {"delta": {} if text is None else {"content": text}}
@@ -76,7 +76,7 @@ class Shape:
     def message(
         self, index: int, output: Output, logprobs: object, finish_reason: str, free_texts: Set[str]
     ) -> dict[str, object]:
-        """A choice of a chat in one piece, from parsed output."""
+        """A choice of a whole chat answer, from parsed output."""
         message: dict[str, object] = {
             "role": "assistant",
             "content": output.content or (None if output.calls else ""),
@@ -100,7 +100,7 @@ class Shape:
         token_of: TokenOf,
         offset: int = 0,
     ) -> dict[str, object]:
-        """Log-probabilities of tokens; ``offset`` is where their text starts in the whole."""
+        """Log-probabilities of tokens. ``offset`` is the start of their text in the whole text."""
         if self.is_chat:
             content = [
                 {
@@ -118,7 +118,7 @@ class Shape:
             "tokens": [named(token_of(token_id)) for token_id in ids],
             "token_logprobs": [entry.logprob for entry in entries],
             "top_logprobs": [
-                # Includes the sampled token, which need not be among the most likely.
+                # Includes the sampled token, which may not be among the most likely.
                 {named(token_of(i)): lp for i, lp in (*entry.top, (token_id, entry.logprob))}
                 for token_id, entry in zip(ids, entries, strict=True)
             ],
@@ -132,8 +132,8 @@ class Shape:
         entries: Sequence[TokenLogprob],
         token_of: TokenOf,
     ) -> dict[str, object]:
-        """Log-probabilities of a whole text, computed in steps that let the event loop do other
-        work. Large parts are already encoded, so that the answer need only be put together."""
+        """Log-probabilities of a whole text, computed in steps so that the event loop can do other
+        work. Large parts are already encoded, so that the answer only needs to be joined."""
         told: dict[str, object] = {}
         offset = 0
         for begin in range(0, len(ids), _TOKENS_AT_ONCE):
@@ -155,15 +155,15 @@ class Shape:
 
 
 class Deltas:
-    """Makes the ``delta`` of each chunk of a chat. A call's free text is sent once it is whole."""
+    """Makes the ``delta`` of each chat chunk. A call's free text is sent when it is complete."""
 
     def __init__(self, free_texts: Set[str]) -> None:
         self._free_texts = free_texts
         self.texts: dict[int, list[str]] = {}
-        """Parts of the arguments of open calls of free text, by the calls' indexes."""
+        """Parts of the arguments of open free-text calls, by call index."""
 
     def of(self, pieces: Iterable[Piece]) -> dict[str, object]:
-        """What pieces add to the chat."""
+        """The delta for ``pieces``."""
         reasoning = content = ""
         calls: list[dict[str, object]] = []
         for piece in pieces:
@@ -186,7 +186,7 @@ class Deltas:
                     calls.append({"index": index} | _call(arguments, is_text=True))
                 case CallFails(index, text, is_cut=False):
                     self.texts.pop(index, None)
-                    content += text  # the client cannot read the part of the call that it has
+                    content += text  # the client cannot use a partial call
         delta: dict[str, object] = _reasoning(reasoning) if reasoning else {}
         if content:
             delta["content"] = content
@@ -196,7 +196,7 @@ class Deltas:
 
 
 def _call(arguments: str, name: str = "", is_text: bool = False) -> dict[str, object]:
-    """A call, or more of one without its name; ``is_text``: of a tool of free text."""
+    """A call, or without a name more of a call. ``is_text``: of a free-text tool."""
     kind = "custom" if is_text else "function"
     said = {INPUT: free_text(arguments)} if is_text else {"arguments": arguments}
     return {"type": kind, kind: {"name": name} | said} if name else {kind: said}
@@ -207,7 +207,7 @@ def new_call_id() -> str:
 
 
 def _reasoning(text: str) -> dict[str, object]:
-    """A model's thinking, under the name that most clients look for and under vLLM's newer one."""
+    """A model's thinking, under the name that most clients read and under vLLM's newer name."""
     return {"reasoning_content": text, "reasoning": text}
 
 
@@ -218,19 +218,19 @@ COMPLETION = Shape(
 
 
 def stop_reason(ending: Ending) -> str | int | None:
-    """The stop string or token that ended a text."""
+    """The stop string or token id that ended a text."""
     return ending.stop or ending.stop_token_id
 
 
 def stop_text(ending: Ending, tokens: VocabularyTexts) -> str:
-    """Text of the stop string or token, for clients that want it in the answer."""
+    """The text of the stop string or token, for clients that want it in the answer."""
     if ending.stop_token_id is None:
         return ending.stop
     return tokens.token(ending.stop_token_id).text
 
 
 def usage(tasks: Sequence[Task], n: int) -> dict[str, object]:
-    """Usage of a request's ended tasks, ``n`` for each prompt; a prompt counts once."""
+    """Usage of a request's ended tasks, ``n`` per prompt. Each prompt counts once."""
     prompts = tasks[::n]
     counts = token_counts(
         sum(task.prompt_tokens for task in prompts), sum(task.completion_tokens for task in tasks)
@@ -253,7 +253,7 @@ def _described(token: SpelledToken, logprob: float) -> dict[str, object]:
 
 
 def named(token: SpelledToken) -> str:
-    """A token's name in OpenAI's older shape, which has no field for bytes."""
+    """A token's name in OpenAI's older format, which has no field for bytes."""
     return token.text if token.is_text or token.data is None else f"bytes:{token.text}"
 
 
@@ -266,7 +266,7 @@ _TYPES = {
     504: "timeout_error",
 }
 _CODES = {Code.CONTEXT_OVERFLOW: "context_length_exceeded"}
-"""OpenAI's own names of errors that clients go by."""
+"""OpenAI's error codes that clients depend on."""
 
 
 def error_body(error: TidegateError) -> dict[str, object]:

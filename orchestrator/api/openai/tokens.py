@@ -25,7 +25,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
-    """Whether a plain prompt gets the usual special tokens; a chat has its template's own."""
+    """Whether a plain prompt gets the usual special tokens. A chat has those of its template."""
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -43,15 +43,14 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             return self.prompt
         if self.add_special_tokens:
             raise InvalidRequest(
-                "add_special_tokens is not supported here with messages: the chat template has "
-                "its own",
+                "add_special_tokens is not supported with messages: the chat template has its own",
                 field="add_special_tokens",
             )
         return chat_of(self, stated_tools(self.tools))
 
 
 _ONLY = {name: ChatRequest.served[name] for name in ("chat_template", "documents")}
-"""Fields that would change the prompt, and are not served."""
+"""Unsupported fields that would change the prompt."""
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -65,7 +64,7 @@ class _Asked(NamedTuple):
     model: str
     prompt: Prompt
     is_bare: bool
-    """Whether the prompt gets none of the special tokens that plain prompts usually get."""
+    """Whether the prompt gets no special tokens. Plain prompts usually do."""
     with_spelling: bool
 
 
@@ -85,7 +84,7 @@ async def tokenize(request: web.Request) -> web.Response:
     if asked.is_bare:
         ids = encoder.without_added(ids)
     spellings = None
-    if asked.with_spelling:  # as many as the context holds, half a microsecond each
+    if asked.with_spelling:  # up to the context's length, half a microsecond each
         spellings = await asyncio.to_thread(encoder.tokens.spellings_of, ids)
     return json_response(
         {

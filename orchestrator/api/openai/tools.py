@@ -1,4 +1,4 @@
-"""Tools in OpenAI's chat bodies, and which of them may or must be called."""
+"""Tools in OpenAI's chat bodies, and the choice of tools that may or must be called."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ from protocol import excerpt
 CALLED: Final = ("function", "custom")
 """Types of tools that can be called."""
 INPUT: Final = "input"
-"""The only argument of a tool of free text, as the model knows it."""
+"""The model's name for the only argument of a free-text tool."""
 _TEXT: Final = msgspec.Raw(
     b'{"type":"object","properties":{"input":{"type":"string"}},"required":["input"],'
     b'"additionalProperties":false}'
@@ -29,7 +29,7 @@ class TextGrammar(msgspec.Struct, frozen=True):
 
 
 class FreeTextFormat(TextGrammar, frozen=True):
-    """The form of a tool's free text; chats have the grammar in a separate field."""
+    """The format of a tool's free text. Chats have the grammar in a separate field."""
 
     type: str = "text"
     grammar: TextGrammar | None = None
@@ -45,8 +45,8 @@ _text_decoder = msgspec.json.Decoder(_FreeText)
 def free_text_tool(
     name: str, description: str | None, format: FreeTextFormat | None, where: str
 ) -> Tool:
-    """A tool of free text as a function, which is all that models know. Its description tells the
-    form of the text, which nothing else enforces. Raises ``InvalidRequest``."""
+    """A free-text tool as a function, because models know only functions. Its description states
+    the format of the text; nothing enforces it. Raises ``InvalidRequest``."""
     text, stated = description or "", format and (format.grammar or format)
     if stated and stated.definition:
         syntax = excerpt(stated.syntax, 32)
@@ -56,7 +56,7 @@ def free_text_tool(
 
 
 def free_text(arguments: str) -> str:
-    """The text of a call of such a function; else the model's own words: the client judges them."""
+    """The text of a call of such a function; if invalid, the arguments unchanged for the client."""
     try:
         return _text_decoder.decode(arguments).input
     except msgspec.DecodeError:
@@ -77,7 +77,7 @@ class CustomBody(msgspec.Struct, frozen=True):
 
 
 class ToolBody(msgspec.Struct, frozen=True):
-    """A function, or a tool of free text. Of types that are not served, nothing else is read."""
+    """A function or a free-text tool. Other fields of unsupported types are not read."""
 
     type: str = "function"
     function: FunctionBody | None = None
@@ -113,13 +113,13 @@ def stated_tools(stated: msgspec.Raw) -> tuple[Tool, ...]:
 
 
 def is_called(kind: str, field: str) -> bool:
-    """Whether a tool of that type can be called. Others are hidden from the model, so that it
-    answers without them. Raises ``InvalidRequest`` where requests are read strictly."""
+    """Whether tools of that type can be called. Other tools are hidden from the model, so that it
+    answers without them. Raises ``InvalidRequest`` if requests are read strictly."""
     if kind in CALLED:
         return True
     kind = excerpt(kind, 64)
     refusal = InvalidRequest(
-        f"{field}: {kind} is not served here, only {' and '.join(CALLED)}", field=field
+        f"{field}: {kind} is not supported; expected {' or '.join(CALLED)}", field=field
     )
     pass_over("tools[]", f"type={kind}", refusal)
     return False
@@ -153,8 +153,8 @@ def tool_use_of(
 
 def unserved_choice(kind: str) -> InvalidRequest:
     return InvalidRequest(
-        f"tool_choice.type: {excerpt(kind, 64)} is not served here, only function and custom; send "
-        "the tools that may be called, and no others",
+        f"tool_choice.type: {excerpt(kind, 64)} is not supported; expected function or custom; to "
+        "allow several tools, send only those",
         field="tool_choice.type",
     )
 
@@ -162,7 +162,7 @@ def unserved_choice(kind: str) -> InvalidRequest:
 def use_of(
     tools: tuple[Tool, ...], mode: str | None, only: str, *, is_parallel: bool
 ) -> ToolUse | None:
-    """The tools as ``tool_choice`` has them used: a ``mode``, or the ``only`` one to be called.
+    """The use of tools by ``tool_choice``: a ``mode``, or ``only`` the tool that must be called.
     None if no tool may be called. Raises ``InvalidRequest``."""
     if mode not in (None, "auto", "none", "required"):
         raise InvalidRequest(
@@ -170,7 +170,7 @@ def use_of(
         )
     if not tools and (only or mode == "required"):
         raise InvalidRequest(
-            "tool_choice asks for tool calls, and there are no tools", field="tool_choice"
+            "tool_choice asks for tool calls, but the request has no tools", field="tool_choice"
         )
     if not tools or mode == "none":
         return None

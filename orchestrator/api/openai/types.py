@@ -1,9 +1,9 @@
-"""OpenAI's request bodies, as far as they are served here; the rest is refused by name.
+"""The supported part of OpenAI's request bodies. Other fields are refused by name.
 
 ``deadline_ms``, ``first_token_ms``, ``token_gap_ms``, ``on_deadline``, ``on_disconnect``,
-``priority``, ``tenant``, ``session_id``, ``idle_keep_s`` and ``placement`` are ours;
+``priority``, ``tenant``, ``session_id``, ``idle_keep_s`` and ``placement`` are our own.
 ``min_tokens``, ``ignore_eos``, ``top_k``, ``min_p``, ``repetition_penalty``, ``structured_outputs``
-and ``guided_…`` have the names of vLLM's server. The official SDK sends them with ``extra_body``.
+and ``guided_…`` have vLLM's names. The official SDK sends all of these with ``extra_body``.
 """
 
 from collections.abc import Mapping
@@ -29,14 +29,14 @@ from orchestrator.tasks.job import Job, Priority, Prompt
 from protocol import OnDeadline
 
 MAX_CHOICES = 128
-"""Most choices of a request, all prompts together: each is a task. OpenAI's bound for ``n``."""
+"""Most choices of a request for all prompts. Each choice is a task. OpenAI's limit for ``n``."""
 _Prompts = msgspec.defstruct(
     "_Prompts",
     [(f"prompt_{at}", msgspec.Raw, NULL) for at in range(MAX_CHOICES)],
     array_like=True,
     forbid_unknown_fields=True,
 )
-"""A list that stops being read once it is too long: a million prompts would take a second."""
+"""A list that is not read further when it is too long: a million prompts would take a second."""
 _prompts_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Prompts)
 _prompt_decoder: msgspec.json.Decoder[str | tuple[int, ...]] = msgspec.json.Decoder(
     str | tuple[int, ...]
@@ -46,60 +46,58 @@ _prompt_decoder: msgspec.json.Decoder[str | tuple[int, ...]] = msgspec.json.Deco
 _SERVED = {
     "allowed_token_ids": ServedValues(nothing, "send structured_outputs or logit_bias"),
     "best_of": ServedValues(
-        lambda value: value == 1, "send n and logprobs, and choose among the answers"
+        lambda value: value == 1, "send n and logprobs, and select one of the answers"
     ),
-    "bad_words": ServedValues(nothing, "send logit_bias, or look for them in the answer"),
-    "detokenize": ServedValues(lambda value: value is True, "answers have text"),
+    "bad_words": ServedValues(nothing, "send logit_bias, or search for them in the answer"),
+    "detokenize": ServedValues(lambda value: value is True, "answers always have text"),
     "logits_processors": ServedValues(nothing, "send structured_outputs or logit_bias"),
     "prompt_logprobs": ServedValues(
         lambda value: False, "send a prompt with echo and logprobs to /v1/completions"
     ),
     "return_tokens_as_token_ids": ServedValues(nothing, "send return_token_ids"),
     "truncate_prompt_tokens": ServedValues(
-        nothing, "what does not fit the context is refused, not cut; send a shorter prompt"
+        nothing, "prompts are never truncated; send a prompt that fits the context"
     ),
     "use_beam_search": ServedValues(nothing, "answers are sampled; send n"),
 }
-"""Fields of which only some values are served. Ignoring them would change the answer."""
+"""Fields for which only some values are supported. Ignoring them would change the answer."""
 _SERVED |= dict.fromkeys(
     ("ebnf", "grammar", "json_schema", "regex"),
     ServedValues(nothing, "send structured_outputs, or response_format"),
 )
 _SERVED_OF_DYNAMO = {
-    name: ServedValues(nothing, "send it next to nvext, not in it")
+    name: ServedValues(nothing, "send it at the top level, not in nvext")
     for name in ("guided_choice", "guided_grammar", "guided_json", "guided_regex")
 }
 _SERVED_OF_CHATS = {
     **_SERVED,
     "add_special_tokens": ServedValues(nothing, "the chat template has its own"),
-    "audio": ServedValues(nothing, "only text is served"),
+    "audio": ServedValues(nothing, "answers are only text"),
     "chat_template": ServedValues(
-        nothing, "the model's own is used; send chat_template_kwargs, or a prompt to completions"
+        nothing, "send chat_template_kwargs for the model's template, or a prompt to completions"
     ),
     "documents": ServedValues(nothing, "send them as text in messages"),
-    "echo": ServedValues(nothing, "it belongs to /v1/completions"),
+    "echo": ServedValues(nothing, "send it to /v1/completions"),
     "function_call": ServedValues(
-        lambda value: value in ("none", "auto"), "send tool_choice, which took its place"
+        lambda value: value in ("none", "auto"), "send tool_choice, which replaced it"
     ),
-    "functions": ServedValues(nothing, "send tools, which took its place"),
-    "modalities": ServedValues(lambda value: value == ["text"], "only text is served"),
-    "prediction": ServedValues(nothing, "predicted outputs are not served", is_hint=True),
-    "web_search_options": ServedValues(
-        lambda value: False, "web search is not served", is_hint=True
-    ),
+    "functions": ServedValues(nothing, "send tools, which replaced it"),
+    "modalities": ServedValues(lambda value: value == ["text"], "answers are only text"),
+    "prediction": ServedValues(nothing, "there are no predicted outputs", is_hint=True),
+    "web_search_options": ServedValues(lambda value: False, "there is no web search", is_hint=True),
 }
 _SERVED_OF_TEXTS = {
     **_SERVED,
     "add_special_tokens": ServedValues(
-        bool, "a prompt gets the model's own; send token ids, which get none"
+        bool, "text prompts always get them; send token ids, which get none"
     ),
     "prompt_embeds": ServedValues(nothing, "send a prompt, or token ids"),
-    "suffix": ServedValues(nothing, "send a prompt with the marks that the model infills by"),
+    "suffix": ServedValues(nothing, "send a prompt with the model's infill markers"),
 }
 
 
 def tier_of(priority: Priority) -> str:
-    """The ``service_tier`` that serves a request: the usual one, or flex for what may wait."""
+    """The ``service_tier`` of a request: default, or flex for batch work."""
     return FLEX if priority is Priority.BATCH else "default"
 
 
@@ -112,18 +110,18 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AnswerOptions(NamedTuple):
-    """Parts of an answer besides its text."""
+    """Additional parts of an answer."""
 
     usage: bool = False
     """Whether a stream ends with the usage of all choices."""
     running_usage: bool = False
-    """Whether each chunk has the usage of its own choice so far."""
+    """Whether each chunk has the usage of its choice so far."""
     token_ids: bool = False
     stop_in_text: bool = False
     echo: bool = False
     """Whether the prompt precedes the text, with log-probabilities if the text has them."""
     tier: bool = False
-    """Whether the answer names the ``service_tier`` that it was served in."""
+    """Whether the answer has its ``service_tier``."""
 
     @property
     def needs_prompt_ids(self) -> bool:
@@ -141,18 +139,18 @@ class ParsedCompletion(NamedTuple):
 
     @property
     def free_texts(self) -> frozenset[str]:
-        """Names of the tools of free text."""
+        """Names of the free-text tools."""
         return self.tools.free_texts if self.tools else frozenset()
 
 
 class AgentHints(msgspec.Struct, frozen=True):
-    """What agents tell Dynamo of a request; the priority has a meaning here."""
+    """An agent's hints for Dynamo. Only the priority has an effect here."""
 
     priority: int | None = None
 
 
 class DynamosBody(msgspec.Struct, frozen=True):
-    """Dynamo's additions. Forms of the answer have names of their own here."""
+    """Dynamo's additional fields. Its fields for the answer's format have other names here."""
 
     agent_hints: AgentHints | None = None
     guided_choice: msgspec.Raw = NULL
@@ -162,7 +160,7 @@ class DynamosBody(msgspec.Struct, frozen=True):
 
 
 class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The fields that both kinds of completion have in common."""
+    """The common fields of both kinds of completion."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -195,7 +193,7 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
 
     nvext: DynamosBody | None = None
 
-    # harmless
+    # accepted without effect
     user: Unused = NULL
     metadata: Unused = NULL
     store: Unused = NULL
@@ -205,7 +203,7 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
     prompt_cache_retention: Unused = NULL
 
     served: ClassVar[Mapping[str, ServedValues]] = {}
-    """Fields of which only some values are served."""
+    """Fields for which only some values are supported."""
 
     def refuse_unsupported(self) -> None:
         """Raise ``InvalidRequest`` for the first unsupported value."""
@@ -216,8 +214,8 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
         if self.wanted_prompt_logprobs() is not None and self.on_deadline is not OnDeadline.ERROR:
             raise InvalidRequest(
-                "on_deadline must be error where log-probabilities of the prompt are asked for: "
-                "they come whole or not at all",
+                "on_deadline must be error with log-probabilities of the prompt: they cannot be "
+                "returned in part",
                 field="on_deadline",
             )
 
@@ -229,7 +227,7 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
         }
 
     def wanted_prompt_logprobs(self) -> int | None:
-        """How many alternatives to return per prompt token; None: not even its own."""
+        """Alternatives to return per prompt token; None: no log-probabilities."""
         return None
 
     def wants_one_piece(self) -> bool:
@@ -243,21 +241,21 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
         return self.service_tier
 
     def prompts(self, use: ToolUse | None) -> tuple[Prompt, ...]:
-        """The prompts, each with its own choices; the model sees the tools that it may ``use``.
-        Raises ``InvalidRequest`` for prompts that are not served."""
+        """The prompts. Each has its own choices. The model sees the tools that it may ``use``.
+        Raises ``InvalidRequest`` for unsupported prompts."""
         raise NotImplementedError
 
     def tool_use(self) -> ToolUse | None:
-        """The tools that the answer may call; None for none. Raises ``InvalidRequest``."""
+        """The tools that the answer may call; None if there are none. Raises ``InvalidRequest``."""
         return None
 
     def choices_per_prompt(self, prompts: int) -> int:
-        """How many choices each of ``prompts`` gets. Raises ``InvalidRequest`` for too many."""
+        """Number of choices per prompt. Raises ``InvalidRequest`` if there are too many in all."""
         n = 1 if self.n is None else self.n
         if not 1 <= n <= MAX_CHOICES:
             raise InvalidRequest(f"n must be 1 to {MAX_CHOICES}, got {n}", field="n")
         if n * prompts > MAX_CHOICES:
-            raise _too_many("n", "choices, those of all prompts together")
+            raise _too_many("n", "choices for all prompts together")
         return n
 
     def answer_options(self) -> AnswerOptions:
@@ -342,8 +340,8 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
         return self.logprobs
 
     def wanted_prompt_logprobs(self) -> int | None:
-        """Alternatives per prompt token. To echo without generating, a prompt is read for its
-        log-probabilities, returned or not."""
+        """Alternatives per prompt token. To echo without generating, the prompt's log-probabilities
+        are always computed, even if they are not returned."""
         if not self.echo:
             return None
         return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
@@ -365,8 +363,8 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
 
 
 def _split(text: bytes) -> list[msgspec.Raw]:
-    """The items of a list of at most ``MAX_CHOICES`` prompts. Raises ``InvalidRequest`` for more,
-    and ``msgspec.DecodeError`` if it is not a list."""
+    """The items of a list of prompts. Raises ``InvalidRequest`` for more than ``MAX_CHOICES``, and
+    ``msgspec.DecodeError`` if ``text`` is not a list."""
     try:
         items = msgspec.structs.astuple(_prompts_decoder.decode(text))
     except msgspec.ValidationError as error:

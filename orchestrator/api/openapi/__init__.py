@@ -1,1 +1,1 @@
-"""``/openapi.json``: the requests and answers of every route of the service."""
+"""``/openapi.json``: the requests and responses of every route of the service."""

@@ -1,10 +1,9 @@
-"""``GET /openapi.json``: OpenAPI 3.1 of every route, derived from the types that bodies are read
-into.
+"""``GET /openapi.json``: OpenAPI 3.1 of every route, derived from the types of request bodies.
 
-A request may state what its decoder accepts; checks that need more than a type (a number's range,
-the model's context) answer 400. Answers and errors are objects in the dialects' own shapes, which
-their SDKs describe in full, and are not repeated here. A GET that ``OPERATIONS`` lacks answers with
-JSON; any other route that it lacks fails a test.
+The document describes requests as far as the decoder checks them. Checks beyond a type (a number's
+range, the model's context) answer 400. Responses and errors have the dialects' formats. Their SDKs
+describe these in full, so the document does not. A GET route that is not in ``OPERATIONS`` answers
+with JSON. Any other route that is missing there fails a test.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ from orchestrator.errors import TidegateError
 _BOTH = (JSON, EVENTS)
 _PROBE = Operation(statuses=(200, 503))
 
-OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has them
+OPERATIONS: Mapping[str, Operation] = {  # by method and the router's path
     "POST /v1/chat/completions": Operation(ChatRequest, _BOTH),
     "POST /v1/completions": Operation(CompletionRequest, _BOTH),
     **{
@@ -88,7 +87,7 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and path as the router has 
 
 
 class Document:
-    """The encoded document, made once: types that two threads make at a time would differ."""
+    """The encoded document, made only once: two threads would create different types."""
 
     def __init__(self) -> None:
         self.body = b""
@@ -97,7 +96,7 @@ class Document:
 
 DOCUMENT = web.AppKey("openapi", Document)
 EDGES = web.AppKey("edges", tuple[object, ...])
-"""Modules with routes, of the dialects and of the optional rooms."""
+"""Modules with routes: of the dialects and of the optional rooms."""
 _REF = "#/components/schemas/{name}"
 _METHODS_TOLD = ("GET", "POST", "DELETE")
 _NO_WORD = re.compile(r"\W+")
@@ -132,7 +131,7 @@ def document_of(app: web.Application) -> dict[str, Any]:
     for method, path, _ in found:
         if method != "GET" and f"{method} {path}" not in known:
             raise MissingOperation(
-                f"{method} {path} is served and not described: add it to OPERATIONS of its module"
+                f"{method} {path} has no description: add it to OPERATIONS of its module"
             )
     operations = {
         (method, path): _as_read(known.get(f"{method} {path}", PLAIN), _dialect_of(app, path), app)
@@ -173,7 +172,7 @@ def document_of(app: web.Application) -> dict[str, Any]:
 
 
 def operations_of(app: web.Application) -> Mapping[str, Operation]:
-    """The operations of the core, and of the dialects and rooms that describe their own."""
+    """The operations of the core, dialects and rooms."""
     known = dict(OPERATIONS)
     for edge in app[EDGES]:
         known |= getattr(edge, "OPERATIONS", {})
@@ -185,7 +184,7 @@ def _dialect_of(app: web.Application, path: str) -> Dialect:
 
 
 def _as_read(operation: Operation, dialect: Dialect, app: web.Application) -> Operation:
-    """The operation, with unknown fields allowed in its body where they are ignored."""
+    """The operation. Its body allows unknown fields if the dialect ignores them."""
     if operation.body is None:
         return operation
     passes_over = dialect.is_tolerant and not app[CONFIG].http.strict_fields

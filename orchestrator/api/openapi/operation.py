@@ -1,4 +1,4 @@
-"""What ``/openapi.json`` has to know of a route besides its path."""
+"""Data about a route, besides its path, for ``/openapi.json``."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -19,7 +19,7 @@ class Operation(NamedTuple):
     """Names of query parameters."""
     body_is_optional: bool = False
     takes: Mapping[str, object] | None = None
-    """The schema of a body of ``multipart/form-data``; None for another type of body."""
+    """The schema of a ``multipart/form-data`` body; None for other types of body."""
 
 
 PLAIN = Operation()

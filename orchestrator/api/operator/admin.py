@@ -1,4 +1,4 @@
-"""``/admin``: control of the process, or of all that share the port, for operators (OR-14)."""
+"""``/admin``: operators' control of the process, or of all processes at the port (OR-14)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ _DURATION = "graceful_shutdown_duration_ms"
 
 
 async def drain(request: web.Request) -> web.Response:
-    """Refuse new work and let running work finish; the process stays. Shows how far it is."""
+    """Refuse new work and let running work finish; the process stays. Shows the progress."""
     control, asked = request.app[CONTROL], await read_optional(request, drains)
     usual_s = control.reloader.settings.shutdown.grace_s
     control.lifecycle.begin_drain(usual_s if asked.grace_s is None else asked.grace_s)
@@ -41,30 +41,30 @@ async def drain(request: web.Request) -> web.Response:
 
 
 async def undrain(request: web.Request) -> web.Response:
-    """Take new work again. Idempotent."""
+    """Accept new work again. Idempotent."""
     request.app[CONTROL].lifecycle.undrain()
     return json_response(await _described(request))
 
 
 async def state(request: web.Request) -> web.Response:
-    """Show how far a drain is."""
+    """Show the progress of a drain."""
     return json_response(await _described(request))
 
 
 async def reload(request: web.Request) -> web.Response:
-    """Read settings and keys again; names those that cannot change while it runs."""
+    """Read the settings and keys again. Names the settings that only change with a restart."""
     mine = (await request.app[CONTROL].reloader.reload()).described()
     told = [mine, *await told_by_siblings(request)]
     return json_response({key: sorted({name for one in told for name in one[key]}) for key in mine})
 
 
 async def _described(request: web.Request) -> dict[str, object]:
-    """How far the drain of all processes at this port is."""
+    """Progress of the drain of all processes at this port."""
     return _together([_describe(request), *await told_by_siblings(request)])
 
 
 def _together(drains: Sequence[dict[str, Any]]) -> dict[str, object]:
-    """Several processes' drains as one, which is as far as the last of them."""
+    """Combine the drains of several processes. The slowest one determines the progress."""
     return {
         "status": min((one["status"] for one in drains), key=_STATUSES.index),
         **{key: sum(one[key] for one in drains) for key in ("live_tasks", "queued_tasks")},

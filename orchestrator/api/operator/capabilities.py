@@ -1,4 +1,4 @@
-"""``GET /v2/capabilities``: what this service can do, and within which bounds (OR-2)."""
+"""``GET /v2/capabilities``: the service's features and limits (OR-2)."""
 
 from aiohttp import web
 
@@ -12,7 +12,7 @@ from protocol import Feature, OnDeadline
 
 
 async def capabilities(request: web.Request) -> web.Response:
-    """Show what the service can do, for clients that ask first."""
+    """Show the service's features and limits."""
     orchestrator = request.app[ORCHESTRATOR]
     room = orchestrator.questions.queue_room
     added: dict[str, object] = {}
@@ -43,7 +43,7 @@ async def capabilities(request: web.Request) -> web.Response:
 
 
 def _features(orchestrator: Orchestrator) -> list[str]:
-    """The features that the engine of at least one ready instance has."""
+    """The features that the engine of at least one ready instance supports."""
     cards = [one.card for one in orchestrator.registry if one.ready and one.card is not None]
     return [name for name in sorted(Feature) if any(name not in card.all_lacks for card in cards)]
 

@@ -1,7 +1,7 @@
 """``/v2/catalog``: models and engines on the orchestrator's machine (PV-5).
 
-The catalogs are files, so nothing here reads them on the event loop. Paths on the machine are kept
-out of answers: they say what the files are, not where.
+The catalogs are files, so this module never reads them on the event loop. Responses do not contain
+paths of the machine.
 """
 
 import asyncio
@@ -36,17 +36,17 @@ Kind = Literal["models", "engines"]
 PAGE: Final = 50
 MAX: Final = 200
 NICENESS: Final = 10
-"""How much nicer a verification is than the service, as in nice(2)."""
+"""Increment of a verification's nice value over the service's, as in nice(2)."""
 _SETTLED_MS: Final = 2000
-"""Age in ms below which ``Last-Modified`` is left out: another change may follow in the same
-second, and the header is no more exact than that."""
+"""Age in ms below which a response has no ``Last-Modified``: the header has a resolution of one
+second, and another change may follow in the same second."""
 
 
 _FOLDERS: Final = re.compile(r"(?<![\w./:-])/(?:[^\s/]+/)*(?=[^\s/])")
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """A verification: ``waiting``, ``running``, ``passed`` or ``failed``. Times in Unix ms."""
+    """A verification: ``waiting``, ``running``, ``passed`` or ``failed``. Times are in Unix ms."""
 
     state: str
     asked_ms: int
@@ -55,7 +55,7 @@ class Verification(msgspec.Struct, frozen=True):
 
 
 class _Entry(NamedTuple):
-    """One entry as it is shown. ``key`` is its place in a listing, which no other entry moves."""
+    """One entry of a response. ``key`` is its position in a listing, whatever other entries do."""
 
     id: str
     key: str
@@ -68,12 +68,12 @@ class _Listing(NamedTuple):
 
 
 _Seen = dict[tuple[Kind, str], Verification]
-"""Verifications as of one moment."""
+"""Verifications at one point in time."""
 
 
 class Verifications:
-    """Reads entries' files again, one entry at a time, on one thread that the process does not wait
-    for, at the lowest priority."""
+    """Reads the files of entries again, one entry at a time, on a thread with the lowest priority.
+    The process does not wait for the thread at exit."""
 
     def __init__(self, home: Callable[[], Path]) -> None:
         self.states: _Seen = {}
@@ -81,7 +81,7 @@ class Verifications:
         self._turn = threading.Lock()
 
     def ask(self, kind: Kind, id: str) -> Verification:
-        """Verify an entry; no effect if that is already waiting or running."""
+        """Verify an entry. No effect if its verification is already waiting or running."""
         known = self.states.get((kind, id))
         if known is not None and known.ended_ms is None:
             return known
@@ -100,8 +100,8 @@ class Verifications:
             except (ProvisionError, OSError) as error:
                 problem = str(error)
             except Exception as error:  # an exception on this thread would be lost
-                service_log.exception("a catalog's entry could not be verified")
-                problem = f"it could not be verified: {type(error).__name__}"
+                service_log.exception("cannot verify an entry of a catalog")
+                problem = f"it cannot be verified: {type(error).__name__}"
             self.states[kind, id] = msgspec.structs.replace(
                 asked,
                 state="failed" if problem else "passed",
@@ -120,13 +120,13 @@ class Verifications:
 
 @dataclass(frozen=True, slots=True)
 class Catalogs:
-    """The catalogs that the routes read. ``home`` is called on threads only."""
+    """The catalogs that the routes read. ``home`` is only called on threads."""
 
     home: Callable[[], Path]
     verifications: Verifications
 
     def models(self) -> _Listing:
-        seen = dict(self.verifications.states)  # before the catalog, which has their results
+        seen = dict(self.verifications.states)  # read before the catalog, which has the results
         found = ModelCatalog(self.home()).models()
         changed_ms = _changed_ms(seen, found.changed_ms)
         return _Listing(changed_ms, [self._model(entry, seen) for entry in found.entries])
@@ -164,23 +164,23 @@ CATALOGS = web.AppKey("catalogs", Catalogs)
 
 
 async def models(request: web.Request) -> web.Response:
-    """List the models on the orchestrator's machine, oldest first, a page at a time."""
+    """List the models on the orchestrator's machine in pages, oldest first."""
     return await _page(request)
 
 
 async def engines(request: web.Request) -> web.Response:
-    """List the engines on the orchestrator's machine, oldest first, a page at a time."""
+    """List the engines on the orchestrator's machine in pages, oldest first."""
     return await _page(request)
 
 
 async def one(request: web.Request) -> web.Response:
-    """Show one entry: what it is, its digests, its state."""
+    """Show one entry with its digests and state."""
     changed_ms, entry = await _one(request)
     return _answer(request, entry.body, changed_ms)
 
 
 async def state(request: web.Request) -> web.Response:
-    """Show whether an entry can be used, and how its verification goes."""
+    """Show whether an entry can be used, and the progress of its verification."""
     _, entry = await _one(request)
     names = ("id", "name", "engine", "state", "problem", "verified_ms", "verification")
     told = {name: entry.body[name] for name in names if name in entry.body}
@@ -188,11 +188,11 @@ async def state(request: web.Request) -> web.Response:
 
 
 async def verify(request: web.Request) -> web.Response:
-    """Read every byte of an entry again; ``…/state`` has the result. Idempotent."""
+    """Read every byte of an entry again. ``…/state`` shows the result. Idempotent."""
     kind, _ = request.app[CATALOGS].of(request)
     _, entry = await _one(request)
     if entry.body.get("state") == ModelState.STAGING.value:
-        raise InvalidRequest(f"the model {entry.id} is not complete, so there is nothing to verify")
+        raise InvalidRequest(f"the model {entry.id} is not complete, so it cannot be verified yet")
     asked = request.app[CATALOGS].verifications.ask(kind, entry.id)
     body = {"id": entry.id, "verification": msgspec.to_builtins(asked)}
     location = f"/v2/catalog/{kind}/{entry.id}/state"
@@ -225,12 +225,12 @@ async def _read(listing: Callable[[], _Listing]) -> _Listing:
         return await asyncio.to_thread(listing)
     except ProvisionError as error:
         service_log.warning("the catalog cannot be read: %s", error)
-        raise Unavailable("the catalog cannot be read; the service's log says why") from error
+        raise Unavailable("the catalog cannot be read; see the service's log") from error
 
 
 def _answer(request: web.Request, told: object, changed_ms: int | None) -> web.Response:
-    """An answer with the headers that let a client ask again only for changes (then 304).
-    ``changed_ms`` is None where it changes independently of the catalog."""
+    """A response with validators, so that a client can ask for changes only (304 if there are
+    none). ``changed_ms`` is None if the response also depends on more than the catalog."""
     body = msgspec.json.encode(told)
     tag = hashlib.sha256(body).hexdigest()[:32]
     headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
@@ -242,7 +242,7 @@ def _answer(request: web.Request, told: object, changed_ms: int | None) -> web.R
 
 
 def _is_known(request: web.Request, tag: str, changed_ms: int | None) -> bool:
-    """Whether the client has this answer (RFC 9110): a date counts only without a tag."""
+    """Whether the client already has this response (RFC 9110). A date counts only without a tag."""
     tags = request.if_none_match
     if tags is not None:
         return any(each.value in (tag, "*") for each in tags)
@@ -251,23 +251,23 @@ def _is_known(request: web.Request, tag: str, changed_ms: int | None) -> bool:
         changed_ms
         and since is not None
         and now_ms() - changed_ms > _SETTLED_MS
-        # a date in the future comes from a wrong clock: later changes may precede it
+        # A date in the future comes from a wrong clock. Later changes may have earlier dates.
         and changed_ms // 1000 <= since.timestamp() <= time.time()
     )
 
 
 def _changed_ms(seen: _Seen, catalog_ms: int) -> int:
-    """When the shown entries changed last, in Unix ms; now while one is being verified."""
+    """Time of the last change of the shown entries in Unix ms; now during a verification."""
     return max([catalog_ms, *(each.ended_ms or now_ms() for each in seen.values())])
 
 
 def _without_paths(text: str, home: Path) -> str:
-    """The text with each absolute path cut to its last name; below ``home``, to what follows it."""
+    """The text with each absolute path reduced to its last name, or to the part after ``home``."""
     return _FOLDERS.sub("", text.replace(f"{home}/", ""))
 
 
 def _without_folders(word: str) -> str:
-    """A word without folders: ``-DCOMPILER=/usr/bin/cc`` becomes ``-DCOMPILER=cc``."""
+    """A word without directories: ``-DCOMPILER=/usr/bin/cc`` becomes ``-DCOMPILER=cc``."""
     return " ".join(
         f"{name}{equals}{PurePath(value).name}" if "/" in value else part
         for part in word.split(" ")
@@ -276,7 +276,7 @@ def _without_folders(word: str) -> str:
 
 
 def _key(created_ms: int, id: str) -> str:
-    """A key that sorts as entries do, and that does not change when others come and go."""
+    """A key in the order of entries. It does not depend on other entries."""
     return f"{created_ms:016d}:{id}"
 
 
@@ -285,14 +285,15 @@ def _encoded(key: str) -> str:
 
 
 def _cursor(request: web.Request) -> str:
-    """The key after which a page begins; empty for the first page. Raises ``InvalidRequest``."""
+    """The key before the first entry of a page; empty for the first page. Raises
+    ``InvalidRequest``."""
     text = request.query.get("cursor", "")
     try:
         key = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
     except (binascii.Error, ValueError):
         key = "?"
     if key and not (key[:16].isdigit() and key[16:17] == ":"):
-        raise InvalidRequest("cursor must be the next_cursor of an answer", field="cursor")
+        raise InvalidRequest("cursor must be the next_cursor of a response", field="cursor")
     return key
 
 

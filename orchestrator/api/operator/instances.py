@@ -1,4 +1,4 @@
-"""``/v2/instances``: list instances, and take one out of use and back (OR-2)."""
+"""``/v2/instances``: list, register, drain, swap and reload instances (OR-2)."""
 
 import math
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ _OF_CARD = (
 
 
 async def listing(request: web.Request) -> web.Response:
-    """List the current state of every instance, and what is wrong with a source of them."""
+    """List the current state of every instance, and the errors of instance sources."""
     orchestrator = request.app[ORCHESTRATOR]
     described = [_described(orchestrator, instance) for instance in orchestrator.registry]
     for told in await told_by_siblings(request):
@@ -56,7 +56,7 @@ async def status(request: web.Request) -> web.Response:
 
 
 async def register(request: web.Request) -> web.Response:
-    """Register an instance for a time; repeat before it is over to keep it. Idempotent."""
+    """Register an instance for ``ttl_s`` seconds. Repeat the call to keep it longer. Idempotent."""
     asked = await read_body(request, registrations, lambda body: body)
     discovery = request.app[DISCOVERY]
     done = discovery.registered.register(asked.address, asked.ttl_s)
@@ -67,7 +67,7 @@ async def register(request: web.Request) -> web.Response:
 
 
 async def deregister(request: web.Request) -> web.Response:
-    """Remove a registered instance: its running jobs may finish. Idempotent."""
+    """Remove a registered instance. Its running jobs may finish. Idempotent."""
     address, discovery = request.match_info["address"], request.app[DISCOVERY]
     was_there = discovery.registered.deregister(address)
     await discovery.read(discovery.registered)
@@ -76,7 +76,7 @@ async def deregister(request: web.Request) -> web.Response:
 
 
 async def drain(request: web.Request) -> web.Response:
-    """Give an instance no new work; its running jobs finish, or are moved. Idempotent."""
+    """Send an instance no new work. Its running jobs finish or are moved. Idempotent."""
     asked = await read_optional(request, drains)
     grace_s = math.inf if asked.grace_s is None else asked.grace_s
     registry, address = _named(request)
@@ -86,7 +86,7 @@ async def drain(request: web.Request) -> web.Response:
 
 
 async def undrain(request: web.Request) -> web.Response:
-    """Take an instance back into use. Idempotent."""
+    """Send an instance work again. Idempotent."""
     registry, address = _named(request)
     instance = registry.uncordon(address)
     await request.app[ORCHESTRATOR].sharing.uncordoned(instance.address)
@@ -94,8 +94,8 @@ async def undrain(request: web.Request) -> web.Response:
 
 
 async def swap(request: web.Request) -> web.Response:
-    """Give an instance another model: 202 while it loads, 200 if the caller waits. Idempotent.
-    Raises ``SwapFailed`` for a waiting caller; others see it in ``GET /v2/instances``."""
+    """Load another model on an instance: 202 at once, or 200 at the end if the caller waits.
+    Idempotent. Raises ``SwapFailed`` if the caller waits; else ``GET /v2/instances`` shows it."""
     asked = await read_body(request, swaps, lambda body: body)
     settings, start = asked.for_worker(), request.app[ORCHESTRATOR].stages.swaps.start
     running = start(request.match_info["address"], settings, asked.grace_s)
@@ -103,7 +103,7 @@ async def swap(request: web.Request) -> web.Response:
 
 
 async def reload(request: web.Request) -> web.Response:
-    """Have an instance load its model again, from its files. Answers, and raises, like a swap."""
+    """Make an instance load its model from its files again. Answers and raises like a swap."""
     asked = await read_optional(request, reloads)
     load_again = request.app[ORCHESTRATOR].stages.swaps.reload
     running = load_again(request.match_info["address"], asked.grace_s)
@@ -117,7 +117,7 @@ async def _told_of(running: RunningSwap, *, wait: bool) -> web.Response:
 
 
 def describe_swap(swap: RunningSwap) -> dict[str, object]:
-    """Progress or result of a swap that was asked for here."""
+    """Progress or result of a swap that was requested here."""
     error = "" if swap.error is None else swap.error.message
     return _swap(swap.address, swap, swap.phase, swap.total_ms, error)
 
@@ -142,7 +142,7 @@ def _named(request: web.Request) -> tuple[Registry, str]:
 
 
 def describe(instance: Instance, registry: Registry) -> dict[str, object]:
-    """An instance as operators see it. What only its worker can tell is null until it has."""
+    """An instance for operators. Values from its worker are null until it reports them."""
     card, stats = instance.card, instance.stats
     running = None if stats is None else stats.running
     breaker = registry.breakers.state(instance.address)
@@ -180,7 +180,7 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
 
 
 def _described(orchestrator: Orchestrator, instance: Instance) -> dict[str, Any]:
-    """An instance with what rooms add, and its latest swap."""
+    """An instance with the fields of rooms and its latest swap."""
     described: dict[str, Any] = describe(instance, orchestrator.registry)
     for room in orchestrator.rooms:
         described |= room.describe(instance.address)
@@ -188,8 +188,8 @@ def _described(orchestrator: Orchestrator, instance: Instance) -> dict[str, Any]
 
 
 def _add_up(described: list[dict[str, Any]], elsewhere: Iterable[dict[str, Any]]) -> None:
-    """Add the jobs that other processes at this port have on instances to those of this one.
-    ``load`` includes them: the worker's statistics count all jobs."""
+    """Add the jobs on instances of the other processes at this port to those of this process.
+    ``load`` already includes them, because the worker's statistics count all jobs."""
     by_address = {one["address"]: one for one in described}
     for other in elsewhere:
         if (mine := by_address.get(other["address"])) is not None:
@@ -197,7 +197,7 @@ def _add_up(described: list[dict[str, Any]], elsewhere: Iterable[dict[str, Any]]
 
 
 def _latest_swap(swaps: Swaps, instance: Instance) -> dict[str, object] | None:
-    """The latest swap that was asked for here, or that the instance's lanes report."""
+    """The latest swap that was requested here or that the instance's lanes report."""
     running, told = swaps.latest.get(instance.address), instance.swap
     if running is not None and (not running.is_over or told is None or told.model == running.model):
         return describe_swap(running)
@@ -207,8 +207,8 @@ def _latest_swap(swaps: Swaps, instance: Instance) -> dict[str, object] | None:
 
 
 def _pace(instance: Instance) -> dict[str, object]:
-    """Measured: the most tokens/s recently. Predicted: the first token of a short prompt sent now,
-    and what predictions are based on."""
+    """Measured: the highest recent tokens/s. Predicted: the first token of a short prompt that is
+    sent now, and the figures that predictions use."""
     if instance.step_learner is None or not instance.step_learner.model.known:
         return {"perf_tokens_per_s": None, "first_token_ms": None, "prediction": None}
     model = instance.step_learner.model

@@ -1,6 +1,6 @@
-"""What clients and dashboards of vLLM expect: its ``/version``, and metrics under its names.
+"""Compatibility with vLLM's clients and dashboards: its ``/version``, and metrics with its names.
 
-Endpoint pickers and autoscalers read these of a model server, by the "model server protocol" that
+Endpoint pickers and autoscalers read these metrics, according to the "model server protocol" that
 llm-d's router follows (https://github.com/kubernetes-sigs/gateway-api-inference-extension/tree/
 main/docs/proposals/003-model-server-protocol).
 """
@@ -18,7 +18,7 @@ from orchestrator.telemetry.metrics import MetricRow, Samples
 
 
 async def version(request: web.Request) -> web.Response:
-    """Show the version of this service, in vLLM's form."""
+    """Show the version of this service in vLLM's format."""
     return json_response({"version": VERSION})
 
 
@@ -30,13 +30,13 @@ VLLM_PREFIX = "vllm:"
 
 
 def _models(orchestrator: Orchestrator) -> list[str]:
-    """Names of the models that are served, without their adapters."""
+    """Names of the served models, without adapters."""
     known = orchestrator.models.by_name()
     return [name for name, encoder in known.items() if encoder.adapter is None]
 
 
 def _tasks(stages: Collection[Stage]) -> Callable[[Orchestrator], Samples]:
-    """Number of tasks in one of ``stages``, by model; 0 for a served model that has none."""
+    """Number of tasks in one of ``stages``, by model; 0 for a served model without tasks."""
 
     def read(orchestrator: Orchestrator) -> Samples:
         counts = dict.fromkeys(_models(orchestrator), 0)
@@ -50,7 +50,7 @@ def _tasks(stages: Collection[Stage]) -> Callable[[Orchestrator], Samples]:
 
 
 def _instances(orchestrator: Orchestrator) -> Iterator[tuple[str, list[Instance]]]:
-    """Instances that have reported their KV cache, by model."""
+    """Instances with a known KV cache, by model."""
     for model in _models(orchestrator):
         of_model = [
             instance
@@ -94,7 +94,7 @@ VLLM: tuple[MetricRow[Orchestrator], ...] = (
         "gauge",
         "num_requests_running",
         "requests",
-        "Requests that are being answered",
+        "Running requests",
         _tasks((Stage.RUNNING,)),
         _MODEL,
     ),
@@ -102,7 +102,7 @@ VLLM: tuple[MetricRow[Orchestrator], ...] = (
         "gauge",
         "num_requests_waiting",
         "requests",
-        "Requests that wait, here or on an instance",
+        "Waiting requests, here or on an instance",
         _tasks(_WAITING),
         _MODEL,
     ),
@@ -111,20 +111,20 @@ VLLM: tuple[MetricRow[Orchestrator], ...] = (
             "gauge",
             name,
             "share",
-            f"KV blocks in use, of all instances of the model together{note}",
+            f"Share of KV blocks in use, over all instances of the model{note}",
             _kv_usage,
             _MODEL,
         )
         for name, note in (
-            ("kv_cache_usage_perc", "; 1 is all, and cached ones are free"),
-            ("gpu_cache_usage_perc", ", by its older name"),
+            ("kv_cache_usage_perc", "; 1 means all; cached blocks count as free"),
+            ("gpu_cache_usage_perc", ", under its older name"),
         )
     ),
     MetricRow(
         "gauge",
         "cache_config_info",
         "1",
-        "Tokens of a KV block, and how many there are",
+        "Tokens per KV block, and number of blocks",
         _cache_config,
         ("model_name", "block_size", "num_gpu_blocks"),
     ),
@@ -132,7 +132,7 @@ VLLM: tuple[MetricRow[Orchestrator], ...] = (
         "gauge",
         "lora_requests_info",
         "s",
-        "LoRA adapters that are served, all of them loaded; the value is the time since 1970",
+        "Served LoRA adapters, all of them loaded; the value is the Unix time",
         _loras,
         ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
     ),

@@ -1,8 +1,8 @@
 """``/v2/overview``: the service's state for pages and terminals.
 
-A snapshot is taken once a second for all watchers, and only while there are watchers; it takes half
-a millisecond with 80 requests waiting. The last minutes are kept for the next watcher: a page that
-is reloaded has its curves at once. None has prompts, texts or names of tasks.
+While there are watchers, one snapshot per second is taken for all of them. It takes half a
+millisecond with 80 waiting requests. The last minutes are kept for new watchers, so that a reloaded
+page has its curves at once. Snapshots do not contain prompts, texts or names of tasks.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ MAX_INSTANCES = 64
 MAX_WAITING = 64
 MAX_FINISHES = 200
 PREDICTIONS_PER_SNAPSHOT = 20
-"""Most finishes predicted per snapshot: a forecast behind a long queue takes a millisecond."""
+"""Most predictions per snapshot. A forecast with a long queue takes a millisecond."""
 
 
 class FinishTimes(NamedTuple):
-    """When a task was predicted to end, when it did, and its deadline, in ms since it came."""
+    """Predicted end, actual end and deadline of a task, in ms since its arrival."""
 
     predicted_ms: float
     actual_ms: float
@@ -46,30 +46,30 @@ class FinishTimes(NamedTuple):
 
 
 class Finishes:
-    """Compares predicted and actual ends of tasks."""
+    """Compares the predicted and actual ends of tasks."""
 
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator
         self._left = PREDICTIONS_PER_SNAPSHOT
         self.recent: deque[FinishTimes] = deque(maxlen=MAX_FINISHES)
         self.total = 0
-        """Number of finishes so far; the last of them are in ``recent``."""
+        """Number of finishes so far. ``recent`` has the last of them."""
 
     def offered(self, task: Task) -> None:
-        """Forecast the end of an admitted task, as for a client."""
+        """Predict the end of an admitted task, as for a client."""
         if self._left <= 0 or task.ending is not None:
             return
         self._left -= 1
         try:
             predicted_ms = self._predict(task)
         except Exception:  # the request itself is fine
-            service_log.exception("no finish could be predicted for the overview")
+            service_log.exception("cannot predict a task's end for the overview")
             return
         if predicted_ms is not None:
             task.on_end.append(lambda ended: self._ended(ended, predicted_ms))
 
     def _predict(self, task: Task) -> float | None:
-        """Predicted ms from a task's arrival to its end; None while nothing is measured."""
+        """Predicted ms from a task's arrival to its end; None if there are no measurements yet."""
         orchestrator = self._orchestrator
         prediction = orchestrator.stages.prediction
         if prediction.forecaster.machine(task.model, orchestrator.clock.now()) is None:
@@ -81,7 +81,7 @@ class Finishes:
         self._left = PREDICTIONS_PER_SNAPSHOT
 
     def since(self, total: int) -> list[FinishTimes]:
-        """The finishes that came after the first ``total``, as far as they are kept."""
+        """The kept finishes after the first ``total``."""
         new = min(self.total - total, len(self.recent))
         return list(islice(self.recent, len(self.recent) - new, None))
 
@@ -104,8 +104,8 @@ class Finishes:
 
 
 def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, object]:
-    """Everything at this moment except ``Finishes``. Where several ``processes`` share the port,
-    these are the asked one's figures, except for the instances' own reports."""
+    """The current state without ``Finishes``. If several ``processes`` share the port, the figures
+    are of this process, except for the instances' own reports."""
     now = orchestrator.clock.now()
     queue, metrics = orchestrator.queue, orchestrator.stages.settler.metrics
     registry, forecaster = orchestrator.registry, orchestrator.stages.prediction.forecaster
@@ -144,7 +144,7 @@ def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, objec
 
 
 def without_tenants(taken: dict[str, object]) -> dict[str, object]:
-    """A snapshot for readers that may not see other tenants."""
+    """The snapshot for readers that may not see other tenants."""
     queue = taken["queue"]
     assert isinstance(queue, dict)
     first = [{k: v for k, v in task.items() if k != "tenant"} for task in queue["first"]]
@@ -152,7 +152,7 @@ def without_tenants(taken: dict[str, object]) -> dict[str, object]:
 
 
 def _waiting(task: Task, forecaster: Forecaster, now: float) -> dict[str, object]:
-    """A waiting task. ``slack_ms`` is how long it can still wait before it is certain to miss."""
+    """A waiting task. ``slack_ms`` is the time that it can wait before it is certain to miss."""
     return {
         "slack_ms": round(task.deadline.left_ms(now) - forecaster.least_ms(task), 1),
         "left_ms": round(task.deadline.left_ms(now), 1),
@@ -168,8 +168,8 @@ def _waiting(task: Task, forecaster: Forecaster, now: float) -> dict[str, object
 
 
 def _codes(orchestrator: Orchestrator) -> dict[str, int]:
-    """Number of requests that ended in each error code, the most frequent first; without misses,
-    which are counted by the stage to blame."""
+    """Number of requests by error code, the most frequent first. Misses are not included: they are
+    counted by the stage that caused them."""
     counts: Counter[str] = Counter()
     for metric in orchestrator.stages.settler.metrics.outcomes.collect():
         for sample in metric.samples:
@@ -180,7 +180,7 @@ def _codes(orchestrator: Orchestrator) -> dict[str, int]:
 
 
 def _windows(orchestrator: Orchestrator) -> dict[str, dict[str, float]]:
-    """Requests that ended in each of the recent time windows, all classes together."""
+    """Requests that ended in each recent time window, for all classes together."""
     windows: dict[str, dict[str, float]] = {}
     for name, _, tally, seconds in orchestrator.stages.settler.metrics.windows.by_class():
         window = windows.setdefault(name, {"ended": 0, "met": 0, "seconds": round(seconds, 1)})
@@ -190,7 +190,7 @@ def _windows(orchestrator: Orchestrator) -> dict[str, dict[str, float]]:
 
 
 def _described(orchestrator: Orchestrator, instance: Instance) -> dict[str, object]:
-    """An instance with its worker's latest report (nulls if there is none), and what rooms add."""
+    """An instance with its worker's latest report (nulls if there is none) and fields of rooms."""
     stats = instance.stats
     names = (
         "running",
@@ -212,7 +212,7 @@ def _described(orchestrator: Orchestrator, instance: Instance) -> dict[str, obje
 
 
 def point(taken: dict[str, object]) -> Iterator[float]:
-    """A snapshot as one row of a history, in the order of ``POINT``."""
+    """A snapshot as one row of the history, in the order of ``POINT``."""
     totals, queue, instances = taken["totals"], taken["queue"], taken["instances"]
     assert isinstance(totals, dict) and isinstance(queue, dict) and isinstance(instances, list)
     unix_ms = taken["unix_ms"]
@@ -234,25 +234,25 @@ SUMS = (
     "prefill_tokens_total",
 )
 POINT = ("unix_ms", *TOTALS, "depth", *SUMS)
-"""Names of the columns of a history."""
+"""Column names of the history."""
 
 
 EVERY_S = 1.0
 HISTORY = 300
-"""Most snapshots that are kept, as rows of a few figures each."""
+"""Most snapshots in the history. Each is a row of a few figures."""
 MAX_WATCHERS = 64
 _encode = msgspec.json.Encoder().encode
 
 
 class Watcher(NamedTuple):
-    """A reader of the snapshots by its key, and whether it may see the names of tenants."""
+    """The key of a reader, and whether the reader may see the names of tenants."""
 
     key: str
     tenants: bool
 
 
 class Overview:
-    """Takes the snapshots, and sends them to all watchers."""
+    """Takes snapshots and sends them to all watchers."""
 
     def __init__(self, orchestrator: Orchestrator, health: HealthBoard) -> None:
         self._orchestrator = orchestrator
@@ -262,7 +262,7 @@ class Overview:
         self._watchers: dict[EventStream, Watcher] = {}
         self._taking: asyncio.Task[None] | None = None
         self._taken: dict[bool, bytes] = {}
-        """The last snapshot, with the names of tenants and without."""
+        """The last snapshot, with (True) and without the names of tenants."""
         self._taken_at = float("-inf")
         self._told = 0
 
@@ -271,20 +271,20 @@ class Overview:
         return len(self._watchers)
 
     def latest(self, *, tenants: bool) -> bytes:
-        """The last snapshot, or a new one. ``tenants``: whether the reader may know of them."""
-        # A snapshot between two that are sent would take its finishes from the watchers.
+        """The last snapshot, or a new one. ``tenants``: whether the reader may see tenants."""
+        # A snapshot between two sent ones would take finishes away from the watchers.
         most_s = EVERY_S if self._taking is None else 2 * EVERY_S
         if self._orchestrator.clock.now() - self._taken_at >= most_s:
             self._take()
         return self._taken[tenants]
 
     def join(self, stream: EventStream, watcher: Watcher) -> Iterator[bytes]:
-        """Send every snapshot to ``stream``; yields what comes first. Raises ``NoCapacity``."""
+        """Send every snapshot to ``stream``. Yields its first events. Raises ``NoCapacity``."""
         own = sum(other.key == watcher.key for other in self._watchers.values())
         left = MAX_WATCHERS - len(self._watchers)
         if not left or is_over_share(own, 1, left):
             raise NoCapacity(
-                f"{len(self._watchers)} watch already, {own} of them with this key",
+                f"there are already {len(self._watchers)} watchers, {own} of them with this key",
                 retry_after_ms=10_000,
             )
         self._watchers[stream] = watcher
@@ -294,7 +294,7 @@ class Overview:
         return self._past(watcher.tenants)
 
     def leave(self, stream: EventStream) -> None:
-        """End sending snapshots to ``stream``; without watchers no more are taken."""
+        """Stop sending snapshots to ``stream``. Without watchers no snapshots are taken."""
         self._watchers.pop(stream, None)
         if self._watchers or self._taking is None:
             return
@@ -322,7 +322,7 @@ class Overview:
             try:
                 self._take()
             except Exception:
-                service_log.exception("no overview could be taken; will retry")
+                service_log.exception("cannot take an overview; will retry")
                 continue
             for stream, watcher in self._watchers.items():
                 stream.offer(_event(self._taken[watcher.tenants]))
@@ -353,7 +353,7 @@ async def once(request: web.Request) -> web.Response:
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """Stream the last minutes, then the current state of the service once a second."""
+    """Stream the last minutes, then the current state once a second."""
     overview = request.app[OVERVIEW]
     stream = EventStream(request, {}, request.app[CONFIG].keepalive_s)
     key = request[CONTEXT].key
@@ -365,13 +365,13 @@ async def events(request: web.Request) -> web.StreamResponse:
 
 
 async def close(app: web.Application) -> None:
-    """End all streams when the application ends, so that none delays it."""
+    """End all streams when the application stops, so that none delays it."""
     app[OVERVIEW].close()
 
 
 def routes() -> list[web.RouteDef]:
     return [
         web.get("/v2/overview", once),
-        # Its bytes go straight to the socket, where an answer to HEAD must have none.
+        # The stream writes directly to the socket, but a response to HEAD must have no body.
         web.get("/v2/overview/events", events, allow_head=False),
     ]

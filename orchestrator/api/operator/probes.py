@@ -1,4 +1,4 @@
-"""``/health`` and ``/metrics``: answers prepared in advance (LB-4, OR-13)."""
+"""``/health`` and ``/metrics``: responses that are prepared in advance (LB-4, OR-13)."""
 
 import asyncio
 
@@ -17,18 +17,19 @@ def _answer(probe: PreparedResponse) -> web.Response:
 
 
 async def live(request: web.Request) -> web.Response:
-    """Check that the process answers: always 200."""
+    """Check that the process responds: always 200."""
     return _answer(request.app[HEALTH].live)
 
 
 async def startup(request: web.Request) -> web.Response:
-    """Check that the service has started: 503 until some instance has reported what it serves."""
+    """Check that the service has started: 503 until an instance has reported its models."""
     return _answer(request.app[HEALTH].startup)
 
 
 async def ready(request: web.Request) -> web.Response:
-    """Check that the service takes work: 503 ``not_ready``, ``draining`` or ``exhausted`` while no
-    request is accepted; 200 ``ready``, ``near_exhaustion`` or ``degraded``."""
+    """Check that the service accepts requests: 200 if it does, else 503.
+    503: ``not_ready``, ``draining``, ``exhausted``; 200: ``ready``, ``near_exhaustion``,
+    ``degraded``."""
     return _answer(request.app[HEALTH].ready)
 
 
@@ -38,12 +39,12 @@ async def overall(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Show all metrics for Prometheus; of several processes each under its label ``process``."""
+    """Show all metrics for Prometheus. Those of several processes have the label ``process``."""
     return await _exposition(request)
 
 
 async def vllm_metrics(request: web.Request) -> web.Response:
-    """Show only the metrics under vLLM's names, for endpoint pickers, which ask often."""
+    """Show only the metrics with vLLM's names, for endpoint pickers, which poll often."""
     return await _exposition(request, VLLM_PREFIX)
 
 
@@ -59,7 +60,7 @@ async def _exposition(request: web.Request, prefix: str = "") -> web.Response:
 
 
 async def _of_all(request: web.Request, page: bytes) -> bytes:
-    """A page of metrics with those of the other processes at this port, as far as they answer."""
+    """A page of metrics, with the metrics of the other processes at this port that respond."""
     try:
         answers = await request.app[ELSEWHERE].of_siblings(request)
     except NotReady:

@@ -1,4 +1,4 @@
-"""Bodies that operators send."""
+"""Bodies of operators' requests."""
 
 from typing import Annotated, TypeVar
 
@@ -10,12 +10,12 @@ from orchestrator.api.http.decode import Reader
 from orchestrator.errors import InvalidRequest
 
 MAX_GRACE_MS = 24 * 3_600_000.0
-"""Longest grace period in ms: a longer one is not a drain but an outage."""
+"""Longest grace period in ms. A longer drain would be an outage."""
 MAX_SETTINGS = 64
 
 
 class DrainRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of a drain. ``grace_ms``: time for running work."""
+    """Body of a drain request. ``grace_ms``: time for running work."""
 
     grace_ms: Annotated[float, msgspec.Meta(ge=0, le=MAX_GRACE_MS)] | None = None
 
@@ -25,23 +25,23 @@ class DrainRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RegisterRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Registration of a Triton's gRPC endpoint (``host:port``) or a URL, for ``ttl_s`` seconds."""
+    """Registration of a Triton gRPC endpoint (``host:port``) or a URL for ``ttl_s`` seconds."""
 
     address: str
     ttl_s: float = 45.0
 
 
 class ReloadRequest(DrainRequest, forbid_unknown_fields=True):
-    """Body of a reload. ``grace_ms``: time for running work, by default until its last deadline.
-    ``wait`` answers once the model is loaded."""
+    """Body of a reload request. ``grace_ms``: time for running work; default: until its last
+    deadline. ``wait``: the response is sent after the model is loaded."""
 
     wait: bool = False
 
 
 class SwapRequest(ReloadRequest, forbid_unknown_fields=True):
-    """Body of a swap. ``model``: a name that the instance knows, or the path of a folder on its
-    machine; ``name`` is then its name. ``settings`` are further settings of the worker by their
-    dotted names, such as ``kv.blocks``. ``back`` instead of a model: the previous one."""
+    """Body of a swap request. ``model``: a name that the instance knows, or the path of a folder on
+    its machine; ``name`` is then the model's name. ``settings``: more settings of the worker by
+    dotted names, such as ``kv.blocks``. ``back``, without ``model``: load the previous model."""
 
     model: str = ""
     name: str = ""
@@ -52,11 +52,11 @@ class SwapRequest(ReloadRequest, forbid_unknown_fields=True):
         """The settings of ``protocol.Swap``. Raises ``InvalidRequest``."""
         settings = {name.lower(): value for name, value in self.settings.items()}
         if len(settings) > MAX_SETTINGS:
-            raise InvalidRequest(f"settings: at most {MAX_SETTINGS}", field="settings")
+            raise InvalidRequest(f"settings: send at most {MAX_SETTINGS}", field="settings")
         for name in ("model_path", "model_name"):
             if name in settings and (self.model or self.name):
                 raise InvalidRequest(
-                    f"settings: {name} is stated by model and name already; leave one of them out",
+                    f"settings: {name} is already set by model or name; leave one of them out",
                     field="settings",
                 )
         if self.model:
@@ -65,10 +65,11 @@ class SwapRequest(ReloadRequest, forbid_unknown_fields=True):
             if is_path and self.name:
                 settings["model_name"] = self.name
         if self.back and settings:
-            raise InvalidRequest("back: leave model, name and settings out", field="back")
+            raise InvalidRequest("back: send it without model, name and settings", field="back")
         if not (self.back or "model_path" in settings or "model_name" in settings):
             raise InvalidRequest(
-                "model: name one that the instance knows, or a path on its machine", field="model"
+                "model: send a name that the instance knows, or a path on its machine",
+                field="model",
             )
         return settings
 
@@ -82,7 +83,7 @@ swaps = Reader(SwapRequest)
 
 
 async def read_optional(request: web.Request, reader: Reader[T]) -> T:
-    """A body that may be left out. Raises ``InvalidRequest``."""
+    """The body, or an empty object if there is none. Raises ``InvalidRequest``."""
     if not request.body_exists:
         made: T = reader.type()
         return made

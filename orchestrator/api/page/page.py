@@ -1,7 +1,7 @@
 """``/``: the live page, a playground and a board. The files in ``static/`` are sent as they are.
 
-They hold no secret and need no key: the page asks for one, and sends it with each of its calls. Its
-``Content-Security-Policy`` lets it load from, and talk to, this service alone.
+They contain no secrets and need no key: the page asks the user for a key and sends it with each
+call. Its ``Content-Security-Policy`` allows connections only to this service.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _HEADERS = {
             "script-src 'self'",
             "style-src 'self'",
             "img-src 'self'",
-            "media-src blob:",  # a clip, fetched with the key that a <video> could not send
+            "media-src blob:",  # a clip: fetched with the key, which <video> cannot send
             "connect-src 'self'",
             "base-uri 'none'",
             "form-action 'none'",
@@ -45,7 +45,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # Cached, but revalidated each time: after an upgrade no old file works with a new one.
+    # Cached but always revalidated: after an upgrade, old and new files do not work together.
     "Cache-Control": "no-cache",
 }
 
@@ -71,8 +71,9 @@ def _files_in(folder: Path, below: str = "") -> dict[str, _File]:
 
 
 def _all_files() -> dict[str, _File]:
-    """The page's files, with the views of optional rooms: a folder ``page`` with ``view.css`` and
-    ``view.html``, a ``<section>`` with a ``data-module`` that exports ``View`` and ``Card``."""
+    """The page's files, including views of optional rooms. A view is a folder ``page`` with
+    ``view.css`` and ``view.html``: a ``<section>`` with a ``data-module`` that exports ``View`` and
+    ``Card``."""
     found = _files_in(_STATIC)
     views = sorted(Path(orchestrator.__file__).parents[1].glob("*/page/view.html"))
     sections = [view.read_text("utf-8") for view in views]
@@ -88,7 +89,7 @@ def _all_files() -> dict[str, _File]:
 
 
 _FILES = _all_files()
-"""Read once: no request opens a file, or names one that is not here."""
+"""Read once. Requests never open files, and can only name these."""
 
 
 async def index(request: web.Request) -> web.Response:
@@ -97,7 +98,7 @@ async def index(request: web.Request) -> web.Response:
 
 
 async def file(request: web.Request) -> web.Response:
-    """Fetch one of the live page's files."""
+    """Fetch a file of the live page."""
     return _answer(request, request.match_info["name"])
 
 

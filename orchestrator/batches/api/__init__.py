@@ -1,1 +1,1 @@
-"""``/v1/files`` and ``/v1/batches``, and lines as the live routes serve them."""
+"""``/v1/files`` and ``/v1/batches``. The handlers of the live routes serve the lines."""

@@ -21,11 +21,11 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _MAX_PER_PAGE = 100
 _FIRST = Status.VALIDATING
 _METADATA_CHARS = 16 * (64 + 512)
-"""As much as OpenAI's 16 pairs of 64 and 512 characters."""
+"""Most characters of ``metadata``: as in OpenAI's 16 pairs of 64 and 512 characters."""
 
 
 class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Body of a new batch. ``completion_window``: a number and one of s m h d, at most 7d."""
+    """Body to create a batch. ``completion_window``: a number and one of s m h d, at most 7d."""
 
     input_file_id: str
     endpoint: str
@@ -37,13 +37,13 @@ _reader = Reader(BatchRequest)
 
 
 async def create(request: web.Request) -> web.Response:
-    """Create a batch of the requests in a file."""
+    """Create a batch from the requests in a file."""
     batches, owner = batches_of(request), owner_of(request)
     body = await read_body(request, _reader, _checked)
     file = await batches.file(owner, body.input_file_id)
     if file.purpose != "batch":
         raise InvalidRequest(
-            f"the file's purpose is {file.purpose}, and must be batch", field="input_file_id"
+            f"the file's purpose is {file.purpose}; expected batch", field="input_file_id"
         )
     batch = new_batch(
         batches.shop.time,
@@ -60,19 +60,19 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def batches(request: web.Request) -> web.Response:
-    """The key's batches, the newest first."""
+    """List the key's batches, newest first."""
     own = await batches_of(request).batches(owner_of(request))
     return json_response(page_of(own, request.query, shape, most=_MAX_PER_PAGE))
 
 
 async def retrieve(request: web.Request) -> web.Response:
-    """Show one batch, and how far it is."""
+    """Show one batch and its progress."""
     name = request.match_info["batch_id"]
     return json_response(shape(await batches_of(request).batch(owner_of(request), name)))
 
 
 async def cancel(request: web.Request) -> web.Response:
-    """Cancel a batch: no more of its requests start; results so far are kept."""
+    """Cancel a batch. No more of its requests start. Results so far are kept."""
     name = request.match_info["batch_id"]
     return json_response(shape(await batches_of(request).cancel(owner_of(request), name)))
 

@@ -1,4 +1,4 @@
-"""``/v1/files``: what batches read and write."""
+"""``/v1/files``: the input and output files of batches."""
 
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -47,10 +47,10 @@ async def create(request: web.Request) -> web.Response:
     async with batches_of(request).upload(owner_of(request)) as upload:
         form = await _read(request, upload)
         if form.name is None:
-            raise InvalidRequest("file is missing: send it as a part of that name", field="file")
+            raise InvalidRequest("file is missing: send it as a part named file", field="file")
         if form.fields.get("purpose") != PURPOSE:
             raise InvalidRequest(
-                "purpose must be batch: nothing else is served here", field="purpose"
+                "purpose must be batch; no other purpose is supported", field="purpose"
             )
         file = await upload.finish(form.name, PURPOSE)
     return json_response(shape(file))
@@ -68,7 +68,7 @@ async def files(request: web.Request) -> web.Response:
 
 
 async def retrieve(request: web.Request) -> web.Response:
-    """Show one file's description."""
+    """Show the description of a file."""
     return json_response(shape(await _named(request)))
 
 
@@ -80,7 +80,7 @@ async def delete(request: web.Request) -> web.Response:
 
 
 async def content(request: web.Request) -> web.StreamResponse:
-    """Download a file's content."""
+    """Download the content of a file."""
     file = await _named(request)
     response = web.StreamResponse()
     response.content_type = "application/jsonl"
@@ -118,13 +118,13 @@ def page_of(
     most: int,
     default: int = 20,
 ) -> dict[str, object]:
-    """The page that ``query`` asks for, as OpenAI spells it: ``limit`` entries behind the one named
-    by ``after``, each as ``shape`` renders it. Raises ``InvalidRequest``."""
+    """The page for ``query`` in OpenAI's format: ``limit`` entries after the entry with the id
+    ``after``. ``shape`` renders each entry. Raises ``InvalidRequest``."""
     limit, begin = read_limit(query, default, most), 0
     if "after" in query:
         names = [entry.id for entry in entries]
         if query["after"] not in names:
-            raise InvalidRequest("after names nothing in this list", field="after")
+            raise InvalidRequest("after must be the id of an entry of this list", field="after")
         begin = names.index(query["after"]) + 1
     page = entries[begin : begin + limit]
     return {
@@ -148,13 +148,13 @@ def routes() -> list[web.RouteDef]:
 
 class _Form(NamedTuple):
     name: str | None
-    """Name of the file; None if there was no file."""
+    """Name of the file; None if the body had no file."""
     fields: Mapping[str, str]
 
 
 class _Parts:
-    """The body's parts. Errors are the client's and quote none of its bytes: aiohttp raises many
-    kinds and warns with the header itself."""
+    """The parts of the body. All errors are ``InvalidRequest`` and quote none of the body's bytes.
+    aiohttp itself raises many kinds of errors and logs the header in warnings."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
@@ -166,7 +166,7 @@ class _Parts:
             self._reader = await self._read(self._request.multipart())
         part = await self._read(self._reader.next())
         if isinstance(part, MultipartReader):
-            raise InvalidRequest("a part of the body has parts of its own")
+            raise InvalidRequest("a part of the body is multipart itself; send plain parts")
         return part
 
     async def piece(self, part: BodyPartReader, size: int) -> bytes:
@@ -175,7 +175,7 @@ class _Parts:
         return piece
 
     async def names(self, part: BodyPartReader) -> tuple[str, str | None]:
-        """What a part is called, and its file."""
+        """Name of a part and of its file."""
 
         async def read() -> tuple[str, str | None]:
             return _text(part.name or ""), part.filename and _text(part.filename)
@@ -189,14 +189,14 @@ class _Parts:
             raise
         except Exception:
             raise InvalidRequest(
-                "the body is not multipart/form-data as RFC 7578 has it, with the boundary that "
-                "its Content-Type names and a Content-Disposition in each part; "
+                "the body is not multipart/form-data as in RFC 7578, with the boundary of its "
+                "Content-Type and a Content-Disposition in each part; "
                 "with curl -F purpose=batch -F file=@requests.jsonl"
             ) from None
 
 
 async def _read(request: web.Request, upload: Upload) -> _Form:
-    """Write the file in the body to ``upload``. Its parts may come in any order."""
+    """Write the body's file to ``upload``. The parts may be in any order."""
     name, fields, parts = None, dict[str, str](), _Parts(request)
     for _ in range(_MAX_PARTS):
         part = await parts.next()
@@ -214,7 +214,7 @@ async def _read(request: web.Request, upload: Upload) -> _Form:
 
 
 def _text(header: str) -> str:
-    """What can be stored and shown: aiohttp keeps bytes that are no UTF-8 as half surrogates."""
+    """The header as valid text: aiohttp represents bytes that are not UTF-8 as half surrogates."""
     return header.encode(errors="surrogateescape").decode(errors="replace")
 
 

@@ -1,4 +1,4 @@
-"""Lines of batches, served by the handlers of the live routes as batch-class work, without a
+"""Serves lines of batches with the handlers of the live routes, as batch-class work and without a
 connection."""
 
 import asyncio
@@ -44,7 +44,7 @@ from orchestrator.telemetry.log import fields, service_log
 
 
 class _Reply(NamedTuple):
-    """A handler's answer, or the error that it raised."""
+    """A handler's response or error."""
 
     status: int
     body: bytes
@@ -52,7 +52,7 @@ class _Reply(NamedTuple):
 
 
 class _Nobody(BaseProtocol):
-    """Stand-in for a connection, for requests that have none."""
+    """Stands in for the connection of a request without one."""
 
     ssl_context = peername = sockname = None
 
@@ -67,8 +67,8 @@ async def _send(
     adapt: Callable[[Job], Job],
     refusal: TidegateError | None = None,
 ) -> _Reply:
-    """Have ``POST path`` answered as for a client of ``key``, under the correlation id ``name``, or
-    a ``refusal`` instead. ``adapt`` changes the job. Cancelling this counts as hanging up."""
+    """Handle ``POST path`` as for a client with ``key``, with the correlation id ``name``; or
+    answer with ``refusal``. ``adapt`` changes the job. Cancellation counts as a hang-up."""
     request = _request(app, path, body)
     match = await app.router.resolve(request)
     match.add_app(app)
@@ -119,7 +119,7 @@ def _request(app: web.Application, path: str, body: bytes) -> web.Request:
         message,
         content,
         cast(RequestHandler, nobody),
-        cast(AbstractStreamWriter, None),  # nothing is written but a whole answer, which is taken
+        cast(AbstractStreamWriter, None),  # unused: the handler returns a whole response
         task,
         loop,
         client_max_size=app._client_max_size,
@@ -141,11 +141,11 @@ _UNSERVED = {
 
 
 def batches_of(request: web.Request) -> Batches:
-    """The service's batches. Raises ``InvalidRequest`` without any."""
+    """The service's batches. Raises ``InvalidRequest`` if it has none."""
     batches = request.app[BATCHES]
     if batches is None:
         raise InvalidRequest(
-            "files and batches need a journal, and this service has none: its operator sets "
+            "files and batches need a journal, and this service has none: the operator can set "
             "TIDEGATE_JOURNAL__PATH"
         )
     return batches
@@ -156,7 +156,7 @@ def owner_of(request: web.Request) -> str:
 
 
 class _Modes(msgspec.Struct, frozen=True):
-    """The field that a line may not set, because it has one answer in one piece."""
+    """The field that lines must not set, because a line has one whole answer."""
 
     stream: bool | None = None
 
@@ -193,7 +193,7 @@ class BatchLines:
         return msgspec.json.encode(told) + b"\n"
 
     def most_at_once(self, owner: str) -> int:
-        """Half of the requests that the key may have; the rest is for its others."""
+        """Half of the requests that the key may have. The rest is for its other requests."""
         orchestrator = self._app[ORCHESTRATOR]
         limit = orchestrator.limits.concurrent_of(owner)
         return max(1, limit // 2) if limit else self._batches.config.window
@@ -215,7 +215,7 @@ class BatchLines:
                 job,
                 deadline=job.deadline if is_own else whole,
                 priority=Priority.BATCH,
-                # No one returns for a line that its batch has dropped.
+                # No client returns for a line that its batch has dropped.
                 on_disconnect=OnDisconnect.CANCEL,
                 keep=False,
             )
@@ -243,20 +243,20 @@ class BatchLines:
 
 
 def _retry_after_s(error: TidegateError | None) -> float | None:
-    """Seconds until a retry makes sense; None for an error that a retry would not change."""
+    """Seconds until a retry is useful; None for an error that a retry does not change."""
     if isinstance(error, Unavailable) and error.retryable:
         return error.retry_after_ms / 1000
     return None
 
 
 def _unserved(body: bytes) -> TidegateError | None:
-    """Error for a line that asks for more than one answer in one piece; None if it does not."""
+    """The error for a line that does not ask for exactly one whole answer; None if it does."""
     try:
         modes = _modes.decode(body)
     except (msgspec.DecodeError, RecursionError):
-        return None  # the route reports what is wrong
+        return None  # the route reports the error
     if not modes.stream:
         return None
     return InvalidRequest(
-        "stream is not supported in a batch: each line has one answer in one piece", field="stream"
+        "stream is not supported in a batch: each line has one whole answer", field="stream"
     )

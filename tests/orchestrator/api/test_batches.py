@@ -292,7 +292,7 @@ async def test_an_upload_that_drips_ends_as_any_body(
     async with kept.http.post("/v1/files", data=drip(), headers=FORM) as response:
         ended.set()
         assert response.status == 408
-        assert "bytes arrive each second" in (await response.json())["error"]["message"]
+        assert "the body arrived too slowly" in (await response.json())["error"]["message"]
 
 
 async def test_a_key_sees_its_own_files_and_batches_only(

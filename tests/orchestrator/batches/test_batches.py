@@ -55,7 +55,7 @@ def lines(count: int) -> bytes:
         (line_of(1, url="/v1/strange"), "mismatched_endpoint", 1, "/v1/strange"),
         (line_of(1, body=[1]), "missing_required_parameter", 1, "body must be an object"),
         (line_of(1) + line_of(2) * 1000, "line_too_long", 2, "TIDEGATE_HTTP__MAX_BODY_BYTES"),
-        (lines(21), "too_many_requests", None, "more than 20 requests: split it"),
+        (lines(21), "too_many_requests", None, "more than 20 requests; split it"),
     ],
 )
 async def test_a_bad_file_fails_its_batch(

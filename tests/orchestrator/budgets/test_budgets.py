@@ -64,7 +64,7 @@ async def test_a_month_of_a_key(worker: FakeWorker, make_service: MakeService) -
         assert response.headers["x-ratelimit-remaining-tokens-month"] == "10"
     assert error["code"] == "rate_limited" and error["tokens_left"] == 10
     assert error["resets_unix_ms"] > 1000 * service.clock.unix()
-    assert "11 tokens, and 10 of 20 are left to this key in this month" in error["message"]
+    assert "11 tokens, but only 10 of 20 are left for this key in this month" in error["message"]
     chat = {"model": "fake", "prompt": "hello", "ignore_eos": True}
     answer = await service.ask("POST", "/v2/tasks", 202, json=chat, headers=bearer("alice"))
     await service.until(lambda: len(service.ends) == 3)
@@ -105,7 +105,7 @@ async def test_a_run_has_a_budget_that_its_calls_share(
     assert "resets_unix_ms" not in refused["error"], "a run's budget does not come back"
     await complete(service, session_id="s-2")
     told = await complete(service, 400, max_run_tokens=5)
-    assert "send a session_id" in told["error"]["message"]
+    assert "send the same session_id" in told["error"]["message"]
     await complete(service, 400, session_id="s-1", max_run_cost=-1)
     by_run = (await budget(service, query="?by=run,outcome"))["spent"]
     assert [(one["run"], one["requests"]) for one in by_run] == [("s-1", 2), ("s-2", 1)]

@@ -91,7 +91,7 @@ async def test_who_is_cut_off_goes_on_alone_and_comes_back(
     worker.plan = lambda job: held
     network.partition()
     await two.until(lambda: state_of(two).taken == 1)
-    assert await fault_of(one) == "the store has not answered within 1 s"
+    assert await fault_of(one) == "the store did not answer within 1 s"
     durable = one.journal
     await one.until(lambda: bool(durable.fault))
     assert (await submit(one))[0] == 503 and (await submit(one, durable=False))[0] == 202

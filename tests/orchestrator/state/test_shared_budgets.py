@@ -90,7 +90,7 @@ async def test_all_have_the_books_of_all(
     await sharing.store.kill()
     await complete(two)
     alone = await told(two, met=(1, 5))
-    assert "this orchestrator knows alone: the store cannot be reached" in alone["fault"]
+    assert "only from this orchestrator: the store cannot be reached" in alone["fault"]
     await sharing.store.start()
     for service in (one, two):
         assert (await told(service, aborted=(1, 3), met=(1, 5)))["fault"] is None

@@ -1,4 +1,4 @@
-"""OpenAI's Responses (``/v1/responses``), and kept answers (OR-3)."""
+"""The optional room for OpenAI's Responses (``/v1/responses``) and kept answers (OR-3)."""
 
 from types import ModuleType
 

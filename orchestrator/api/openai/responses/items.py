@@ -1,7 +1,7 @@
 """The items of a conversation in the Responses API.
 
-Items of an earlier answer that a client sends back have all of the SDK's other fields; only the
-fields read here matter.
+Clients send back items of earlier answers with all of the SDK's fields. Only the fields here are
+read.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,7 +38,7 @@ _WITHOUT_CONTENT = (
     "tool_search_output",
     "web_search_call",
 )
-"""Items for what another service's server did; the message after it states the result."""
+"""Items about tools that another service's server ran. The message after them has the result."""
 _content_reader: Reader[Content] = Reader(Content)
 Role = Literal["system", "developer", "user", "assistant"]
 _OF_CALLS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
@@ -46,7 +46,7 @@ _SERVED = ", ".join(("message", *_OF_CALLS, "reasoning", "item_reference"))
 
 
 class InputItem(msgspec.Struct, frozen=True, gc=False):
-    """One item of any type; a message may come without its ``type``. A body may have so many that
+    """One item of any type. A message may lack its ``type``. A body may have so many items that
     garbage collection would dominate."""
 
     type: str | None = None
@@ -72,24 +72,24 @@ class Reference(NamedTuple):
 
     @property
     def task_id(self) -> str:
-        """Id of the task that made the answer: items are named after it."""
+        """Id of the answer's task. Item ids contain it."""
         parts = self.item_id.split("_")
         return parts[1] if len(parts) > 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """A request's turns. The flags spare the event loop a search of a hundred thousand turns."""
+    """A request's turns. The flags save the event loop a search of up to 100,000 turns."""
 
     turns: tuple[Message | Reference, ...]
     has_references: bool = False
     has_orphans: bool = False
-    """Whether there are results of calls that were made before this request."""
+    """Whether there are results of tool calls from before this request."""
 
 
 def turns_of(items: str | Sequence[InputItem], field: str = "input") -> Turns:
-    """The turns that a request adds to a conversation; ``field`` has the items. Raises
-    ``InvalidRequest`` for items that are not served."""
+    """The turns that a request adds to a conversation. ``field`` is the name of the items' field.
+    Raises ``InvalidRequest`` for unsupported items."""
     if isinstance(items, str):
         return Turns((Message("user", items),))
     reader = _Reader(field)
@@ -100,7 +100,7 @@ def turns_of(items: str | Sequence[InputItem], field: str = "input") -> Turns:
 
 
 class _Reader:
-    """Turns items into turns: what a model said and called in one go is one turn."""
+    """Converts items to turns. A model's message and the tool calls after it are one turn."""
 
     def __init__(self, field: str) -> None:
         self._field = field
@@ -108,16 +108,16 @@ class _Reader:
         self.has_references = False
         self.has_orphans = False
         self._called: dict[str, str] = {}
-        """Names of calls so far, by id."""
+        """Names of the calls so far, by id."""
         self._calls: list[ToolCall] = []
-        """Calls of a turn that is not over."""
+        """Calls of the current turn."""
         self._thought = ""
 
     def read(self, item: InputItem, at: int) -> None:
         kind, call_id, where = item.type or "message", item.call_id or "", f"{self._field}[{at}]"
         if kind in _OF_CALLS and not call_id:
             raise InvalidRequest(
-                f"{where}.call_id is required: a call and its result share it",
+                f"{where}.call_id is required: send the same one in a call and its result",
                 field=f"{where}.call_id",
             )
         if kind in ("function_call", "custom_tool_call"):
@@ -135,10 +135,10 @@ class _Reader:
             case "function_call_output" | "custom_tool_call_output":
                 self._result(item.output, call_id, f"{where}.output")
             case "reasoning":
-                # Left out, as templates do with earlier turns, unless the model called tools then.
+                # Omitted, like earlier turns' thinking in templates, unless the turn called tools.
                 self._thought = thoughts_in(item.content)
                 return
-            case "item_reference" | "message":  # its type may be left out
+            case "item_reference" | "message":  # a reference may lack its type
                 self.has_references = True
                 self.turns.append(Reference(item.id or ""))
             case _:
@@ -148,7 +148,7 @@ class _Reader:
 
     def _pass_over(self, kind: str, where: str) -> None:
         refusal = InvalidRequest(
-            f"{where}: {kind} is not served here; send a call of a tool of yours as function_call, "
+            f"{where}: {kind} is not supported; send a call of your own tool as function_call, "
             f"and its result as function_call_output; expected one of: {_SERVED}",
             field=where,
         )
@@ -157,7 +157,7 @@ class _Reader:
         pass_over(f"{self._field}[]", f"type={kind}", refusal)
 
     def end_calls(self) -> None:
-        """Attach the calls so far to what the model said before them, if it said anything."""
+        """Attach the calls so far to the model's message before them, if there is one."""
         if not self._calls:
             return
         calls, self._calls = tuple(self._calls), []
@@ -179,16 +179,16 @@ class _Reader:
 def joined(
     earlier: tuple[Message, ...], new: Turns, answer_of: Callable[[str], Message | None]
 ) -> tuple[Message, ...]:
-    """A conversation with its new turns, references resolved and results named after their tools.
-    ``answer_of`` finds the answer of a task. Raises ``InvalidRequest`` for one that is not kept."""
+    """A conversation with its new turns. References are resolved; results get their tools' names.
+    ``answer_of`` finds a task's answer. Raises ``InvalidRequest`` if an answer is not kept."""
     turns = _resolved(new.turns, answer_of) if new.has_references else new.turns
     history = (*earlier, *turns)
     return _with_names(history) if new.has_orphans else history  # type: ignore[arg-type, return-value]
 
 
 def conversation(instructions: str | None, history: Sequence[Message]) -> tuple[Message, ...]:
-    """Everything that the model is to read. Consecutive instructions at the beginning become one
-    message, because many chat templates accept only one."""
+    """The model's whole input. Consecutive instructions at the start are merged into one message,
+    because many chat templates accept only one."""
     first = next((at for at, m in enumerate(history) if m.role != "system"), len(history))
     texts = [message.content for message in history[:first]]
     if instructions:
@@ -200,7 +200,7 @@ def conversation(instructions: str | None, history: Sequence[Message]) -> tuple[
 def _resolved(
     turns: Iterable[Message | Reference], answer_of: Callable[[str], Message | None]
 ) -> tuple[Message, ...]:
-    """Turns with each reference replaced by the whole turn that its item belongs to, once."""
+    """Turns with each reference replaced by the whole turn of its item. Each turn occurs once."""
     messages: list[Message] = []
     seen = set()
     for turn in turns:
@@ -211,7 +211,7 @@ def _resolved(
             answer = answer_of(turn.task_id)
             if answer is None:
                 error = InvalidRequest(
-                    f"input: item {excerpt(turn.item_id, 64)!r} is not kept here; send it itself",
+                    f"input: item {excerpt(turn.item_id, 64)!r} is not kept here; send the item",
                     field="input",
                 )
                 error.item_id = turn.task_id
@@ -232,5 +232,5 @@ def _with_names(history: Sequence[Message]) -> tuple[Message, ...]:
 
 def _message(item: InputItem, where: str) -> Message:
     if item.role is None:
-        raise InvalidRequest(f"{where}.role: is required", field=f"{where}.role")
+        raise InvalidRequest(f"{where}.role is required", field=f"{where}.role")
     return said_in(item.role, item.content, f"{where}.content")

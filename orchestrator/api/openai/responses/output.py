@@ -1,7 +1,7 @@
 """OpenAI's response object and its items: a message, the model's thinking, its tool calls.
 
-Items are filled from the pieces into which a model's output is parsed. A stream gets each step, in
-the order of OpenAI's events.
+The parsed pieces of a model's output fill the items. A stream gets each step as an event, in
+OpenAI's order.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,8 +29,8 @@ from orchestrator.tasks.task import Task
 from protocol import AbortCause, FinishReason
 
 _INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.DEADLINE: "deadline"}
-"""Why a response is incomplete, in OpenAI's words. ``deadline`` is our own, and only sent with
-``on_deadline``."""
+"""OpenAI's names for the reason that a response is incomplete. ``deadline`` is our own name. It is
+sent only with ``on_deadline``."""
 
 
 def response_id(task_id: str) -> str:
@@ -45,7 +45,7 @@ def response(
     *,
     reasoning_tokens: int = 0,
 ) -> dict[str, object]:
-    """A whole response in its current state, with its outcome once the task has ended."""
+    """A whole response in its current state. Has an outcome if the task has ended."""
     ending = task.ending
     error = ending.error if ending is not None else None
     reason = _INCOMPLETE.get(ending.finish_reason) if status == "incomplete" and ending else None
@@ -69,7 +69,7 @@ def response(
 
 
 def status_of(ending: Ending | None) -> str:
-    """OpenAI's word for the state of a response."""
+    """OpenAI's name for the status of a response."""
     if ending is None:
         return "in_progress"
     if ending.error is not None:
@@ -88,13 +88,13 @@ def usage(task: Task, reasoning_tokens: int) -> dict[str, object]:
 
 
 Tell = Callable[[str, Mapping[str, object]], None]
-"""Receives an event: its type without ``response.``, and its fields."""
+"""Receives an event: its type without the prefix ``response.``, and its fields."""
 Event = tuple[str, Mapping[str, object]]
-"""An event as ``Tell`` receives it."""
+"""The arguments of ``Tell``: an event's type and fields."""
 
 
 class ItemKind(StrEnum):
-    """Kinds of items; the value is the prefix of their ids."""
+    """Kinds of items. The value is the prefix of the items' ids."""
 
     MESSAGE = "msg"
     REASONING = "rs"
@@ -102,7 +102,7 @@ class ItemKind(StrEnum):
 
     @property
     def delta(self) -> str:
-        """Type of the events that tell a piece of an item's text."""
+        """Type of the events with a piece of an item's text."""
         return _DELTAS[self]
 
 
@@ -119,11 +119,11 @@ class Item:
     index: int
     id: str
     texts: list[str] = field(default_factory=list)
-    """Pieces of its text; of a call, of its arguments."""
+    """Pieces of the item's text, or of a call's arguments."""
     name: str = ""
-    """Name of a call's tool, as the model knows it."""
+    """The model's name for the tool of a call."""
     origin: Origin | None = None
-    """What the client calls it, where that differs."""
+    """The client's name for the tool, if it differs."""
     call_id: str = ""
     status: str = "in_progress"
 
@@ -133,23 +133,23 @@ class Item:
 
     @property
     def is_custom(self) -> bool:
-        """Whether it is a call with free text instead of arguments."""
+        """Whether the item is a call with free text instead of arguments."""
         return self.origin is not None and self.origin.is_custom
 
     @property
     def place(self) -> dict[str, object]:
-        """The fields that say where an event's text belongs."""
+        """The fields with the position of an event's text in the output."""
         place: dict[str, object] = {"item_id": self.id, "output_index": self.index}
         return place if self.kind is ItemKind.CALL else {**place, "content_index": 0}
 
     def part(self) -> dict[str, object]:
-        """The only part in the content of a message or a thought."""
+        """The only content part of a message or of thinking."""
         if self.kind is ItemKind.REASONING:
             return {"type": "reasoning_text", "text": self.text}
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
 
     def body(self, *, is_new: bool = False) -> dict[str, object]:
-        """The item in the output; ``is_new``: before it has any content."""
+        """The item in the output. ``is_new``: without content."""
         match self.kind:
             case ItemKind.MESSAGE:
                 own: dict[str, object] = {
@@ -176,7 +176,7 @@ class Item:
         return {"name": name} | ({"namespace": namespace} if namespace else {})
 
     def _stated(self) -> dict[str, object]:
-        """A call's arguments, or its free text once all of it is there."""
+        """A call's arguments, or its free text if that is complete."""
         if not self.is_custom:
             return {"arguments": self.text}
         return {INPUT: "" if self.status == "in_progress" else free_text(self.text)}
@@ -215,7 +215,7 @@ class OutputItems:
         self.items: list[Item] = []
 
     def begin(self, task_id: str) -> None:
-        """Set the task's id, from which the items get theirs."""
+        """Set the task's id. Item ids contain it."""
         self._task_id = task_id
 
     def add(self, pieces: Sequence[Piece]) -> None:
@@ -233,7 +233,7 @@ class OutputItems:
                 case CallArguments(_, json):
                     item = self._in(ItemKind.CALL)
                     item.texts.append(json)
-                    if item.is_custom:  # its text is sent when it is whole
+                    if item.is_custom:  # its text is sent when it is complete
                         continue
                     self._tell(item.kind.delta, {**item.place, "delta": json})
                 case CallEnds():
@@ -241,7 +241,7 @@ class OutputItems:
                 case CallFails(_, text, is_cut):
                     call = self._in(ItemKind.CALL)
                     self.close("incomplete")
-                    if not is_cut:  # it is text after all
+                    if not is_cut:  # it is text, not a call
                         self.items.remove(call)
                         self._say(text)
 
@@ -251,18 +251,18 @@ class OutputItems:
         self._tell(item.kind.delta, {**item.place, "delta": text, "logprobs": []})
 
     def finish(self, status: str) -> None:
-        """End the output; adds an empty message if there is no item."""
+        """End the output. Adds an empty message if there is no item."""
         if not self.items:
             self._begin(ItemKind.MESSAGE)
         self.close(status)
 
     def stop(self) -> None:
-        """Mark the open item as incomplete, because the output broke off."""
+        """Mark the open item as incomplete after the output stopped early."""
         if self._open is not None:
             self._open.status = "incomplete"
 
     def close(self, status: str = "completed") -> None:
-        """End the open item, if there is one, with ``status``."""
+        """End the open item with ``status``, if there is one."""
         item, self._open = self._open, None
         if item is None:
             return

@@ -1,4 +1,4 @@
-"""``/v1/responses``: create a response, fetch it again, continue from it, cancel, delete."""
+"""``/v1/responses``: create a response, fetch, continue, cancel and delete it."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -73,19 +73,19 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 
 async def retrieve(request: web.Request) -> web.Response:
-    """Fetch a response that has ended."""
+    """Fetch an ended response."""
     for field in ("stream", "starting_after"):
         if request.query.get(field, "false") != "false":
             raise InvalidRequest(
-                f"{field}: a response's events are sent once, to its own request; a task of"
-                " /v2/tasks can send them again",
+                f"{field}: a response's events are sent only to its own request; to read events"
+                " again, use /v2/tasks",
                 field=field,
             )
     return _answer(request.app[RESPONSES].get(*_named(request)).body)
 
 
 async def cancel(request: web.Request) -> web.Response:
-    """Cancel a running response; an ended one stays (OR-21)."""
+    """Cancel a running response. An ended response stays unchanged (OR-21)."""
     key, name = _named(request)
     try:
         return _answer(request.app[RESPONSES].get(key, name).body)
@@ -143,7 +143,7 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedResponses:
 
 
 def _conversation(request: web.Request, asked: ParsedResponses) -> tuple[tuple[Message, ...], Chat]:
-    """All turns without instructions, and what the model reads. Raises ``InvalidRequest``."""
+    """All turns without instructions, and the model's input. Raises ``InvalidRequest``."""
     key, store = asked.job.key, request.app[RESPONSES]
     history = joined(
         _earlier(store, key, asked.previous_id),
@@ -152,7 +152,7 @@ def _conversation(request: web.Request, asked: ParsedResponses) -> tuple[tuple[M
     )
     messages = conversation(asked.instructions, history)
     if not messages:
-        raise InvalidRequest("input is empty; it needs at least one message", field="input")
+        raise InvalidRequest("input is empty; send at least one message", field="input")
     chat = Chat(
         messages,
         template_arguments=asked.template_arguments,
@@ -163,15 +163,15 @@ def _conversation(request: web.Request, asked: ParsedResponses) -> tuple[tuple[M
 
 def _earlier(store: ResponseStore, key: str, name: str | None) -> tuple[Message, ...]:
     """The conversation that a request continues. Raises ``InvalidRequest`` with OpenAI's status,
-    wording and code, which make clients send all of it again."""
+    wording and code. These make clients send the whole conversation."""
     if name is None:
         return ()
     try:
         return store.get(key, name).messages
     except NotFound:
         error = InvalidRequest(
-            f"Previous response with id {excerpt(name, 64)!r} not found: responses are kept for a "
-            "while only, and not with store: false; send the conversation as input",
+            f"Previous response with id {excerpt(name, 64)!r} not found: responses are kept only "
+            "for a while, and not with store: false; send the conversation as input",
             field="previous_response_id",
             details={"code": "previous_response_not_found"},
         )
@@ -196,7 +196,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
 
 
 class OutputCollector:
-    """Collects a task's output. ``output`` parses it; ``keep`` gets it."""
+    """Collects a task's output. ``output`` parses it; ``keep`` receives the result."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class OutputCollector:
         self.complete.set()
 
     def _tell(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Handle an event; the default ignores it."""
+        """Handle an event. The default does nothing."""
 
     # its current state
 
@@ -270,7 +270,7 @@ class OutputCollector:
                 continue
             try:
                 calls.append(read_call(item.call_id, item.name, item.text, "arguments"))
-            except InvalidRequest:  # nested too deep for a template
+            except InvalidRequest:  # nested too deeply for a template
                 continue
         return tuple(calls)
 
@@ -291,7 +291,7 @@ class ResponseEvents(OutputCollector):
         super().__init__(asked, output, keep)
         self._stream = stream
         self._events: list[bytes] = []
-        """Encoded events to send together."""
+        """Encoded events that are sent together."""
         self._number = 0
         self._has_begun = False
 
@@ -319,7 +319,7 @@ class ResponseEvents(OutputCollector):
     # inside
 
     def _begin(self, task: Task) -> None:
-        """Tell the events with which a response begins, once."""
+        """Emit the first events of a response, once."""
         if not self._has_begun:
             self._has_begun = True
             for kind in ("created", "in_progress"):

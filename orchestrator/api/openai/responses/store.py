@@ -1,4 +1,4 @@
-"""Responses that clients may fetch again, or continue from: the latest, within bounds."""
+"""Keeps the latest responses, within bounds, for clients to fetch or continue."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,17 +16,17 @@ from orchestrator.telemetry.metrics import Kept
 from protocol import excerpt
 
 KEPT_RESPONSES: Final = Retention(keep_count=1000, keep_s=3600.0, keep_bytes=64 * 2**20)
-"""Kept answers; each takes as much memory as its text."""
+"""Bounds on kept responses. Each takes as much memory as its text."""
 _OWN_BYTES = 512
 _MESSAGE_BYTES = 128
-"""Bytes that a response takes on top of its body, and each message on top of its text."""
+"""Overhead in bytes: of a response, in addition to its body; of a message, to its text."""
 _CALL_BYTES = 64
-"""Bytes per character of a call's arguments, which are kept decoded."""
+"""Bytes per character of a call's arguments. They are kept decoded."""
 
 
 class Stored(NamedTuple):
-    """A response that has ended: its body as JSON, the turns that it was made from, without its
-    instructions, and those that it added."""
+    """An ended response: its body as JSON, its input turns without instructions, and the turns that
+    it added."""
 
     body: bytes
     history: tuple[Message, ...]
@@ -34,7 +34,7 @@ class Stored(NamedTuple):
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation up to and including the response."""
+        """The conversation including the response."""
         return (*self.history, *self.answer)
 
 
@@ -42,9 +42,9 @@ class ResponseStore:
     def __init__(self, clock: Clock, retention: Retention) -> None:
         self.keep_s = retention.keep_s
         self.on_change: ItemCall = ignore
-        """Called with the key and name of a response that has ended, or is gone."""
+        """Called with the key and name of a response that ended or was removed."""
         self.on_use: ItemCall = ignore
-        """Never called: reading a response does not extend its life."""
+        """Never called: reading a response does not extend its lifetime."""
         self._ended: OwnedStore[Stored] = OwnedStore(clock, retention)
         self._ended.on_change = lambda key, name: self.on_change(key, name)
 
@@ -55,18 +55,18 @@ class ResponseStore:
         return self._ended.kept()
 
     def put(self, key: str, name: str, stored: Stored) -> None:
-        """Keep a response that has just ended, unless it is larger than all of the room."""
+        """Keep a response that has just ended, unless it is larger than the whole store."""
         self._ended.put(key, name, stored, _kept_bytes(stored))
 
     def get(self, key: str, name: str) -> Stored:
-        """A response that has ended. Raises ``NotFound``."""
+        """The ended response with that name. Raises ``NotFound``."""
         stored = self._ended.get(key, name)
         if stored is None:
             raise _no_such_response(name)
         return stored
 
     def answer(self, key: str, name: str) -> Message | None:
-        """The assistant's turn in a response; None if it is not kept, or said nothing."""
+        """The assistant's turn in a response; None if it is not kept or has no turn."""
         stored = self._ended.get(key, name)
         return stored.answer[-1] if stored is not None and stored.answer else None
 
@@ -75,20 +75,20 @@ class ResponseStore:
         self.get(key, name)
         self._ended.drop(key, name)
 
-    # ── copies, for when this orchestrator dies ──────────────────────────────────────────────
+    # ── copies for other orchestrators, in case this one crashes ─────────────────────────────
 
     def copier(self, key: str, name: str) -> Callable[[], bytes] | None:
-        """Makes a copy of a response as it is now; None where it is not kept here any more."""
+        """A function that copies the response's current state; None if it is no longer kept."""
         stored = self._ended.get(key, name)
         return None if stored is None else partial(msgspec.msgpack.encode, stored)
 
     def adopt(self, key: str, name: str, copy: bytes) -> None:
-        """Keep a response of another orchestrator. Raises ``msgspec.DecodeError``."""
+        """Keep another orchestrator's response. Raises ``msgspec.DecodeError``."""
         stored = msgspec.msgpack.decode(copy, type=Stored)
         self._ended.adopt(key, name, stored, _kept_bytes(stored))
 
     def let_go(self, key: str, name: str) -> None:
-        """Forget a response that another orchestrator has now."""
+        """Forget a response that now belongs to another orchestrator."""
         self._ended.let_go(key, name)
 
     def names(self) -> Iterator[tuple[str, str]]:
@@ -96,8 +96,8 @@ class ResponseStore:
 
 
 def _kept_bytes(stored: Stored) -> int:
-    """Approximate memory that a response takes. What conversations have in common counts in each,
-    because it lives as long as the last of them."""
+    """Approximate memory of a response, in bytes. Messages that several conversations share count
+    in each, because they stay until the last of these conversations is removed."""
     messages = stored.messages
     texts = sum(
         getsizeof(text)
@@ -114,9 +114,9 @@ def _kept_bytes(stored: Stored) -> int:
 
 
 def _no_such_response(name: str) -> NotFound:
-    """The answer for an unknown id, and for a response that is not the caller's."""
+    """The error for an unknown id, and for another key's response."""
     error = NotFound(
-        f"there is no response {excerpt(name, 64)!r}; they are kept for a while only, and not with "
+        f"there is no response {excerpt(name, 64)!r}; they are kept only for a while, and not with "
         "store: false"
     )
     error.item_id = name

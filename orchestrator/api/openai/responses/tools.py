@@ -1,7 +1,7 @@
-"""The tools of ``/v1/responses``: functions, tools of free text, and namespaces of either.
+"""The tools of ``/v1/responses``: functions, free-text tools, and namespaces of both.
 
-Models know functions alone, so every tool becomes one, and a call of it is given back as what the
-client stated::
+Models know only functions, so every tool becomes a function. A call of it is converted back to the
+client's tool::
 
     {"type": "namespace", "name": "mcp__git",      →  function mcp__git__log
      "tools": [{"type": "function", "name": "log"}]}   ←  name: log, namespace: mcp__git
@@ -32,7 +32,7 @@ from protocol import excerpt
 
 
 class CallableTool(msgspec.Struct, frozen=True):
-    """A function, or a tool of free text. Of types that are not served, nothing else is read."""
+    """A function or a free-text tool. Other fields of unsupported types are not read."""
 
     type: str
     name: str = ""
@@ -47,7 +47,7 @@ class CallableTool(msgspec.Struct, frozen=True):
 
 
 class StatedTool(CallableTool, frozen=True):
-    """A tool, or a namespace with tools of its own."""
+    """A tool, or a namespace of tools."""
 
     tools: tuple[CallableTool, ...] = ()
 
@@ -61,7 +61,7 @@ class ForcedTool(msgspec.Struct, frozen=True):
 
 
 class Origin(NamedTuple):
-    """What the client calls a tool that the model knows otherwise."""
+    """The client's name for a tool that has another name for the model."""
 
     name: str
     namespace: str | None
@@ -73,7 +73,7 @@ class AskedTools(NamedTuple):
 
     use: ToolUse | None
     origins: Mapping[str, Origin]
-    """Tools that are no plain functions, by the names that the model knows."""
+    """Tools other than plain functions, by the model's names."""
 
 
 _tools_reader: Reader[list[StatedTool] | None] = Reader(list[StatedTool] | None)
@@ -81,7 +81,7 @@ _choice_reader: Reader[str | ForcedTool | None] = Reader(str | ForcedTool | None
 
 
 def known_as(name: str, namespace: str | None) -> str:
-    """The name under which the model knows a tool."""
+    """The model's name for a tool."""
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
@@ -99,7 +99,7 @@ def asked_tools(tools: msgspec.Raw, tool_choice: msgspec.Raw, *, is_parallel: bo
         name = known_as(tool.name, tool.namespace)
         if name in names and (names[name] or tool.namespace):
             raise InvalidRequest(
-                f"{where}: the model would know two tools as {excerpt(name, 128)}; rename one",
+                f"{where}: the model would see two tools named {excerpt(name, 128)}; rename one",
                 field=where,
             )
         names[name] = tool.namespace
@@ -124,7 +124,7 @@ def _use_of(known: tuple[Tool, ...], tool_choice: msgspec.Raw, is_parallel: bool
 
 
 def _unfolded(stated: Sequence[StatedTool]) -> Iterator[tuple[CallableTool, str]]:
-    """Every tool that can be called, with where it stands."""
+    """Every tool that can be called, with its path in the body."""
     for at, tool in enumerate(stated):
         where = f"tools[{at}]"
         if tool.type != "namespace":

@@ -1,6 +1,6 @@
-"""The body of ``/v1/responses``, as far as served here; the rest is refused by name.
+"""The supported part of the body of ``/v1/responses``. Other fields are refused by name.
 
-Additional fields are those of every other dialect (``GenerationRequest``).
+The additional fields are the same in every dialect (``GenerationRequest``).
 """
 
 from collections.abc import Mapping
@@ -29,9 +29,9 @@ from orchestrator.tasks.job import Job, Priority, TemplateArgument
 from protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 _MAX_METADATA_BYTES = 64 * 1024
-"""Bound on ``metadata``; as many pairs as OpenAI allows take less."""
+"""Most bytes of ``metadata``. The most pairs that OpenAI allows take less."""
 _MAX_TEXT_BYTES = MAX_GRAMMAR_BYTES + 4096
-"""Bound on ``text``: a grammar with what surrounds its schema."""
+"""Most bytes of ``text``: a grammar and the JSON around its schema."""
 _metadata_decoder = msgspec.json.Decoder(dict[str, str] | None)
 
 
@@ -42,7 +42,7 @@ class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
 
 class TextFormat(msgspec.Struct, frozen=True):
-    """Format of the text. A schema's own text goes to the worker as it came."""
+    """Format of the text. The worker gets a schema's text unchanged."""
 
     type: str = "text"
     name: Unused = NULL
@@ -89,7 +89,7 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: msgspec.Raw = NULL
 
-    # served in one way only
+    # only one value is supported
     background: Unused = NULL
     conversation: Unused = NULL
     truncation: Unused = NULL
@@ -97,7 +97,7 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
     moderation: Unused = NULL
     context_management: Unused = NULL
 
-    # harmless
+    # accepted without effect
     max_tool_calls: Unused = NULL
     reasoning: ReasoningOptions | None = None
     user: Unused = NULL
@@ -167,11 +167,11 @@ class ParsedResponses:
     is_streamed: bool
     is_stored: bool
     echo: Mapping[str, object]
-    """The fields of the request that the answer repeats."""
+    """The fields of the request that the response repeats."""
 
 
 def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
-    """The fields that the answer repeats; none of them keeps the whole body in memory."""
+    """The fields that the response repeats. They do not keep the whole body in memory."""
     return {
         "background": False,
         "instructions": body.instructions,
@@ -191,7 +191,7 @@ def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
 
 
 def read_metadata(stated: msgspec.Raw) -> dict[str, str]:
-    """The pairs that a client wants kept. Raises ``InvalidRequest``."""
+    """The client's key-value pairs to keep. Raises ``InvalidRequest``."""
     try:
         if len(memoryview(stated)) <= _MAX_METADATA_BYTES:
             return _metadata_decoder.decode(stated) or {}
@@ -203,7 +203,7 @@ def read_metadata(stated: msgspec.Raw) -> dict[str, str]:
     )
 
 
-_LOGPROBS_ELSEWHERE = "log-probabilities are told by /v1/chat/completions"
+_LOGPROBS_ELSEWHERE = "for log-probabilities use /v1/chat/completions"
 _ONLY = {
     **other_forms("text.format"),
     "top_logprobs": ServedValues(nothing, _LOGPROBS_ELSEWHERE),
@@ -212,8 +212,8 @@ _ONLY = {
     ),
     "background": ServedValues(
         lambda value: value is False,
-        "responses are not made in the background; POST /v2/tasks answers at once, and with "
-        "durable: true its work outlives the process",
+        "for background work use POST /v2/tasks: it answers at once, and with durable: true its "
+        "tasks survive the process",
     ),
     "conversation": ServedValues(
         nothing,
@@ -221,11 +221,11 @@ _ONLY = {
         "as input",
     ),
     "truncation": ServedValues(
-        lambda value: value in ("disabled", "auto"),  # agents send "auto" with what fits as well
-        "nothing is left out of a conversation: with auto, too, one that does not fit is refused",
+        lambda value: value in ("disabled", "auto"),  # agents always send "auto"
+        "conversations are never truncated: even with auto, one that does not fit is refused",
     ),
-    "prompt": ServedValues(nothing, "stored prompts are not served; send instructions and input"),
-    "moderation": ServedValues(nothing, "no moderation is served"),
-    "context_management": ServedValues(nothing, "nothing is compacted here", is_hint=True),
+    "prompt": ServedValues(nothing, "instead of a stored prompt send instructions and input"),
+    "moderation": ServedValues(nothing, "there is no moderation; leave it out"),
+    "context_management": ServedValues(nothing, "conversations are not compacted", is_hint=True),
 }
-"""Fields of which only some values are served."""
+"""Fields for which only some values are supported."""

@@ -141,7 +141,7 @@ async def test_a_wrong_chunk_in_a_later_packet_is_refused_at_once(service: Servi
         assert data.startswith(b"HTTP/1.1 400") and data.count(b"HTTP/1.1") == 1
         assert b"Connection: close" in data
         error = json.loads(data.partition(b"\r\n\r\n")[2])["error"]
-        assert "framed" in error["message"]
+        assert "framing" in error["message"]
 
 
 HALF = b"GET /health/live HTTP/1.1\r\nHost: loc"

@@ -134,7 +134,7 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
         for kind in ("mcp_call", "code_interpreter_call", "tool_search_call", "web_search_call")
     ),
     *(
-        (RESPONSES, item({"type": kind, "output": {"x": 1}}), Refused(f"{kind} is not served here"))
+        (RESPONSES, item({"type": kind, "output": {"x": 1}}), Refused(f"{kind} is not supported"))
         for kind in ("computer_call_output", "shell_call_output", "compaction")
     ),
     (RESPONSES, item({"id": "msg_1"}), Refused("'msg_1' is not kept here")),

@@ -76,7 +76,7 @@ async def test_a_text_and_token_ids_go_on_too(service: Service, worker: FakeWork
     await turn(service, ids, prompt_token_ids=[10])
     assert list(worker.submits[-1].token_ids) == [7, 8, 9, 0, 1, 10]
     error = await say(service, ids, status=400)
-    assert "continues with prompt_token_ids" in error["message"]
+    assert "began with prompt_token_ids" in error["message"]
     assert error["field"] == "messages"
 
 

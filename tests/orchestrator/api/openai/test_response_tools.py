@@ -217,10 +217,10 @@ async def test_a_tool_of_free_text(service: Service, worker: FakeWorker) -> None
 @for_each(
     ("change", "word"),
     [
-        ({"tools": [NAMESPACE, NAMESPACE]}, "two tools as mcp__git__log"),
+        ({"tools": [NAMESPACE, NAMESPACE]}, "two tools named mcp__git__log"),
         (
             {"tools": [NAMESPACE], "tool_choice": {"type": "function", "name": "log"}},
-            "none of that name",
+            "no tool of that name",
         ),
         ({"tools": [NAMESPACE | {"name": "a b"}]}, "tools[0].tools[0].name"),
         ({"input": [{"type": "custom_tool_call", "name": "apply_patch"}]}, "input[0].call_id"),

@@ -186,10 +186,10 @@ async def test_a_tool_of_free_text(
 async def test_a_template_without_tools(make_service: MakeService, make_worker: MakeWorker) -> None:
     service = await make_service(await make_worker())
     error = (await answer_of(service, PATH, ASK, status=400))["error"]
-    assert error["param"] == "tools" and "knows no tools" in error["message"]
+    assert error["param"] == "tools" and "has no tools" in error["message"]
     body = CHAT | {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}
     error = (await answer_of(service, PATH, body, status=400))["error"]
-    assert "knows no tools" in error["message"]
+    assert "has no tools" in error["message"]
 
 
 FORCED: list[Any] = ["required", {"type": "function", "function": {"name": "get_weather"}}]
@@ -312,7 +312,7 @@ async def test_a_format_that_only_looks_known_is_refused(
 ) -> None:
     service = await make_service(await make_worker(**card))
     error = (await answer_of(service, PATH, ASK, 400))["error"]
-    assert "format that is not known here" in error["message"] and error["param"] == "tools"
+    assert "tool calls is unknown" in error["message"] and error["param"] == "tools"
 
 
 @for_each(
