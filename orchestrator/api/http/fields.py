@@ -342,7 +342,7 @@ def refuse_unserved(body: msgspec.Struct, served: Mapping[str, ServedValues]) ->
             is_short = len(memoryview(value)) <= _MAX_LOOKED_AT
             try:
                 value = msgspec.json.decode(value) if is_short else ...
-            except msgspec.DecodeError:  # an unfinished number, half a surrogate pair
+            except msgspec.DecodeError:  # a number out of range, half a surrogate pair
                 value = ...
         if value is not None and not fits(value):
             refusal = InvalidRequest(f"{field} is not supported here: {expected}", field=field)
