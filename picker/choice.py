@@ -103,8 +103,8 @@ def require_feasible(needs: Needs, prospects: Sequence[Outlook], unix_s: float) 
     finish_ms = max(best.finish_ms(needs), least_ms)
     enough_ms = max(_slow_ms(needs, best), least_ms) + RESUBMIT_MS
     raise DeadlineInfeasible(
-        f"{left_ms:.0f} ms remain until the deadline, and this cannot do with less than "
-        f"{least_ms:.0f} ms: come again with a deadline {enough_ms:.0f} ms from now, which will "
+        f"{left_ms:.0f} ms remain until the deadline, but this request needs at least "
+        f"{least_ms:.0f} ms: retry with a deadline {enough_ms:.0f} ms from now, which will "
         "most likely be kept, or ask for less",
         predicted_finish_ms=finish_ms,
         earliest_feasible_unix_ms=math.ceil(1000 * unix_s + enough_ms),

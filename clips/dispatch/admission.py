@@ -200,8 +200,8 @@ class ClipAdmission:
             why = "slots that were accepted before would be late with it, and behind them " + why
         feasible_at = self._feasible_at(needs, found, others, now)
         return DeadlineInfeasible(
-            f"{max(0.0, needs.deadline_at - now):.1f} s until the deadline are too little: {why}, "
-            f"of which {ability.buffer_s:g} s are kept back; come again with a deadline "
+            f"{max(0.0, needs.deadline_at - now):.1f} s until the deadline are not enough: {why}, "
+            f"of which {ability.buffer_s:g} s are kept back; retry with a deadline "
             f"{feasible_at - now:.1f} s from now",
             predicted_finish_ms=1000 * (finish_at - now),
             earliest_feasible_unix_ms=math.ceil(1000 * (self._clock.unix() + feasible_at - now)),

@@ -182,15 +182,13 @@ class Clips:
             if (found := self._waiting.expected(clip)) is None or found.finish_at > at
         ]
         for clip in late:
-            self.ledger.settle(clip, failed(Draining("the service is going down; try elsewhere")))
+            self.ledger.settle(clip, failed(Draining("the service is shutting down; use another")))
         return len(late)
 
     def end_all(self) -> None:
-        """End every live clip, because the service is going down."""
+        """End every live clip, because the service is shutting down."""
         for clip in list(self._live):
-            self.ledger.settle(
-                clip, failed(Draining("the service is going down; try again elsewhere"))
-            )
+            self.ledger.settle(clip, failed(Draining("the service is shutting down; use another")))
 
     async def close(self) -> None:
         """Close every stream; workers stop what still runs."""

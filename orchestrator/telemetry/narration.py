@@ -213,7 +213,7 @@ _REFUSALS = {
     Code.QUEUE_FULL: _refused("the queue is full"),
     Code.NO_CAPACITY: _refused("no instance can take it"),
     Code.NOT_READY: _refused("no instance is ready"),
-    Code.DRAINING: _refused("the service is going down"),
+    Code.DRAINING: _refused("the service is shutting down"),
 }
 _FAILURES = {
     Code.INSTANCE_LOST: _by_worker(Action.FAIL, "A request failed: its instance was lost."),
