@@ -28,6 +28,7 @@ from worker.cpu_kernels.native import (
     next_part,
     part_done,
     prefetch,
+    store,
     uint16,
 )
 from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, TeamTask, compiled_task
@@ -141,7 +142,6 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
         query = np.empty((heads, dim), np.float32)
         query_bits = query.view(np.uint32)
         total = np.empty((heads, dim), np.float32)
-        total_bits = total.view(np.uint32)
         highest = np.empty(heads, np.float32)
         weight = np.empty(heads, np.float32)
         wide = np.empty((2 * kv_heads, block_tokens, dim), np.float32)
@@ -244,18 +244,14 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
                         for d in range(dim):
                             total[head, d] += share * value[d]
             if partial < 0:
-                at = job[AT.out] + row * heads * dim * item
-                out = carray(as_pointer(at, stored), (heads, dim), stored)
                 for head in range(heads):
                     for d in range(dim):
                         total[head, d] /= weight[head]
-                    for d in range(dim):
-                        if is_bfloat16:
-                            half = total_bits[head, d] >> np.uint32(16) & np.uint32(1)
-                            near = total_bits[head, d] + np.uint32(0x7FFF) + half
-                            out[head, d] = near >> np.uint32(16)
-                        else:
-                            out[head, d] = total[head, d]
+                    at = (row * heads + head) * dim
+                    if is_bfloat16:
+                        store(total[head], 0, job[AT.out], at)
+                    else:
+                        store(total[head], job[AT.out], 0, at)
             else:
                 at = job[AT.partial] + partial * heads * (dim + 2) * 4
                 told = carray(as_pointer(at, float32), (heads, dim + 2), float32)
@@ -272,8 +268,6 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
 @cache
 def merge(heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
     """Compile the merge of ``partial`` results into the results of cut rows, one part per row."""
-    stored = uint16 if is_bfloat16 else float32
-    item = 2 if is_bfloat16 else 4
     size, width = FIRST_ARGUMENT + len(AT), dim + 2
 
     @compiled_task(heads, dim, is_bfloat16, AT, native.SOURCE)
@@ -281,15 +275,12 @@ def merge(heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
         job = carray(pointer, (size,), int64)
         rows = carray(as_pointer(job[AT.merged], int64), (job[PARTS], 3), int64)
         total = np.empty(dim, np.float32)
-        bits = total.view(np.uint32)
         while True:
             part = next_part(job[AT.job])
             if part < 0:
                 break
             row, begin, end = rows[part, 0], rows[part, 1], rows[part, 2]
             partial = carray(as_pointer(job[AT.partial], float32), (end, heads, width), float32)
-            at = job[AT.out] + row * heads * dim * item
-            out = carray(as_pointer(at, stored), (heads, dim), stored)
             for head in range(heads):
                 top = np.float32(-np.inf)
                 for k in range(begin, end):
@@ -304,12 +295,11 @@ def merge(heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
                         total[d] += share * partial[k, head, d]
                 for d in range(dim):
                     total[d] /= weight
-                for d in range(dim):
-                    if is_bfloat16:
-                        half = np.uint32(0x7FFF) + ((bits[d] >> np.uint32(16)) & np.uint32(1))
-                        out[head, d] = (bits[d] + half) >> np.uint32(16)
-                    else:
-                        out[head, d] = total[d]
+                at = (row * heads + head) * dim
+                if is_bfloat16:
+                    store(total, 0, job[AT.out], at)
+                else:
+                    store(total, job[AT.out], 0, at)
             part_done(job[AT.job], part)
 
     return merge

@@ -14,7 +14,7 @@ from llvmlite import binding, ir
 from worker.cpu_kernels import amx_code, native
 from worker.cpu_kernels.block_job import Form
 from worker.cpu_kernels.compiled import cpu_features, has_dots
-from worker.cpu_kernels.native import Vectors, cgutils, intrinsic, types
+from worker.cpu_kernels.native import Vectors, cgutils, intrinsic, jitable, types
 
 MAX_ROWS: Final = 12 if "avx512f" in cpu_features() else 3
 """Maximum rows at once. With two vectors per row, sums take 24 of AVX-512's 32 registers or, since
@@ -32,6 +32,12 @@ _float = ir.FloatType()
 _floats = ir.VectorType(_float, native.LANES)
 _shorts = ir.VectorType(ir.IntType(16), native.LANES)
 _ints = ir.VectorType(_int32, native.LANES)
+
+
+@jitable
+def aligned(sums: Any) -> Any:
+    """The first address in ``sums`` aligned to a cache line; ``sums`` has a spare line."""
+    return (sums.ctypes.data + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
 
 
 @intrinsic
@@ -158,14 +164,8 @@ def rounded(typing: Any, values: Any, out: Any) -> Any:
         write = Vectors(builder)
         values, out = arguments
         for i in (0, 1):
-            bits = write.load(values, _ints, _VECTOR_BYTES * i, align=4)
-            odd = builder.and_(builder.lshr(bits, write.bits(16)), write.bits(1))
-            near = builder.add(builder.add(bits, write.bits(0x7FFF)), odd)
-            value = builder.bitcast(bits, _floats)
-            is_nan = builder.fcmp_unordered("uno", value, value)
-            near = builder.select(is_nan, builder.or_(bits, write.bits(0x400000)), near)
-            narrow = builder.trunc(builder.lshr(near, write.bits(16)), _shorts)
-            write.store(narrow, out, _VECTOR_BYTES // 2 * i, align=2)
+            value = write.load(values, _floats, _VECTOR_BYTES * i, align=4)
+            write.store(_narrowed(write, value), out, _VECTOR_BYTES // 2 * i, align=2)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
@@ -225,7 +225,7 @@ def shares_of(
                 is_nan = builder.fcmp_unordered("uno", exponent, exponent)
                 share = builder.select(is_nan, exponent, _power(write, exponent))
                 total = builder.fadd(total, share)
-                value = share if item == 4 else _narrowed(write, builder.bitcast(share, _ints))
+                value = share if item == 4 else _narrowed(write, share)
                 write.store(value, into, item * native.LANES * i, align=item)
             builder.store(total, sums)
         zero = ir.Constant(_float, 0.0)
@@ -253,11 +253,14 @@ def add_scaled(typing: Any, total: Any, scale: Any, sums: Any) -> Any:
     return types.void(types.int64, types.float32, types.int64), generate
 
 
-def _narrowed(write: Vectors, bits: Any) -> Any:
-    """float32 ``bits`` as bfloat16: to nearest, ties to even."""
+def _narrowed(write: Vectors, values: Any) -> Any:
+    """float32 ``values`` as bfloat16: to nearest, ties to even; keeps NaN."""
     builder = write.builder
+    bits = builder.bitcast(values, _ints)
     odd = builder.and_(builder.lshr(bits, write.bits(16)), write.bits(1))
     near = builder.add(builder.add(bits, write.bits(0x7FFF)), odd)
+    is_nan = builder.fcmp_unordered("uno", values, values)
+    near = builder.select(is_nan, builder.or_(bits, write.bits(0x400000)), near)
     return builder.trunc(builder.lshr(near, write.bits(16)), _shorts)
 
 

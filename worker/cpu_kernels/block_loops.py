@@ -15,6 +15,7 @@ from worker.cpu_kernels.amx_code import MAX_ROWS as PASS_ROWS
 from worker.cpu_kernels.block_code import (
     BLOCK_OUTPUTS,
     CACHE_LINE,
+    aligned,
     begin,
     block_sums,
     end,
@@ -96,12 +97,6 @@ def _bounds(number: Any, passes: Any, count: Any, is_tiled: Any) -> Any:
 
 
 @jitable
-def _aligned(sums: Any) -> Any:
-    """The first address in ``sums`` aligned to a cache line; ``sums`` has a spare line."""
-    return (sums.ctypes.data + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
-
-
-@jitable
 def _finish_block(
     job: Any, block: Any, first: Any, last: Any, sums: Any, width: Any, is_gated: Any
 ) -> None:
@@ -171,7 +166,7 @@ def multiply(form: int, is_gated: bool) -> TeamTask:
                         some_turns = turns * (panel + 1) // panels - turn
                         for block in range(first_block, block_end):
                             here = job[AT.weights] + block * block_bytes + turn * turn_bytes
-                            sums_at = _aligned(sums) + (block - first_block) * room_bytes
+                            sums_at = aligned(sums) + (block - first_block) * room_bytes
                             for number in range(first_pass, pass_end):
                                 first, last = _bounds(number, passes, count, is_tiled)
                                 ahead, ahead_bytes = here + step, turn_bytes
@@ -194,7 +189,7 @@ def multiply(form: int, is_gated: bool) -> TeamTask:
                                     form,
                                 )
                     for block in range(first_block, block_end):
-                        sums_at = _aligned(sums) + (block - first_block) * room_bytes
+                        sums_at = aligned(sums) + (block - first_block) * room_bytes
                         _finish_block(job, block, first_row, end_row, sums_at, width, is_gated)
             part_done(job[AT.job], part)
         end(form)

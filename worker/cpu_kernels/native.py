@@ -13,6 +13,7 @@ from typing import Any
 import numba
 import numba.core.cgutils
 import numba.extending
+import numpy as np
 from llvmlite import ir
 
 from worker.cpu_kernels.team import DONE, FLAGS, PARTS, TAKEN, TOOK
@@ -281,3 +282,19 @@ def largest(typing: Any, values: Any, tiles: Any) -> Any:
         return write.call("llvm.vector.reduce.fmax.v16f32", _float, builder.load(highest))
 
     return types.float32(types.int64, types.int64), generate
+
+
+@jitable
+def store(values: Any, out: Any, short: Any, at: Any) -> None:
+    """Write ``values`` to the result addresses ``out`` and ``short``, from element ``at`` on."""
+    width = len(values)
+    if out != 0:
+        exact = carray(as_pointer(out + 4 * at, float32), (width,), float32)
+        for i in range(width):
+            exact[i] = values[i]
+    if short != 0:
+        bits = values.view(np.uint32)
+        rounded = carray(as_pointer(short + 2 * at, uint16), (width,), uint16)
+        for i in range(width):
+            half = np.uint32(0x7FFF) + (bits[i] >> np.uint32(16) & np.uint32(1))
+            rounded[i] = (bits[i] + half) >> np.uint32(16)

@@ -28,6 +28,7 @@ from worker.cpu_kernels.block_code import (
     MAX_ROWS,
     TURN_BYTES,
     add_scaled,
+    aligned,
     block_sums,
     shares_of,
     top_of,
@@ -40,6 +41,7 @@ from worker.cpu_kernels.native import (
     int64,
     next_part,
     part_done,
+    store,
     uint16,
     uint32,
 )
@@ -187,7 +189,6 @@ def attend(heads: int, kv_heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
     some tokens of a head."""
     item, unit = (2, 2) if is_bfloat16 else (4, 1)
     form = int(Form.DOTS if is_bfloat16 else Form.FLOAT32)
-    stored = uint16 if is_bfloat16 else float32
     shared, padded = heads // kv_heads, _padded(dim)
     key_bytes, bytes_of_tile = TILE_KEYS * dim * item, tile_bytes(kv_heads, dim, item)
     head_bytes = bytes_of_tile // kv_heads
@@ -205,7 +206,6 @@ def attend(heads: int, kv_heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
         parts = carray(as_pointer(job[AT.parts], int64), (job[PARTS], 4), int64)
         room = np.empty(room_bytes + CACHE_LINE, np.uint8)
         total = np.empty((PART_TOKENS, padded), np.float32)
-        bits = total.view(np.uint32)
         top = np.empty(PART_TOKENS, np.float32)
         weight = np.empty(PART_TOKENS, np.float32)
         shrink = np.empty(MAX_ROWS, np.float32)
@@ -215,7 +215,7 @@ def attend(heads: int, kv_heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
             if part < 0:
                 break
             # Used here, because numba frees an array after its last use.
-            scores_at = (room.ctypes.data + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+            scores_at = aligned(room)
             sums_at = scores_at + blocks * score_bytes
             shares_at = sums_at + score_bytes
             scores = carray(
@@ -298,16 +298,13 @@ def attend(heads: int, kv_heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
                             at = total.ctypes.data + 4 * ((first + i) * padded + d)
                             add_scaled(at, shrink[i], sums_at + i * sum_bytes)
             for i in range(end - begin):
-                at = (first_token + begin + i) * heads + head
-                out = carray(as_pointer(job[AT.out] + at * dim * item, stored), (dim,), stored)
+                at = ((first_token + begin + i) * heads + head) * dim
                 for d in range(dim):
                     total[i, d] /= weight[i]
-                for d in range(dim):
-                    if is_bfloat16:
-                        half = bits[i, d] >> np.uint32(16) & np.uint32(1)
-                        out[d] = (bits[i, d] + np.uint32(0x7FFF) + half) >> np.uint32(16)
-                    else:
-                        out[d] = total[i, d]
+                if is_bfloat16:
+                    store(total[i][:dim], 0, job[AT.out], at)
+                else:
+                    store(total[i][:dim], job[AT.out], 0, at)
             part_done(job[AT.job], part)
 
     return attend

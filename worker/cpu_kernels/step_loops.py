@@ -21,6 +21,7 @@ from worker.cpu_kernels.native import (
     jitable,
     next_part,
     part_done,
+    store,
     uint16,
 )
 from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, TeamTask, compiled_task
@@ -51,22 +52,6 @@ class RowArguments(NamedTuple):
 AT: Final = RowArguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(RowArguments._fields)))
 SIZE: Final = FIRST_ARGUMENT + len(AT)
 _SOURCE: Final = Path(__file__).read_bytes()
-
-
-@jitable
-def _store(values: Any, out: Any, short: Any, at: Any) -> None:
-    """Write ``values`` to the result addresses ``out`` and ``short``, from element ``at`` on."""
-    width = len(values)
-    if out != 0:
-        exact = carray(as_pointer(out + 4 * at, float32), (width,), float32)
-        for i in range(width):
-            exact[i] = values[i]
-    if short != 0:
-        bits = values.view(np.uint32)
-        rounded = carray(as_pointer(short + 2 * at, uint16), (width,), uint16)
-        for i in range(width):
-            half = np.uint32(0x7FFF) + (bits[i] >> np.uint32(16) & np.uint32(1))
-            rounded[i] = (bits[i] + half) >> np.uint32(16)
 
 
 @jitable
@@ -111,7 +96,7 @@ def add_norm() -> TeamTask:
                 scale = _norm_of(sums, epsilon)
                 for i in range(width):
                     normed[i] = sums[i] * scale * weight[i]
-                _store(normed, job[AT.out], job[AT.short], at)
+                store(normed, job[AT.out], job[AT.short], at)
             part_done(job[AT.job], part)
 
     return add_norm
@@ -145,7 +130,7 @@ def rotate() -> TeamTask:
                     at = (row * job[AT.heads] + head) * width
                     x = carray(as_pointer(job[AT.x] + 4 * at, float32), (width,), float32)
                     if head >= job[AT.rotated]:
-                        _store(x, job[AT.out], job[AT.short], at)
+                        store(x, job[AT.out], job[AT.short], at)
                         continue
                     for i in range(width):
                         given[i] = x[i]
@@ -159,7 +144,7 @@ def rotate() -> TeamTask:
                         low, high = given[i], given[half + i]
                         turned[i] = low * cos[i] + high * sin[i]
                         turned[half + i] = high * cos[half + i] + low * sin[half + i]
-                    _store(turned, job[AT.out], job[AT.short], at)
+                    store(turned, job[AT.out], job[AT.short], at)
             part_done(job[AT.job], part)
 
     return rotate
@@ -187,10 +172,10 @@ def convert(is_short: bool) -> TeamTask:
                     short = carray(as_pointer(x, uint16), (width,), uint16)
                     for i in range(width):
                         bits[i] = np.uint32(short[i]) << np.uint32(16)
-                    _store(values, job[AT.out], job[AT.short], row * width)
+                    store(values, job[AT.out], job[AT.short], row * width)
                 else:
                     exact = carray(as_pointer(x, float32), (width,), float32)
-                    _store(exact, job[AT.out], job[AT.short], row * width)
+                    store(exact, job[AT.out], job[AT.short], row * width)
             part_done(job[AT.job], part)
 
     return convert
