@@ -72,6 +72,7 @@ TABLE: Final = (
     Recordable("peers-avx512", "perf.peers --rates 6 12 20 32 --seconds 10", on="avx512"),
     Recordable("peers-real", "perf.peers --model smollm2 --loads 0.7 1 2 3 --only goodput"),
     Recordable("peers-real-alone", "perf.peers --model smollm2 --alone"),
+    Recordable("peers-real-busy", "perf.peers --model smollm2 --alone --busy 2"),
     Recordable("picker", "perf.peers.picker"),
     Recordable("picker-vllm", "perf.peers.picker --pods vllm --rates 12 16"),
     Recordable("fleet", "perf.peers.fleet"),
