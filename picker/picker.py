@@ -161,7 +161,7 @@ class EndpointPicker:
         lengths = curve.left(0, cap) if asked.generates else (1.0,)
         first_ms = 1000 * (asked.parts.first_token_at - now)
         return Needs(
-            prompt_tokens=max(1, key.prompt_tokens),
+            prompt_tokens=max(1, key.prompt_tokens or 0),
             lengths=[max(tokens, asked.least_tokens) for tokens in lengths],
             least_tokens=asked.least_tokens,
             due=Due(asked.deadline.left_ms(now), first_ms),

@@ -33,6 +33,7 @@ from protocol.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGra
 from protocol.messages import (
     CERTAIN_AFTER_STEPS,
     CERTAIN_SHARE,
+    HEARTBEAT_S,
     NO_TOKEN_ID,
     PROTOCOL_VERSION,
     Cancel,

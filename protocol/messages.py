@@ -317,6 +317,9 @@ class End(msgspec.Struct, array_like=True, frozen=True):
     stop_token_id: int | None = None
 
 
+HEARTBEAT_S = 0.25
+"""Longest time between two frames of a worker on a lane: an empty frame if there is nothing to
+report (OR-6)."""
 CERTAIN_AFTER_STEPS = 64
 """Number of steps before the fastest one is used as a bound, here and in a worker: without data, no
 request is refused. A time below the certain bound restarts the count: the machine was busy until

@@ -5,6 +5,7 @@ The latest results are cached: clients send the same schema again and again.
 
 import asyncio
 import signal
+import sys
 from collections import OrderedDict
 from importlib.util import find_spec
 
@@ -30,10 +31,8 @@ MS_PER_MIN = 30_000
 core busy."""
 _NOTHING = GrammarFinding()
 _finding_decoder = msgspec.msgpack.Decoder(GrammarFinding)
-_KEPT = 256
-"""Maximum number of cached results: many short grammars take far more memory than their texts."""
-_KEPT_CHARS = 4 * 2**20
-"""Maximum total characters of the cached grammars: sixteen of the largest usable ones (250 KB)."""
+_KEPT_BYTES = 4 * 2**20
+"""Maximum memory of the cached results: about sixteen of the largest usable grammars (250 KB)."""
 
 
 class GrammarCheck:
@@ -42,7 +41,7 @@ class GrammarCheck:
 
     def __init__(self) -> None:
         self._found: OrderedDict[Grammar, GrammarFinding] = OrderedDict()
-        self._chars = 0
+        self._bytes = 0
         self._gate = FairGate()
         self._spent: dict[str, Rate] = {}
         """Recent time of the process by tenant, in ms."""
@@ -149,7 +148,11 @@ class GrammarCheck:
                 extra=fields(keywords=" ".join(names)),
             )
         self._found[grammar] = found
-        self._chars += len(grammar.text)
-        while len(self._found) > _KEPT or self._chars > _KEPT_CHARS:
-            oldest, _ = self._found.popitem(last=False)
-            self._chars -= len(oldest.text)
+        self._bytes += _bytes_of(grammar, found)
+        while self._bytes > _KEPT_BYTES:
+            self._bytes -= _bytes_of(*self._found.popitem(last=False))
+
+
+def _bytes_of(grammar: Grammar, found: GrammarFinding) -> int:
+    texts = grammar.text, grammar.before, found.problem, *found.passed_over
+    return sum(map(sys.getsizeof, (grammar, found, found.passed_over, *texts)))

@@ -24,8 +24,6 @@ from worker.environment import Section
 
 WINDOW_S = 60.0
 """The interval of all rates: a minute."""
-_ROUNDING = 1e-9
-"""Share of one unit by which a rate may be exceeded, so that rounding refuses no request."""
 
 
 class Limits(Section):
@@ -66,8 +64,9 @@ class Rate:
         """Seconds until ``count`` units can be taken; 0 if now, inf if never."""
         if count > self.per_min:
             return math.inf
-        wait_s = self.reset_s(now) + count * self._unit_s - WINDOW_S
-        return wait_s if wait_s > _ROUNDING * self._unit_s else 0.0
+        paid_s = self.reset_s(now) + count * self._unit_s
+        # Rounding must refuse no request.
+        return 0.0 if math.isclose(paid_s, WINDOW_S) else max(0.0, paid_s - WINDOW_S)
 
     def take(self, count: int, now: float) -> None:
         """Take ``count`` units that ``wait_s`` allowed."""
@@ -82,7 +81,8 @@ class Rate:
         self._paid_until = now + whole_s
 
     def remaining(self, now: float) -> int:
-        return math.floor((WINDOW_S - self.reset_s(now)) / self._unit_s + _ROUNDING)
+        whole = math.floor((WINDOW_S - self.reset_s(now)) / self._unit_s)
+        return whole + (self.wait_s(whole + 1, now) == 0)
 
     def reset_s(self, now: float) -> float:
         return max(0.0, self._paid_until - now)

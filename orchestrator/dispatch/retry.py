@@ -62,10 +62,9 @@ RETRYABLE = frozenset({Code.INSTANCE_LOST, Code.DRAINING, Code.NO_CAPACITY, Code
 """Codes that concern the instance and not the request."""
 
 
-FATE_S = 10.0
-"""Seconds after which a worker that has not returned counts as dead."""
-FATE_DURABLE_S = 60.0
-"""``FATE_S`` for a durable task: most workers have reloaded their model by then."""
+FATE_S = 60.0
+"""Seconds after which a worker that has not returned counts as dead: most have reloaded their model
+by then. A task's deadline may end its wait earlier."""
 
 
 class RetryDenied(StrEnum):
@@ -225,9 +224,8 @@ class Retrier:
         if died + survivals.count(None) < DEADLY:
             return Fate.SAFE
         if died < DEADLY:
-            patience_s = FATE_S if task.entry is None else FATE_DURABLE_S
             nothing_to_lose = task.entry is not None and not self._registry.any_ready(task.model)
-            if nothing_to_lose or now - task.losses[-1].at < patience_s:
+            if nothing_to_lose or now - task.losses[-1].at < FATE_S:
                 return Fate.OPEN
         return Fate.POISON
 

@@ -7,7 +7,7 @@ meets about the most requests is chosen. While all requests can be met, that is 
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from orchestrator.clock import Clock
@@ -20,9 +20,6 @@ from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.schedule import ROWS_EVERY_S, row_counts
 from orchestrator.telemetry.log import service_log
 
-ALL_MET: Final = 0.95
-"""Share of met requests that counts as all. In the simulator ``1 - 0.5/√n`` of ``n`` requests, and
-``CHANCE`` 0.5, met 0.98 at twice the capacity."""
 CHANCE: Final = 0.35
 """Difference of shares that counts as noise, as a multiple of 1/√n for n requests: the error of a
 mean of n outcomes is at most 0.5/√n. A lower number of rows than now must be better by twice that.
@@ -93,14 +90,18 @@ class RowControl:
             learners = [each.step_learner for each in instances if each.step_learner is not None]
             most = max((learner.model.slots for learner in learners), default=1)
             foreign = sum(instance.foreign_load for instance in instances)
-            chosen, rows, met = most, row_counts(most), list[float]()
-            if any(share < ALL_MET for share in self._schedule.met_with(model, [most], foreign)):
-                for share in self._schedule.met_with(model, rows, foreign):
-                    met.append(share)
-                    yield False
-            if len(met) == len(rows):
-                current = min(most, instances[0].concurrency.best_rows)
-                chosen = best_rows(rows, met, current, self._schedule.count(model))
+            requests = self._schedule.count(model)
+            current = min(most, instances[0].concurrency.best_rows)
+            chosen, met = most, dict[int, float]()
+            counts = row_counts(most)[::-1]
+            shares = self._schedule.met_with(model, counts, foreign)
+            for count, share in zip(counts, shares, strict=False):
+                met[count] = share
+                chosen = best_rows(met, current, requests)
+                noise, last_two = _noise(requests), list(met.values())[-2:]
+                if met[most] >= 1 - noise or max(last_two) < (1 - 2 * noise) * max(met.values()):
+                    break  # fewer rows meet no more requests
+                yield False
             best = UNBOUNDED if chosen == most else chosen
             bounds, is_changed = self._schedule.most_rows(model), False
             is_bound = is_bound or bool(bounds)
@@ -113,13 +114,14 @@ class RowControl:
             yield is_changed
 
 
-def best_rows(rows: Sequence[int], met: Sequence[float], current: int, requests: int) -> int:
-    """The largest of ``rows`` that meets about the most of ``requests`` requests; fewer than
-    ``current`` only if that is clearly better."""
-    best, chance = max(met), CHANCE / math.sqrt(max(1, requests))
-    if best <= 0:
-        return rows[-1]
-    good = [n for n, share in zip(rows, met, strict=True) if share >= (1 - chance) * best]
-    chosen = good[-1]
-    now = met[min(range(len(rows)), key=lambda at: abs(rows[at] - current))]
-    return chosen if chosen >= current or now < (1 - 2 * chance) * best else current
+def best_rows(met: Mapping[int, float], current: int, requests: int) -> int:
+    """The largest number of rows that meets about the most of ``requests`` requests (shares by
+    number of rows in ``met``); fewer than ``current`` only if that is clearly better."""
+    best, noise = max(met.values()), _noise(requests)
+    chosen = max(rows for rows, share in met.items() if share >= (1 - noise) * best)
+    now = met[min(met, key=lambda rows: abs(rows - current))]
+    return chosen if chosen >= current or now < (1 - 2 * noise) * best else current
+
+
+def _noise(requests: int) -> float:
+    return CHANCE / math.sqrt(max(1, requests))

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.instances.candidate import Candidate
 from orchestrator.placement.requirements import Demand, Requirements
+from orchestrator.prediction.step_model import LEAST_SPREAD
 from orchestrator.tasks.job import PlacementMode
 
 TTL_S = 600.0
@@ -44,10 +45,6 @@ class Affinity:
             self._homes.popitem(last=False)
 
 
-TIE_SHARE = 0.05
-"""Predicted finishes that differ by at most this share count as equal: half of the error of
-undisturbed predictions (``step_learner.LEAST_SPREAD``)."""
-
 NOTHING_CACHED: Mapping[str, int] = {}
 
 
@@ -74,7 +71,8 @@ def place(
     prompt, output, held = demand.prompt_tokens, demand.output_tokens, cached.get
     # ``finish_ms`` inlined: there may be hundreds of candidates.
     known = [c.step.finish_ms(prompt - held(c.name, 0), output) for c in free if c.step is not None]
-    limit = (1 + TIE_SHARE) * min(known, default=0.0)
+    # Finishes that differ by no more than the model errs are equal.
+    limit = (1 + LEAST_SPREAD) * min(known, default=0.0)
     # A candidate of unknown speed counts as the best: otherwise its speed would never be measured.
     finishes = iter(known)
     ties = [c for c in free if c.step is None or next(finishes) <= limit]

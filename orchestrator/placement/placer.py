@@ -11,13 +11,12 @@ from orchestrator.instances.registry import Registry
 from orchestrator.placement.choose import Affinity, feasible, finish_ms, place
 from orchestrator.placement.policy import Fact, Policy
 from orchestrator.placement.requirements import Demand, Requirements, requirements_of
-from orchestrator.prediction.forecaster import KEPT_S
 from orchestrator.tasks.job import PlacementConstraint, PlacementMode, Priority
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 from orchestrator.telemetry.metrics import MetricRow
 from orchestrator.telemetry.narration import PLACED, PLACED_BY_PREFIX, PLACED_BY_SESSION, narrate
-from protocol import Feature
+from protocol import HEARTBEAT_S, Feature
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Placer:
         """Read the registry's instances again."""
         registry, now = self._registry, self._clock.now()
         if self._version != registry.snapshot_version or now >= self._kept_until:
-            self._version, self._kept_until = registry.snapshot_version, now + KEPT_S
+            self._version, self._kept_until = registry.snapshot_version, now + HEARTBEAT_S
             self._sets.clear()
         self._candidates = {candidate.name: candidate for candidate in registry.candidates()}
         self._token_limits = sorted({c.max_tokens for c in self._candidates.values()})

@@ -41,7 +41,7 @@ _LASTING = 1 - (np.arange(DRAWS) + 0.5) / DRAWS
 """Shares of answers that are longer than each of the quantiles."""
 PRIOR = 6.0
 """Weight of a kind's prior, in answers or outcomes."""
-_FIRST_MEAN = 128.0
+FIRST_MEAN = 128.0
 """Mean length, in tokens, of an answer if nothing is known."""
 HALF_LIFE = 192
 """Number of later answers after which an answer has half its weight."""
@@ -65,14 +65,14 @@ _EQUAL = np.full(CHAINS, 1 / CHAINS)
 
 class LengthKey(NamedTuple):
     """The facts that an answer's length depends on. ``deadline_ms`` is None if none was stated,
-    ``prompt_tokens`` 0 if unknown."""
+    ``prompt_tokens`` if unknown."""
 
     model: str
     tenant: str
     cap: int
     deadline_ms: float | None = None
     session: str = ""
-    prompt_tokens: int = 0
+    prompt_tokens: int | None = None
     kind: PromptKind = ANY_KIND
 
     def chains(self) -> list[list[Link]]:
@@ -177,7 +177,7 @@ class _Node:
         return self.answers - answers_then > min(answers_then, HALF_LIFE) // DRAWS
 
 
-_FIRST_HAZARDS: Floats = 1 - (1 - 1 / _FIRST_MEAN) ** np.diff(_BOUNDS)
+_FIRST_HAZARDS: Floats = 1 - (1 - 1 / FIRST_MEAN) ** np.diff(_BOUNDS)
 """Hazards of each bin if every next token is as likely to be the last one."""
 
 

@@ -17,27 +17,24 @@ from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.errors import DeadlineInfeasible
+from orchestrator.prediction.answer_length import HALF_LIFE
 from orchestrator.prediction.forecast import at_share
 from orchestrator.prediction.forecaster import LONG, USUAL, Forecaster
 from orchestrator.prediction.promises import Promises
-from orchestrator.prediction.schedule import Prospect, Schedule
+from orchestrator.prediction.schedule import USUAL_S, Prospect, Schedule
 from orchestrator.queue.task_queue import AT_ONCE
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import fields, service_log
 from protocol import Code, Outcome
 
-_SMOOTHING = 0.01
-"""Weight of one request in the recent share of refusals, which covers about the last 100."""
-LOOK_BURST_S = 0.5
-"""Seconds of CPU time for a burst of closer looks: enough to examine 64 requests one by one.
-Further requests are examined together, while they wait."""
 LOOK_SHARE = 0.05
-"""Share of the event loop's CPU time for closer looks in the long run. Each look simulates the
-schedule a few times. At twice the capacity of the demo model, with engine and clients on the same
-two cores, 0.03, 0.06, 0.1 and 0.25 met 43, 48, 43 and 35 %, and told 46, 38, 31 and 17 % of the
-others by half of their deadline (with a least chance of 0.3; means of eight runs of 240 or 480
-requests, six of the last)."""
+"""Share of the event loop's CPU time for closer looks, averaged over ``USUAL_S``. Each look
+simulates the schedule a few times; further requests are examined together, while they wait. At
+twice the capacity of the demo model, with engine and clients on the same two cores, 0.03, 0.06, 0.1
+and 0.25 met 43, 48, 43 and 35 %, and told 46, 38, 31 and 17 % of the others by half of their
+deadline (with a least chance of 0.3; means of eight runs of 240 or 480 requests, six of the
+last)."""
 
 
 class AdmissionMode(StrEnum):
@@ -62,7 +59,7 @@ class FeasibilityConfig:
     least_chance: float
     """Chance (0 to 1) below which work is refused; 0 refuses only work that is certain to miss."""
     refusal_cap: float
-    """Largest share of recent requests (the last 100 or so) that is refused as infeasible."""
+    """Largest share of recent requests (the last 200 or so) that is refused as infeasible."""
     sample: float
     """Share of refusals that is not carried out, to measure how many would have been wrong."""
 
@@ -172,11 +169,11 @@ class RefusalStats(Generic[T]):
 
     def offered(self, *, refused: bool) -> None:
         self.refused += refused
-        self.recent_share += _SMOOTHING * (refused - self.recent_share)
+        self.recent_share += (refused - self.recent_share) / HALF_LIFE
 
     def refused_late(self) -> None:
         self.refused += 1
-        self.recent_share = min(1.0, self.recent_share + _SMOOTHING)
+        self.recent_share = min(1.0, self.recent_share + 1 / HALF_LIFE)
 
 
 class Times(NamedTuple):
@@ -223,17 +220,17 @@ Found = TypeVar("Found")
 
 
 class _Looks:
-    """The CPU time budget of closer looks."""
+    """The CPU time budget of closer looks: a share of the last ``USUAL_S`` seconds."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._left_s = LOOK_BURST_S
+        self._left_s = LOOK_SHARE * USUAL_S
         self._at = clock.now()
 
     @property
     def are_left(self) -> bool:
         now = self._clock.now()
-        self._left_s = min(LOOK_BURST_S, self._left_s + LOOK_SHARE * (now - self._at))
+        self._left_s = min(LOOK_SHARE * USUAL_S, self._left_s + LOOK_SHARE * (now - self._at))
         self._at = now
         return self._left_s > 0
 

@@ -12,18 +12,25 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from zlib import crc32
 
 import msgspec
 
-from orchestrator.prediction.answer_length import LONGEST, STATED, AnswerLengths, LengthKey
+from orchestrator.prediction.answer_length import (
+    FIRST_MEAN,
+    LONGEST,
+    STATED,
+    AnswerLengths,
+    LengthKey,
+)
 from orchestrator.prediction.forecast import Asked, Machine, at_share
-from orchestrator.prediction.step_model import StepModel, Work
+from orchestrator.prediction.step_learner import FIRST_STEP_MS
+from orchestrator.prediction.step_model import LEAST_SPREAD, StepModel, Work
 from orchestrator.prediction.urgency import SURE, Costs, Due, Urgency, urgency
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
-from protocol import End, FinishReason, OnDeadline
+from protocol import HEARTBEAT_S, End, FinishReason, OnDeadline
 
 USUAL = 0.5
 """Share of answers, or of scenarios, that take no longer than the usual one."""
@@ -39,10 +46,10 @@ lower loads."""
 _WAIT_OF_PAUSED = 4.0
 """The same for paused work. In the simulator 2 met 0.97 of this next to batch work, and with 1 jobs
 of equal value swapped places."""
-FIRST_GUESS_MS = 1000.0
+FIRST_GUESS_MS: Final = FIRST_MEAN * FIRST_STEP_MS
 """Assumed time of a request if nothing is known about the instances of its model."""
-FIT_SHARE = 0.94
-"""Share of the time budget that a ``fit`` answer should fill; the rest is for new arrivals."""
+FIT_SHARE = 1 - LEAST_SPREAD
+"""Share of the time budget that a ``fit`` answer should fill; the rest is for the model's error."""
 ENDS_IN_TIME = (OnDeadline.FIT, OnDeadline.FINISH)
 """Deadline modes in which an answer that has started always ends in time, whatever its length."""
 FIT_HEADROOM = 4
@@ -50,8 +57,6 @@ FIT_HEADROOM = 4
 busy: it still ends at its deadline. KV is reserved for this length."""
 PROMISED = 12.0
 """Extra urgency, as a logarithm, of work whose deadline the service promised."""
-KEPT_S = 0.25
-"""Seconds for which instance data is cached: the longest time between a worker's reports."""
 MUCH_SLOWER = 3.0
 """Ratio of step times to the fastest instance's from which an instance is ignored: it is another
 machine, or others use it. In the simulator, while one of two workers is ten times as slow, 0.58
@@ -254,7 +259,7 @@ class Forecaster:
         known = self._serving.get(model)
         if known is None or now >= known.until:
             capacity = self.capacity_of(model)
-            known = self._serving[model] = _Serving.of(capacity, now + KEPT_S)
+            known = self._serving[model] = _Serving.of(capacity, now + HEARTBEAT_S)
             if known.fastest is not None:
                 self.known_speed[model] = known.fastest
         return known

@@ -17,10 +17,11 @@ from orchestrator.clock import Clock
 from orchestrator.errors import RateLimited
 from orchestrator.fair_share import is_over_share
 from orchestrator.prediction.forecast import at_share
-from orchestrator.prediction.forecaster import ENDS_IN_TIME, KEPT_S, LONG, USUAL, Forecaster
+from orchestrator.prediction.forecaster import ENDS_IN_TIME, LONG, USUAL, Forecaster
 from orchestrator.prediction.schedule import Prospect
+from orchestrator.prediction.step_model import ERROR
 from orchestrator.tasks.task import Task
-from protocol import Outcome
+from protocol import HEARTBEAT_S, Outcome
 
 BROKEN: Final = {0.5: 0.5, 0.9: 0.05, 0.99: 0.005}
 """Share of promises that may be broken, by their stated chance: half of the stated share from 90 %
@@ -33,10 +34,6 @@ CLAIM_S = 2.0
 """Seconds after which a deadline that a refusal named is void."""
 MAX_HELD = 4096
 """Maximum number of unused reservations; tenants share them (``is_over_share``)."""
-FIRST_STRETCH: Final = 0.25
-"""Logarithm of the first promises' factor over the predicted time: a safety margin while nothing
-has been learned. In the simulator's overload 0.15 kept 0.69 of 233 named deadlines, this more than
-0.9 (``tests/perf/test_sim_reported.py``)."""
 _STRETCH_STEP: Final = 0.08
 """Least learning step of a stretch. Earlier steps are longer and shrink with the root of their
 number (Angelopoulos, Barber and Bates 2024): a service that has just started has the most to
@@ -56,7 +53,7 @@ class Stretch:
         self.ended = 0
         """Number of promises that it has learned from."""
         self._may_be_broken = may_be_broken
-        self._log = FIRST_STRETCH
+        self._log = ERROR
 
     @property
     def factor(self) -> float:
@@ -223,7 +220,7 @@ class Promises:
     def _void(self, now: float) -> None:
         """Forget unclaimed promises: a few times a second, as there may be many refusals."""
         if now >= self._next_void:
-            self._next_void = now + KEPT_S
+            self._next_void = now + HEARTBEAT_S
             self._held = {place: one for place, one in self._held.items() if now < one.held_until}
 
 

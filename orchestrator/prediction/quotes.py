@@ -18,12 +18,12 @@ import numpy as np
 from orchestrator.clock import Clock
 from orchestrator.prediction.answer_length import HALF_LIFE, PRIOR
 from orchestrator.prediction.forecast import Floats
-from orchestrator.prediction.forecaster import ENDS_IN_TIME, KEPT_S, Forecaster
+from orchestrator.prediction.forecaster import ENDS_IN_TIME, Forecaster
 from orchestrator.prediction.promises import Promises, served_ms
 from orchestrator.prediction.schedule import Prospect, Schedule
 from orchestrator.prediction.urgency import LOST, SURE
 from orchestrator.tasks.task import Task
-from protocol import Outcome
+from protocol import HEARTBEAT_S, Outcome
 
 EDGES: Final = (0.02, *(at / 10 for at in range(1, 10)), 0.98)
 """Edges of the bins of chances; the outer bins are narrow, as many chances are nearly certain."""
@@ -172,7 +172,7 @@ class Quotes:
             or task.job.on_deadline in ENDS_IN_TIME
         ):
             return
-        self._next_at = now + KEPT_S  # one prediction takes a millisecond
+        self._next_at = now + HEARTBEAT_S  # one prediction takes a millisecond
         times_ms = self._schedule.of(task, guesses=True).end_ms
         chance = _share_within(times_ms, task.deadline.left_ms(now))
         task.on_end.append(lambda ended: self._learn(chance, ended))

@@ -35,7 +35,7 @@ ROW_DRAWS: Final = 4
 met and took twice the CPU."""
 FRESH_S: Final = 0.01
 """Seconds for which a line stays valid while it holds the same requests."""
-KEPT: Final = 4
+KEPT: Final = 2 * len(Priority)
 """Number of cached lines per model: the present ones, and those with or without one request."""
 ROWS_EVERY_S: Final = 0.1
 """Seconds between two decisions on the number of rows (``dispatch.rows``). One decision simulates

@@ -11,10 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from orchestrator.prediction.step_model import SELDOM
+from orchestrator.prediction.step_model import LEAST_SPREAD, SELDOM
 
-_OUTLIER: Final = 0.4
-"""Surprise, as a logarithm, from which a window may be an outlier: 1.5 times the predicted time."""
 _SPEED_DRIFT: Final = 0.04**2
 """Variance by which the machine's speed drifts from window to window, as a logarithm."""
 _SHAPE_DRIFT: Final = 0.002**2
@@ -24,7 +22,6 @@ scatter by 20 to 30 %, with stalls and speed changes, the ratio of steps with 16
 parts, with a fixed noise, gave anything from 0.25 to 1."""
 _FIRST_NOISE: Final = 0.1
 """Noise before any step was seen, and the variance that a new speed adds: steps scatter by 30 %."""
-_MIN_NOISE: Final = 0.05**2
 SMOOTHING: Final = 1 / 16
 """Weight of the latest window in the moving averages."""
 
@@ -71,7 +68,7 @@ class StepFilter:
         unsure = sum(weighed[i] * shares[i] for i in each)
         total = self.noise + unsure
         self._learn_noise(surprise, unsure)
-        if abs(surprise) > max(_OUTLIER, SELDOM * math.sqrt(total)):
+        if abs(surprise) > SELDOM * math.sqrt(total):
             # One outlier may be a stall of the machine; two in a row are a new speed.
             before, self._odd = self._odd, math.copysign(1.0, surprise)
             if before != self._odd:
@@ -96,7 +93,7 @@ class StepFilter:
         total = self.noise + unsure
         seen = max(min(surprise**2, SELDOM**2 * total) - unsure, 0.0)
         self.noise += SMOOTHING * self.noise / total * (seen - self.noise)
-        self.noise = max(self.noise, _MIN_NOISE)
+        self.noise = max(self.noise, LEAST_SPREAD**2)
 
     def _shares(self, features: Sequence[float]) -> list[float]:
         """Derivatives of a step's logarithm by the logarithm of each coefficient."""

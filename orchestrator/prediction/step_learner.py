@@ -10,7 +10,7 @@ from orchestrator.prediction.step_filter import SMOOTHING, StepFilter
 from orchestrator.prediction.step_model import LEAST_SPREAD, ROW_SHARE, StepModel
 from protocol import CERTAIN_AFTER_STEPS, CERTAIN_SHARE, StepCosts, WorkerStats
 
-_FIRST_GUESS_MS = 20.0
+FIRST_STEP_MS = 20.0
 """Guessed time of a step of one row; the worker's earlier steps replace it."""
 _WINDOW_MS = 500.0
 """Ms of steps that are compared with their prediction (about as long as deadlines), and over which
@@ -39,8 +39,8 @@ class StepLearner:
         self._step_tokens = max(1, step_tokens)
         self._bends: tuple[float, ...] = ()
         if costs is None:
-            row_ms, prompt_ms = ROW_SHARE * _FIRST_GUESS_MS, _FIRST_GUESS_MS / self._step_tokens
-            guess = (_FIRST_GUESS_MS, row_ms, prompt_ms, row_ms / _CONTEXT_OF_A_ROW)
+            row_ms, prompt_ms = ROW_SHARE * FIRST_STEP_MS, FIRST_STEP_MS / self._step_tokens
+            guess = (FIRST_STEP_MS, row_ms, prompt_ms, row_ms / _CONTEXT_OF_A_ROW)
             self._filter = StepFilter(guess, _GUESSED**2)
         else:
             line, self._bends = _line_of(costs, self._slots)

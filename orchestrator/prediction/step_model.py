@@ -22,6 +22,8 @@ took 4.9, 8.8, 10.0 and 15.1 ms with 1, 8, 16 and 32 rows, which the best line m
 mean square)."""
 SELDOM: Final = 3.0
 """Standard deviations that a job's time rarely exceeds: one in 700 of a normal distribution."""
+ERROR: Final = SELDOM * LEAST_SPREAD
+"""Logarithm by which a prediction is rarely exceeded, until its own errors are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class StepModel:
     @property
     def slow(self) -> float:
         """The factor over the modeled time that a job rarely exceeds."""
-        return math.exp(SELDOM * max(self.spread, LEAST_SPREAD))
+        return math.exp(max(SELDOM * self.spread, ERROR))
 
     def step_ms(self, rows: int) -> float:
         return self.plain_step_ms(rows) + self.prompt_token_ms * self.prompt_tokens_per_step

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from math import exp
 from typing import NamedTuple
 
-SURE = 1.3
+from orchestrator.prediction.step_model import ERROR
+
+SURE = math.exp(ERROR)
 """Multiple of a length's usual time at which it is surely in time."""
-LOST = 0.75
-"""Multiple at which it is surely late. The two are far apart because the speed varies: work that is
-given up too early is lost, a vain try only costs time."""
+LOST = 1 / SURE
+"""Multiple at which it is surely late."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from protocol import OnDeadline
+from protocol import NO_TOKEN_ID, OnDeadline
 from worker.core import Job
 
-PENDING: Final = -1
+PENDING: Final = NO_TOKEN_ID
 """Placeholder in ``Request.tokens`` for the token of a launched step."""
 
 

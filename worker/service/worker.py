@@ -8,11 +8,11 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import Final
 
 import msgspec
 
 from protocol import (
+    HEARTBEAT_S,
     PROTOCOL_VERSION,
     AbortCause,
     Cancel,
@@ -60,8 +60,6 @@ from worker.service.serving import Serving
 from worker.service.swap import Swapper
 from worker.settings import WorkerSettings
 
-HEARTBEAT_S: Final = 0.25
-"""Interval of heartbeats: empty frames on a lane with nothing to report (OR-6)."""
 STOP_GRACE_S = 2.0
 """Seconds that ``close`` waits for aborted jobs to be answered."""
 MAX_DRAIN_MS = 24 * 3_600_000.0

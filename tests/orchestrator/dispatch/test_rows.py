@@ -58,7 +58,7 @@ def test_two_numbers_are_tried_for_each_doubling() -> None:
 def test_the_largest_number_that_meets_about_the_most(
     met: tuple[float, ...], current: int, requests: int, chosen: int
 ) -> None:
-    assert best_rows((1, 2, 4, 8), met, current, requests) == chosen
+    assert best_rows(dict(zip((1, 2, 4, 8), met, strict=True)), current, requests) == chosen
 
 
 def waiting(rig: Rig, count: int, budget_ms: float, **job: Any) -> None:
@@ -78,7 +78,7 @@ def test_a_burst_is_met_in_part_with_few_rows_and_not_at_all_with_many() -> None
     waiting(rig, 32, 1500)
     met = dict(zip(row_counts(ALL), met_with(rig, *row_counts(ALL)), strict=True))
     assert met[ALL] == 0 < met[4] < met[8]
-    assert best_rows(row_counts(ALL), [*met.values()], ALL, 32) == 8
+    assert best_rows(met, ALL, 32) == 8
 
 
 def test_long_deadlines_leave_every_row() -> None:
@@ -110,4 +110,4 @@ def test_a_tenant_that_asks_for_most_does_not_outweigh_the_others() -> None:
     waiting(rig, 30, 100_000, tenant="large")
     few, many = met = met_with(rig, 4, ALL)
     assert few == 1.0 and many == pytest.approx(16 / 18), "two requests of an equal share of 16"
-    assert best_rows((4, ALL), met, ALL, 1000) == 4
+    assert best_rows(dict(zip((4, ALL), met, strict=True)), ALL, 1000) == 4

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from orchestrator.instances.candidate import Candidate
 from orchestrator.instances.prefix_index import PrefixIndex
-from orchestrator.placement.choose import TIE_SHARE, Affinity, feasible, place
+from orchestrator.placement.choose import Affinity, feasible, place
 from orchestrator.placement.placer import Placer
 from orchestrator.placement.policy import Policy
 from orchestrator.placement.requirements import Demand, Requirements
-from orchestrator.prediction.step_model import IDLE, Load, StepModel
+from orchestrator.prediction.step_model import IDLE, LEAST_SPREAD, Load, StepModel
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task
@@ -108,7 +108,7 @@ def test_or7_the_choice_fits_finishes_first_and_does_not_depend_on_order(
         return
     assert chosen in able
     best = min((finish(demand, c, cached) for c in able if c.step), default=0.0)
-    limit = (1 + TIE_SHARE) * best + 1e-6
+    limit = (1 + LEAST_SPREAD) * best + 1e-6
     assert chosen.step is None or finish(demand, chosen, cached) <= limit
     ties = {c.name for c in able if c.step is None or finish(demand, c, cached) < limit - 1e-3}
     if demand.home in ties:

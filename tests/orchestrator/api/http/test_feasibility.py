@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.prediction.forecaster import FIT_HEADROOM, LONG, Capacity
-from orchestrator.prediction.promises import FIRST_STRETCH
+from orchestrator.prediction.step_model import ERROR
 from protocol import FinishReason, OnDeadline
 from tests.orchestrator.conftest import Service
 from tests.support.fake_worker import FakeWorker, Plan
@@ -85,7 +85,7 @@ async def test_dl16_what_became_of_a_named_deadline_is_learnt(service: Service) 
     await service.ask("POST", "/v1/completions", json=TASK, headers=headers)
     assert service.outcomes() == ["refused", "met"]
     assert not promises._claimed and not promises._held
-    assert 1 <= promises._stretches["fake"][LONG].factor < math.exp(FIRST_STRETCH)
+    assert 1 <= promises._stretches["fake"][LONG].factor < math.exp(ERROR)
 
 
 MADE = 130

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from orchestrator.clock import Boot
-from orchestrator.dispatch.retry import BACKOFF_S, FATE_DURABLE_S
+from orchestrator.dispatch.retry import BACKOFF_S, FATE_S
 from orchestrator.tasks.journal.records import live_task
 from tests.orchestrator.conftest import Service, bearer
 from tests.orchestrator.tasks.journal.conftest import (
@@ -198,7 +198,7 @@ async def test_a_durable_task_that_two_workers_died_with_is_given_to_no_third(
         await service.until(lambda death=death: len(worker.submits) == death + 1)  # type: ignore[misc]
         await worker.stop()
         await service.until(lambda: not any(i.ready for i in service.orchestrator.registry))
-        service.leap(2 * FATE_DURABLE_S)
+        service.leap(2 * FATE_S)
         await asyncio.sleep(2 * BACKOFF_S)
         assert service.outcomes() == []
         worker.process_id += " and another"
