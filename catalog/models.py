@@ -64,7 +64,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
     created_ms: int
     revision: str = ""
     """The commit, for a model from a hub."""
-    licence: str = ""
+    license: str = ""
     """The license as its author names it; empty if no file names one."""
     files: tuple[ModelFile, ...] = ()
     digest: str = ""

@@ -56,7 +56,7 @@ class Listing:
     name: str
     files: tuple[SourceFile, ...]
     revision: str = ""
-    licence: str = ""
+    license: str = ""
     urls: Mapping[str, str] = field(default_factory=dict)
     """URL of each file on a hub, by its path."""
     headers: Mapping[str, str] = field(default_factory=dict)

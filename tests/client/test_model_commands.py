@@ -35,8 +35,8 @@ def test_a_model_is_added_listed_shown_verified_loaded_and_removed(
 ) -> None:
     source = make_folder(tmp_path / "mine", checkpoint(5000))
     out, err = cli("models", "add", str(source), "--keep-free", "0", "--copy", "--load")
-    assert f"{source}: safetensors, 4 files, 5.1 kB, licence apache-2.0" in err
-    assert "mine: 5.1 kB, safetensors, licence apache-2.0" in out
+    assert f"{source}: safetensors, 4 files, 5.1 kB, license apache-2.0" in err
+    assert "mine: 5.1 kB, safetensors, license apache-2.0" in out
     assert "tidegate up --model mine" in out
 
     header, line = cli("models", "list").out.splitlines()
@@ -45,7 +45,7 @@ def test_a_model_is_added_listed_shown_verified_loaded_and_removed(
 
     assert "model.safetensors" in cli("models", "show", "mine").out
     shown = json.loads(cli("models", "show", "mine", "--json").out)
-    assert (shown["name"], shown["state"], shown["licence"]) == ("mine", "active", "apache-2.0")
+    assert (shown["name"], shown["state"], shown["license"]) == ("mine", "active", "apache-2.0")
 
     assert cli("models", "load", "mine").out == "mine: in memory\n"
     assert cli("models", "verify").out == "mine: no byte has changed\n"

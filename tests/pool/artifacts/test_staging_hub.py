@@ -57,7 +57,7 @@ async def test_a_model_is_fetched_verified_and_registered_once(
     await start_hub(hub)
     entry = await add(catalog)
     assert entry.state is ModelState.ACTIVE and catalog.entries() == (entry,)
-    assert (entry.name, entry.revision, entry.licence) == ("model", COMMIT, "apache-2.0")
+    assert (entry.name, entry.revision, entry.license) == ("model", COMMIT, "apache-2.0")
     assert whole(catalog, hub, entry)
     assert len(entry.digest) == 64
     assert not list((catalog.folder / "staging").iterdir())
