@@ -15,6 +15,7 @@ from tests.support import fake_llamacpp
 from tests.support.model_files import checkpoint, gguf
 from tests.support.to_gguf import convert
 from tidegate.cli.main import main
+from tidegate.cli.models import list_models
 
 
 @pytest.fixture
@@ -143,5 +144,23 @@ def test_up_gives_the_answers_of_a_script(
         assert told == (json.dumps({"script": script}) if script else None)
     (tmp_path / "mine.toml").write_text("[[answers]]\n")
     assert "answers[0] says nothing" in cli("up", "--model", "mine.toml", status=1).err
-    assert "no model in" in cli("up", "--model", str(tmp_path / "scripted"), status=1).err
+    assert "[default: 8]" in cli("models", "add", "--help").out
+    assert '""' not in cli("models", "add", "--help").out
+    assert (
+        "does not exist; --model takes"
+        in cli("up", "--model", str(tmp_path / "scripted"), status=1).err
+    )
     assert len(launched) == 2
+
+
+def test_a_reader_that_stops_early_is_left_to_main(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which ends without a message: ``tidegate models list | head``."""
+
+    def print_to_nobody(_: ModelCatalog) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(ModelCatalog, "entries", print_to_nobody)
+    with pytest.raises(BrokenPipeError):
+        list_models.main([], standalone_mode=False)
