@@ -137,6 +137,7 @@ GGUFS = {"m-Q4_K_M.gguf": gguf(300), "m-Q8_0.gguf": gguf(400)}
         ({}, {"revision": "v9"}, "has no revision 'v9'"),
         ({}, {"what": "nowhere"}, r"expected a folder, a \.gguf file, or org/name"),
         ({"../../evil.json": b"{}"}, {}, "would leave its folder"),
+        ({"a/.tidegate.json": b"{}"}, {}, "which is Tidegate's own"),
         ({"LICENSE/./x": b"x"}, {}, "the source has a file"),
         ({"LICENSE//x": b"x"}, {}, "the source has a file"),
         ({"LICENSE\x1b[2J": b"x"}, {}, r"a file 'LICENSE\\x1b\[2J'"),
