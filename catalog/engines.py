@@ -103,8 +103,8 @@ class EngineCatalog:
         if not its:
             there = ", ".join(entry.id for entry in self.entries()) or "none"
             raise EngineUnknown(
-                f"there is no engine {text!r} on this machine (available: {there});"
-                f" tidegate engines ensure {text} gets one"
+                f"there is no engine {text!r} here (available: {there}); tidegate engines ensure"
+                " ENGINE installs one"
             )
         return its[-1]
 

@@ -64,7 +64,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
     created_ms: int
     revision: str = ""
     """The commit, for a model from a hub."""
-    licence: str = ""
+    license: str = ""
     """The license as its author names it; empty if no file names one."""
     files: tuple[ModelFile, ...] = ()
     digest: str = ""
@@ -163,14 +163,14 @@ class ModelCatalog:
             self._make(folder)
             lock = os.open(folder / id, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise CatalogUnusable(f"cannot write to {folder}: {error.strerror}") from error
+            raise CatalogUnusable(
+                f"cannot write to {folder}: {error.strerror}; choose another with TIDEGATE_HOME"
+            ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            raise StagingFailed(
-                f"another process is at work on the model {id}: wait until it is done"
-            ) from None
+            raise StagingFailed(f"another process is at work on {id}: wait until it ends") from None
         try:
             yield
         finally:

@@ -292,7 +292,7 @@ def _let_operate(app: web.Application, path: Path) -> None:
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> int:
-    service_log.error("cannot listen on %s:%d: %s", host, port, error.strerror)
+    service_log.error("choose another port: cannot listen on %s:%d: %s", host, port, error.strerror)
     return 1
 
 

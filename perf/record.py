@@ -142,8 +142,7 @@ def record(entry: Recordable, commit: str, traces: Path) -> str:
     with log.open("wb") as output:
         status = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output).returncode
     if status:
-        said = [line.strip() for line in log.read_text(errors="replace").split("\n")]
-        last = next((line for line in reversed(said) if line), "not a word")
+        last = log.read_text(errors="replace").strip().rpartition("\n")[2] or "not a word"
         return f"exit status {status}: {last}"
     if why := why_not_whole(msgspec.json.decode(entry.files[0].read_bytes()), commit):
         return why

@@ -85,7 +85,8 @@ def _doing(unit: str) -> str:
 
 
 def curl_line(url: str, model: str, *, with_token: bool) -> str:
-    """A streaming request that works unchanged in any shell."""
+    """A streaming request that works unchanged in any shell: some read the brackets of an IPv6
+    address as a pattern."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": "Tell me a story."}],
@@ -93,7 +94,7 @@ def curl_line(url: str, model: str, *, with_token: bool) -> str:
     }
     auth = '-H "authorization: Bearer $TIDEGATE_TOKEN" ' if with_token else ""
     return (
-        f"curl -N {url}/v1/chat/completions {auth}-H 'content-type: application/json' "
+        f"curl -N '{url}/v1/chat/completions' {auth}-H 'content-type: application/json' "
         f"-d {shlex.quote(json.dumps(body))}"
     )
 
@@ -139,11 +140,9 @@ class _LineView:
             case EventKind.SERVING:
                 self._say(f"serving on {event.text} after {event.seconds:.1f} s")
                 if self._hint:
-                    # some shells read the brackets of an IPv6 address as a pattern
-                    url = event.text.replace("[", r"\[").replace("]", r"\]")
                     key = access(event.text).key if self._status is not None else ""
                     hint = self._hint.replace("{key}", f"#key={key}" if key else "")
-                    self._say(hint.replace("{url}", url))
+                    self._say(hint.replace("{url}", event.text))
             case EventKind.ENDING:
                 self._say("ending")
             case EventKind.ENDED:

@@ -108,14 +108,14 @@ def told() -> Mapping[str, Any]:
     return _told.get()
 
 
-def block_seconds(given: float | timedelta, name: str) -> float:
+def block_seconds(given: float | timedelta, name: str, per_s: int = 1) -> float:
     """``given`` in seconds. Raises ``ValueError``, with ``name`` in it, unless it is finite."""
     try:
-        seconds = given.total_seconds() if isinstance(given, timedelta) else float(given)
+        seconds = given.total_seconds() if isinstance(given, timedelta) else float(given) / per_s
     except (TypeError, ValueError):
         seconds = math.nan
     if not math.isfinite(seconds):
-        raise ValueError(f"{name} must be a timedelta or a finite number of seconds, got {given!r}")
+        raise ValueError(f"{name} must be a timedelta or a finite number, got {given!r}")
     return seconds
 
 
@@ -126,8 +126,8 @@ def remaining() -> float | None:
 
 
 def to_seconds(deadline: Deadline) -> float:
-    """A relative deadline (a ``timedelta`` or milliseconds) in seconds."""
-    return deadline.total_seconds() if isinstance(deadline, timedelta) else deadline / 1000
+    """A relative time (a ``timedelta`` or milliseconds) in seconds, as ``block_seconds``."""
+    return block_seconds(deadline, "a deadline", 1000)
 
 
 _P = ParamSpec("_P")

@@ -195,14 +195,14 @@ class ClipAdmission:
         ability = self._fleet.instances[expected.address].ability
         fits_idle = best_plan(needs, InstanceTimeline(ability, now, ()))[2]
         finish_at = expected.finish_at + ability.buffer_s
-        why = f"it would be done after {finish_at - now:.1f} s at the least"
+        why = f"it would be done after {1000 * (finish_at - now):.0f} ms at the least"
         if found.is_others:
             why = "slots that were accepted before would be late with it, and behind them " + why
         feasible_at = self._feasible_at(needs, found, others, now)
         return DeadlineInfeasible(
-            f"{max(0.0, needs.deadline_at - now):.1f} s until the deadline are not enough: {why}, "
-            f"of which {ability.buffer_s:g} s are kept back; retry with a deadline "
-            f"{feasible_at - now:.1f} s from now",
+            f"{1000 * max(0.0, needs.deadline_at - now):.0f} ms until the deadline are not enough:"
+            f" {why}, of which {1000 * ability.buffer_s:g} ms are kept back; retry with a deadline"
+            f" {math.ceil(1000 * (feasible_at - now))} ms from now",
             predicted_finish_ms=1000 * (finish_at - now),
             earliest_feasible_unix_ms=math.ceil(1000 * (self._clock.unix() + feasible_at - now)),
             binding_constraint="queue"

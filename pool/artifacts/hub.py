@@ -21,7 +21,7 @@ from pool.artifacts.source import Listing, SourceFile
 
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _TIMEOUT_S: Final = 30.0
-_LICENCE_CHARS: Final = 120
+_LICENSE_CHARS: Final = 120
 
 
 def is_repository(text: str) -> bool:
@@ -84,7 +84,7 @@ def _list(repository: str, revision: str) -> Listing:
         name=repository,
         files=tuple(files),
         revision=commit,
-        licence=_licence(info.card_data, info.tags or []),
+        license=_license(info.card_data, info.tags or []),
         urls={
             file.path: hf_hub_url(repository, file.path, revision=commit, endpoint=api.endpoint)
             for file in files
@@ -93,19 +93,19 @@ def _list(repository: str, revision: str) -> Listing:
     )
 
 
-def _licence(card: object, tags: list[str]) -> str:
+def _license(card: object, tags: list[str]) -> str:
     stated = getattr(card, "license_name", None) or getattr(card, "license", None)
     if isinstance(stated, list):
         stated = ", ".join(map(str, stated))
     tagged = [tag.removeprefix("license:") for tag in tags if tag.startswith("license:")]
     text = " ".join(str(stated or ", ".join(tagged)).split())
     # The author's text is shown on terminals.
-    return "".join(each for each in text if each.isprintable())[:_LICENCE_CHARS]
+    return "".join(each for each in text if each.isprintable())[:_LICENSE_CHARS]
 
 
 def _gated(repository: str, endpoint: str) -> str:
     return (
-        f"{repository} requires that you accept its licence: do that at"
+        f"{repository} requires that you accept its license: do that at"
         f" {endpoint}/{repository}, and set HF_TOKEN to a token of that account"
     )
 

@@ -19,7 +19,7 @@ _FICLONE: Final = 0x40049409
 _CANNOT_LINK: Final = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP)
 _SMALL_BYTES: Final = 2**20
 _CACHE_PREFIX: Final = "models--"
-_LICENCE: Final = re.compile(r"^licen[sc]e(_name)?: *[\"']?([^\"'\n]+)", re.MULTILINE)
+_LICENSE: Final = re.compile(r"^licen[sc]e(_name)?: *[\"']?([^\"'\n]+)", re.MULTILINE)
 
 
 def list_local(path: Path) -> Listing:
@@ -41,7 +41,7 @@ def list_local(path: Path) -> Listing:
         files=tuple(
             SourceFile(str(file.relative_to(root)), file.stat().st_size) for file in sorted(files)
         ),
-        licence=_licence(path),
+        license=_license(path),
     )
 
 
@@ -53,15 +53,15 @@ def _name(path: Path) -> str:
     return gguf_name(path) if path.is_file() else path.name
 
 
-def _licence(path: Path) -> str:
-    """The licence in the model card's front matter, the GGUF's header, or a licence's title."""
+def _license(path: Path) -> str:
+    """The license in the model card's front matter, the GGUF's header, or a license's title."""
     if path.is_file():
         with contextlib.suppress(StagingFailed, OSError):
             return as_text(str(check_gguf(path).get("general.license", "")))
         return ""
     with contextlib.suppress(OSError):
         front = (path / "README.md").read_text(errors="replace").split("---", 2)
-        found = {match[1]: match[2].strip() for match in _LICENCE.finditer("---".join(front[1:2]))}
+        found = {match[1]: match[2].strip() for match in _LICENSE.finditer("---".join(front[1:2]))}
         if found:
             return found.get("_name") or found[None]
     for file in sorted((*path.glob("LICENSE*"), *path.glob("LICENCE*"))):

@@ -23,7 +23,7 @@ _PACKAGED: Final = (
             ),
         ),
         revision="0.1.2",
-        licence="apache-2.0",
+        license="apache-2.0",
     ),
 )
 

@@ -56,7 +56,7 @@ class Listing:
     name: str
     files: tuple[SourceFile, ...]
     revision: str = ""
-    licence: str = ""
+    license: str = ""
     urls: Mapping[str, str] = field(default_factory=dict)
     """URL of each file on a hub, by its path."""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -163,10 +163,11 @@ def _with_small(files: dict[str, SourceFile], weights: Iterable[str]) -> tuple[S
 
 
 def _checked(file: SourceFile) -> SourceFile:
-    """Return ``file``. Raises ``StagingFailed`` if its path would leave its folder."""
+    """Return ``file``. Raises ``StagingFailed`` if it would leave its folder or be the manifest."""
     path = PurePosixPath(file.path)
     if path.is_absolute() or ".." in path.parts or path.name == MANIFEST:
-        raise StagingFailed(f"the source has a file {file.path!r}, which would leave its folder")
+        why = "is Tidegate's own" if path.name == MANIFEST else "would leave its folder"
+        raise StagingFailed(f"the source has a file {file.path!r}, which {why}")
     return file
 
 

@@ -121,7 +121,7 @@ async def add_model(
         source=listing.source,
         created_ms=now_ms(),
         revision=listing.revision,
-        licence=listing.licence,
+        license=listing.license,
         files=tuple(ModelFile(each.path, each.bytes, each.sha256) for each in choice.files),
     )
     progress.chosen(listing, choice)

@@ -33,7 +33,7 @@ _LOCATION = re.compile(r"\n+At:\n.*", re.DOTALL)
 _TAIL_BYTES = 64 * 1024
 
 
-def fresh_log(path: Path) -> None:
+def fresh_log(path: Path, remedy: str = "") -> None:
     """Start an empty log, and keep the last run's as ``….1``. Raises ``LogUnusable``."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -43,14 +43,14 @@ def fresh_log(path: Path) -> None:
         open_log(path).close()
     except OSError as error:
         raise LogUnusable(
-            f"cannot write the log {path}: {error.strerror}; make its directory writable, choose "
-            "another one with TIDEGATE_HOME, or give --log-to-stderr"
+            f"cannot write the log {path}: {error.strerror}; make its directory writable or choose "
+            f"another one with TIDEGATE_HOME{remedy}"
         ) from error
 
 
 def require_writable(directory: Path) -> None:
     """Create a directory for logs. Raises ``LogUnusable`` if it is not writable."""
-    fresh_log(directory / f".check-{os.getpid()}")
+    fresh_log(directory / f".check-{os.getpid()}", ", or give --log-to-stderr")
     with suppress(OSError):
         (directory / f".check-{os.getpid()}").unlink()
 

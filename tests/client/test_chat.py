@@ -35,7 +35,7 @@ async def test_turns_are_streamed_and_remembered() -> None:
     )
     shown = await converse(fake, ["hi\n", "\n", "again\n"], deadline=5000)
     assert "Hello [b]you" in shown
-    assert "2 tokens" in shown
+    assert "2 tokens · 200 tokens/s" in shown  # by the service's 5 ms, not when they came
     assert "of the deadline left" in shown
     assert [turn["role"] for turn in fake.submitted[1]["messages"]] == ["user", "assistant", "user"]
     assert fake.submitted[1]["messages"][1]["content"] == "Hello [b]you"

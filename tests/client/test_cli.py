@@ -129,8 +129,10 @@ def test_or25_tls_to_triton_is_what_the_environment_says(
         (["up", "--instances", "0"], "must be at least 1, got 0"),
         (["up", "--instances", "100000"], "must be at most 128, got 100000"),
         (["up", "--drain", "nan"], "must be at least 0, got nan"),
-        (["up", "--device", "gpu"], "argument --device: 'gpu' is not one of 'cuda', 'cpu'"),
+        (["up", "--device", "gpu"], "--device: 'gpu' is not one of 'cuda', 'cpu'; see"),
         (["chat", "--deadline-ms", "soon"], "--deadline-ms: expected a whole number, got 'soon'"),
+        (["engines", "ensure"], "Choose from: triton, vllm, llamacpp; see"),
+        (["swap", "10.0.0.7:8001"], "give ADDRESS MODEL, --all MODEL or ADDRESS --back; see"),
         ([], "the following arguments are required: COMMAND"),
     ],
 )

@@ -9,6 +9,7 @@ from tests.client.conftest import FakeTime
 from tests.support.cases import for_each
 from tests.support.fake_orchestrator import HANG, FakeOrchestrator, end, sse, token
 from tidegate import Client, deadline, remaining, transport
+from tidegate.deadlines import to_seconds
 
 
 def test_nested_blocks_take_the_earlier_and_give_back_what_is_left(fake_time: FakeTime) -> None:
@@ -27,8 +28,10 @@ def test_nested_blocks_take_the_earlier_and_give_back_what_is_left(fake_time: Fa
 
 @for_each("seconds", [float("nan"), float("inf")])
 def test_only_a_finite_number_is_a_deadline(seconds: float) -> None:
-    with pytest.raises(ValueError, match="finite number of seconds"):
+    with pytest.raises(ValueError, match="a finite number, got"):
         deadline(seconds)
+    with pytest.raises(ValueError, match="a finite number, got"):
+        to_seconds(seconds)
 
 
 async def test_every_call_states_what_is_left(fake_time: FakeTime) -> None:

@@ -28,4 +28,7 @@ def test_an_engine_is_ensured_listed_and_shown(
         "its server, its Python backend or its stub has changed"
         in cli("engines", "verify", "triton", status=1).out
     )
-    assert "tidegate engines ensure vllm gets one" in cli("engines", "show", "vllm", status=1).err
+    assert (
+        "tidegate engines ensure ENGINE installs one"
+        in cli("engines", "show", "vllm", status=1).err
+    )

@@ -15,6 +15,7 @@ from tests.support import fake_llamacpp
 from tests.support.model_files import checkpoint, gguf
 from tests.support.to_gguf import convert
 from tidegate.cli.main import main
+from tidegate.cli.models import list_models
 
 
 @pytest.fixture
@@ -35,8 +36,8 @@ def test_a_model_is_added_listed_shown_verified_loaded_and_removed(
 ) -> None:
     source = make_folder(tmp_path / "mine", checkpoint(5000))
     out, err = cli("models", "add", str(source), "--keep-free", "0", "--copy", "--load")
-    assert f"{source}: safetensors, 4 files, 5.1 kB, licence apache-2.0" in err
-    assert "mine: 5.1 kB, safetensors, licence apache-2.0" in out
+    assert f"{source}: safetensors, 4 files, 5.1 kB, license apache-2.0" in err
+    assert "mine: 5.1 kB, safetensors, license apache-2.0" in out
     assert "tidegate up --model mine" in out
 
     header, line = cli("models", "list").out.splitlines()
@@ -45,7 +46,7 @@ def test_a_model_is_added_listed_shown_verified_loaded_and_removed(
 
     assert "model.safetensors" in cli("models", "show", "mine").out
     shown = json.loads(cli("models", "show", "mine", "--json").out)
-    assert (shown["name"], shown["state"], shown["licence"]) == ("mine", "active", "apache-2.0")
+    assert (shown["name"], shown["state"], shown["license"]) == ("mine", "active", "apache-2.0")
 
     assert cli("models", "load", "mine").out == "mine: in memory\n"
     assert cli("models", "verify").out == "mine: no byte has changed\n"
@@ -143,5 +144,23 @@ def test_up_gives_the_answers_of_a_script(
         assert told == (json.dumps({"script": script}) if script else None)
     (tmp_path / "mine.toml").write_text("[[answers]]\n")
     assert "answers[0] says nothing" in cli("up", "--model", "mine.toml", status=1).err
-    assert "no model in" in cli("up", "--model", str(tmp_path / "scripted"), status=1).err
+    assert "[default: 8]" in cli("models", "add", "--help").out
+    assert '""' not in cli("models", "add", "--help").out
+    assert (
+        "does not exist; --model takes"
+        in cli("up", "--model", str(tmp_path / "scripted"), status=1).err
+    )
     assert len(launched) == 2
+
+
+def test_a_reader_that_stops_early_is_left_to_main(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which ends without a message: ``tidegate models list | head``."""
+
+    def print_to_nobody(_: ModelCatalog) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(ModelCatalog, "entries", print_to_nobody)
+    with pytest.raises(BrokenPipeError):
+        list_models.main([], standalone_mode=False)

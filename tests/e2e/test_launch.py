@@ -300,7 +300,7 @@ def test_what_keeps_it_from_starting_is_said_in_a_few_words(
 ) -> None:
     marked = Marked()
     marks.append(marked)
-    assert "no model in /nowhere: expected a checkpoint" in fails(marked, "--model", "/nowhere")
+    assert "/nowhere does not exist; --model takes a folder" in fails(marked, "--model", "/nowhere")
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = str(holder.getsockname()[1])
         assert f"127.0.0.1:{port}: Address already in use; choose another one: --port" in fails(

@@ -39,7 +39,7 @@ class Hub:
         self.requests: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         self.tokens: list[tuple[str, str | None]] = []
-        self.licence = "apache-2.0"
+        self.license = "apache-2.0"
         self.large_bytes = 1000
         self.closing = asyncio.Event()
         """Ends what stalls."""
@@ -82,8 +82,8 @@ class Hub:
                 "id": "org/model",
                 "sha": COMMIT,
                 "siblings": siblings,
-                "tags": [f"license:{self.licence}"],
-                "cardData": {"license": self.licence},
+                "tags": [f"license:{self.license}"],
+                "cardData": {"license": self.license},
                 "private": False,
                 "downloads": 1,
                 "likes": 0,

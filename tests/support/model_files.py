@@ -19,14 +19,14 @@ def safetensors(
     return struct.pack("<Q", len(header)) + header + content
 
 
-def gguf(count: int = 256, *, licence: str = "mit") -> bytes:
-    """One tensor of ``count`` 32-bit floats, an array of words, and a licence."""
+def gguf(count: int = 256, *, license: str = "mit") -> bytes:
+    """One tensor of ``count`` 32-bit floats, an array of words, and a license."""
 
     def text(value: str) -> bytes:
         return struct.pack("<Q", len(value)) + value.encode()
 
     words = b"".join(text(word) for word in ("a", "b", "c"))
-    pairs = text("general.license") + struct.pack("<I", 8) + text(licence)
+    pairs = text("general.license") + struct.pack("<I", 8) + text(license)
     pairs += text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 3) + words
     pairs += text("general.alignment") + struct.pack("<II", 4, 32)
     tensor = text("weight") + struct.pack("<IQIQ", 1, count, _F32, 0)

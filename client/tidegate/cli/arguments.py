@@ -135,8 +135,9 @@ class GroupWithDefault(Group):
 
 
 def option(*names: str, **settings: Any) -> Callable[[_F], _F]:
-    """``click.option`` with sections, which shows defaults and environment variables."""
-    return click.option(*names, cls=Option, show_default=True, show_envvar=True, **settings)
+    """``click.option`` with sections, which shows environment variables and defaults, if any."""
+    shown = settings.get("default") != ""
+    return click.option(*names, cls=Option, show_default=shown, show_envvar=True, **settings)
 
 
 def server_options(function: _F) -> _F:
@@ -200,6 +201,8 @@ def on_catalog(
             catalog = (ModelCatalog if kind == "models" else EngineCatalog)(state_dir())
             try:
                 return function(catalog, **given)
+            except BrokenPipeError:  # main ends quietly
+                raise
             except (ProvisionError, OSError) as error:  # a file may vanish while it is read
                 print(f"{click.get_current_context().command_path}: {error}", file=sys.stderr)
                 return 1

@@ -128,8 +128,8 @@ def _problem(worker_env: Mapping[str, str], *, serve: bool) -> str:
     if (path / "config.json").is_file():
         return ""
     return (
-        f"no model in {path}: expected a checkpoint directory in Hugging Face layout, with"
-        f" config.json; give one with --model PATH\n{why_unservable(path)}"
+        f"{why_unservable(path)}; --model takes a folder in Hugging Face layout, a .gguf file, or a"
+        " name from tidegate models list (tidegate models add ORG/NAME downloads one)"
     )
 
 
@@ -141,7 +141,7 @@ def _hint(spec: LaunchSpec, worker_env: Mapping[str, str]) -> str:
         with_token = bool(os.environ.get("TIDEGATE_TOKEN"))
         lines.append(command.curl_line("{url}", name, with_token=with_token))
     if SLOT_MODEL in spec.models:
-        lines.append('tidegate slot "Good morning to everybody." --out clip.mp4 --url {url}')
+        lines.append('tidegate slot "Good morning to everybody." --out clip.mp4 --url "{url}"')
     return "try it in a browser: {url}/{key}\nor:" + "".join(f"\n  {line}" for line in lines)
 
 

@@ -54,12 +54,11 @@ def _usage(error: "click.UsageError") -> str:
 
     where = "tidegate" if error.ctx is None else error.ctx.command_path
     message = error.message
-    if type(error) is click.BadParameter and error.param is not None:
-        parameter = error.param
+    if type(error) is click.BadParameter and (parameter := error.param) is not None:
         name = parameter.make_metavar(error.ctx) if error.ctx is not None else parameter.name
         if isinstance(parameter, click.Option):
             name = "/".join(parameter.opts)
         message = f"argument {name}: {message}"
     else:
-        message = error.format_message().replace("\n", " ").rstrip(".")
-    return f"{where}: {message}; see {where} --help"
+        message = " ".join(error.format_message().split())
+    return f"{where}: {message.rstrip('.')}; see {where} --help"

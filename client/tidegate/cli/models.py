@@ -116,9 +116,9 @@ def add(
     if as_json:
         print_json(_described(catalog, entry))
         return 0
-    licence = f"licence {entry.licence}" if entry.licence else "its licence is not stated"
+    license = f"license {entry.license}" if entry.license else "its license is not stated"
     out = console()
-    out.print(f"{entry.name}: {size(entry.bytes)}, {entry.format.value}, {licence}")
+    out.print(f"{entry.name}: {size(entry.bytes)}, {entry.format.value}, {license}")
     out.print(f"at {catalog.servable_path(entry)}", soft_wrap=True)
     out.print(f"try it: tidegate up --model {entry.name}")
     return 0
@@ -136,9 +136,9 @@ def bring(catalog: "ModelCatalog", request: "AddRequest") -> "ModelEntry":
         """Prints a line about the files to fetch, and shows the progress as a bar."""
 
         def chosen(self, listing: Listing, choice: FileChoice) -> None:
-            source, licence = listing.source.removeprefix("hub:"), listing.licence or "–"
+            source, license = listing.source.removeprefix("hub:"), listing.license or "–"
             files = f"{choice.format.value}, {len(choice.files)} files, {size(choice.bytes)}"
-            print(f"{source}: {files}, licence {licence}", file=sys.stderr)
+            print(f"{source}: {files}, license {license}", file=sys.stderr)
             self.task = bar.add_task(listing.name, total=choice.bytes)
 
         def came(self, count: int) -> None:
@@ -164,13 +164,13 @@ def list_models(catalog: "ModelCatalog", as_json: bool) -> int:
             entry.state.value,
             entry.format.value,
             size(entry.bytes),
-            entry.licence or "–",
+            entry.license or "–",
             _ago(entry.used_ms) or "–",
             entry.source,
         )
         for entry in entries
     )
-    columns = ("MODEL", "STATE", "FORMAT", "SIZE", "LICENCE", "USED", "SOURCE")
+    columns = ("MODEL", "STATE", "FORMAT", "SIZE", "LICENSE", "USED", "SOURCE")
     told = [_described(catalog, entry) for entry in entries]
     return show_list(told, columns, rows, numbers=("SIZE", "USED"), as_json=as_json)
 
@@ -191,7 +191,7 @@ def show_model(catalog: "ModelCatalog", model: str, as_json: bool) -> int:
         "format": entry.format.value,
         "source": entry.source,
         "revision": entry.revision,
-        "licence": entry.licence or "not stated",
+        "license": entry.license or "not stated",
         "size": size(entry.bytes),
         "verified": _ago(entry.verified_ms),
         "used": _ago(entry.used_ms),

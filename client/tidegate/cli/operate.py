@@ -127,7 +127,7 @@ async def swap(
     as_json: bool,
 ) -> int:
     if len(where) != 2 - everywhere - back or (everywhere and back):
-        raise click.UsageError("name an instance and a model; see --help")
+        raise click.UsageError("give ADDRESS MODEL, --all MODEL or ADDRESS --back")
     settings = dict(setting.partition("=")[::2] for setting in given)
     if not all(settings.values()):
         raise click.UsageError("--set takes NAME=VALUE")

@@ -2,6 +2,7 @@
 sample of the others (DL-17)."""
 
 import asyncio
+import re
 from typing import Any
 
 from clips.plan.budgets import ClipStage
@@ -57,6 +58,8 @@ async def test_dl7_what_is_certain_to_be_late_is_refused(
     service, _ = await serve(make_service, make_worker, SEEN, REFUSAL_SAMPLE=0.0)
     error = await submit(service, 504, deadline_ms=9_000)
     assert (error["code"], error["binding_constraint"]) == ("deadline_infeasible", "clip")
+    advice = re.search(r"retry with a deadline (\d+) ms from now", error["message"])
+    assert advice and int(advice[1]) >= error["predicted_finish_ms"]
     # It hardly takes less than 20 s, but it may, and nobody else wants the time.
     clip = await submit(service, deadline_ms=15_000)
     assert (await until_ended(service, clip))["outcome"] == "met"

@@ -140,7 +140,7 @@ async def test_a_taken_port_is_said_in_a_sentence(
     _, errors = await process.communicate()
     server.close()
     assert process.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}".encode() in errors
+    assert f"choose another port: cannot listen on 127.0.0.1:{port}".encode() in errors
 
 
 @for_each("value", ["half of a pair: \ud800", 2**70, float("inf"), Path("/a")])

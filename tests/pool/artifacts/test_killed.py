@@ -58,7 +58,7 @@ async def test_a_download_that_was_killed_goes_on_where_it_was(
     while not any(part.stat().st_size >= 2500 for part in catalog.folder.rglob(parts)):
         assert process.returncode is None
         await asyncio.sleep(0.01)
-    with pytest.raises(StagingFailed, match="another process is at work on the model"):
+    with pytest.raises(StagingFailed, match="another process is at work on"):
         await add_from_hub(catalog)
     process.send_signal(signal.SIGKILL)
     await process.wait()

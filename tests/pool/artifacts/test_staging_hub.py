@@ -57,7 +57,7 @@ async def test_a_model_is_fetched_verified_and_registered_once(
     await start_hub(hub)
     entry = await add(catalog)
     assert entry.state is ModelState.ACTIVE and catalog.entries() == (entry,)
-    assert (entry.name, entry.revision, entry.licence) == ("model", COMMIT, "apache-2.0")
+    assert (entry.name, entry.revision, entry.license) == ("model", COMMIT, "apache-2.0")
     assert whole(catalog, hub, entry)
     assert len(entry.digest) == 64
     assert not list((catalog.folder / "staging").iterdir())
@@ -137,6 +137,7 @@ GGUFS = {"m-Q4_K_M.gguf": gguf(300), "m-Q8_0.gguf": gguf(400)}
         ({}, {"revision": "v9"}, "has no revision 'v9'"),
         ({}, {"what": "nowhere"}, r"expected a folder, a \.gguf file, or org/name"),
         ({"../../evil.json": b"{}"}, {}, "would leave its folder"),
+        ({"a/.tidegate.json": b"{}"}, {}, "which is Tidegate's own"),
         ({"LICENSE/./x": b"x"}, {}, "the source has a file"),
         ({"LICENSE//x": b"x"}, {}, "the source has a file"),
         ({"LICENSE\x1b[2J": b"x"}, {}, r"a file 'LICENSE\\x1b\[2J'"),

@@ -42,7 +42,7 @@ async def test_a_folder_is_taken_without_a_second_copy_of_its_weights(
 ) -> None:
     source = make_folder(tmp_path / "mine")
     entry = await add(catalog, source)
-    assert (entry.name, entry.licence) == ("mine", "apache-2.0")
+    assert (entry.name, entry.license) == ("mine", "apache-2.0")
     taken = catalog.path_of(entry)
     (source / "config.json").write_bytes(b'{"model_type": "other"}')
     assert (taken / "config.json").read_bytes() == b'{"model_type": "llama"}'

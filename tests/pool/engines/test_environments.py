@@ -115,7 +115,7 @@ async def test_an_environment_is_made_gone_on_with_and_registered_when_it_works(
     EngineCatalog(home).file.write_bytes(b"{")
     assert EngineCatalog(home).get("tiny").id == provider.id
     folder.rename(tmp_path / "gone")
-    with pytest.raises(EngineUnknown, match="tidegate engines ensure tiny gets one"):
+    with pytest.raises(EngineUnknown, match="tidegate engines ensure ENGINE installs one"):
         EngineCatalog(home).get("tiny")
 
 

@@ -173,8 +173,8 @@ function nextTheme() {
 function drawTheme() {
   const [mark, words] = THEMES[window.tidegateTheme.name];
   $("theme-button").firstElementChild.textContent = mark;
-  $("theme-button").setAttribute("aria-label", `Colours: ${words}`);
-  $("theme-button").title = `Colours: ${words}`;
+  $("theme-button").setAttribute("aria-label", `Colors: ${words}`);
+  $("theme-button").title = `Colors: ${words}`;
 }
 $("theme-button").addEventListener("click", nextTheme);
 drawTheme();
