@@ -63,6 +63,7 @@ def chat(url: str, token: str | None, question: tuple[str, ...], **given: object
         import tidegate.client  # noqa: F401 - which `run` needs
     read = _lines_of(StringIO(" ".join(question))) if question else None
     stated = {name: value for name, value in given.items() if value is not None}
+    stated["temperature"] = 0.4  # small models babble at 1
     try:
         return asyncio.run(run(url, cast("TaskOptions", stated), token, read))
     except ValueError as error:  # an invalid URL
