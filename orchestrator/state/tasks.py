@@ -33,6 +33,7 @@ from orchestrator.tasks.journal.store import (
     Question,
     WriterCalls,
 )
+from orchestrator.telemetry.log import fields, service_log
 
 _MIN_MS = 1
 """Shortest retention that the store knows, in ms."""
@@ -290,7 +291,12 @@ class SharedReader(LookUps):
             record, result = pipe.execute()
         if not record:
             return None
-        return Found(_row_of(record), read_record(StoredResult, task_id, result))
+        try:
+            row = _row_of(record)
+        except (msgspec.DecodeError, KeyError):
+            service_log.exception("a task in the store cannot be read", extra=fields(task=task_id))
+            return None
+        return Found(row, read_record(StoredResult, task_id, result))
 
     def _told(self, error: Exception) -> str:
         return connection.describe_error(error)
