@@ -182,9 +182,7 @@ def describe_error(error: Exception) -> str:
     if "MISCONF" in str(error):
         return "the store does not accept writes, because it cannot write to its disk"
     if "WRONGTYPE" in str(error):
-        return (
-            "the store has other data under TIDEGATE_STATE__PREFIX: remove it, or set another one"
-        )
+        return "the store has other data under TIDEGATE_STATE__PREFIX: set another one"
     if isinstance(error, redis.TimeoutError):
         return f"the store did not answer within {TIMEOUT_S:g} s"
     if isinstance(error, redis.ConnectionError | OSError):

@@ -160,15 +160,18 @@ class SharedState(Sharing):
         tag, digits = tag_of(item_id), digits_of(item_id)
         if not tag:
             return None
-        if self.members.fault:  # each look would wait for the store
-            return await self._maker(tag)
         try:
+            if self.members.fault:  # each look would wait for the store
+                raise connection.StateError
             async with self.members.client.pipeline(transaction=False) as pipe:
                 pipe.hmget(self.tasks.names.task(digits), ["owner", "end"])
                 pipe.hget(self.tasks.names.item(digits), "owner")
                 (owner, end), kept_by = await pipe.execute()
-        except connection.FAILURES:
-            return await self._maker(tag)
+        except connection.FAILURES:  # the orchestrator that made it may still have it
+            made_by = await self._reached(tag)
+            if made_by is None:
+                raise NotReady(_OWNER_UNKNOWN) from None
+            return made_by
         if kept_by is not None:
             return await self._reached(kept_by.decode()) or await self._claimed(digits)
         owner = None if owner is None else owner.decode()
@@ -204,14 +207,6 @@ class SharedState(Sharing):
             return False
         seen = members.others.get(tag)
         return seen is None or not seen.is_alive
-
-    async def _maker(self, tag: str) -> Holder:
-        """The orchestrator that made an id, which may still have it. Raises ``NotReady`` if it is
-        dead or unreachable."""
-        made_by = await self._reached(tag)
-        if made_by is None:
-            raise NotReady(_OWNER_UNKNOWN) from None
-        return made_by
 
     async def _reached(self, tag: str) -> Holder | None:
         """Another orchestrator; None if it is dead or unreachable."""

@@ -82,7 +82,6 @@ async def find_tasks(request: web.Request, stated: str) -> list[Task]:
         task for task in live if stated in (task.correlation_id, task.job.request_id)
     )
     durable = orchestrator.stages.durable
-    # Without the shared store, the orchestrator that made the id is asked at once.
     if not found and not kept and durable is not None and not orchestrator.sharing.fault:
         looked = await _look(orchestrator, durable, lambda: durable.find(task_id))
         found = [] if looked is None else mine([looked[1]])
