@@ -1,5 +1,4 @@
-"""Fair turns for tenants: virtual time per tenant, as in start-time fair queueing (Goyal, Vin and
-Cheng, 1996), and a gate that uses it to admit one entry at a time."""
+"""Fair turns for tenants: start-time fair queueing (Goyal, Vin and Cheng, 1996), and a gate."""
 
 import asyncio
 import heapq
@@ -8,8 +7,7 @@ from itertools import count
 FAIR_LAG_JOBS = 4.0
 _SMOOTHING = 0.05
 _TENANTS = 1024
-"""Maximum number of remembered tenants; the oldest is dropped first. Fewer tenants than this ever
-wait at a time, so only idle ones are dropped."""
+"""Most remembered tenants. Fewer ever wait at a time, so only idle ones are dropped."""
 SHARE_OF_THE_REST = 3
 """A tenant may hold up to this many times the free part of a bounded resource: a single tenant
 three quarters of it, two tenants 3/7 each, so that a new tenant finds room (dynamic thresholds;
@@ -63,17 +61,13 @@ class FairShares:
 
 
 class FairGate:
-    """Admits one entry at a time: of the tenant with the least time so far, the entry with the
-    smallest rank, then the earliest arrival."""
+    """Admits one entry at a time: of the least served tenant, by rank, then by arrival."""
 
     def __init__(self) -> None:
         self.is_busy = False
         self._shares = FairShares(lag_jobs=0.0)
         self._waiting: dict[str, list[tuple[float, int, asyncio.Future[None]]]] = {}
         self._numbers = count()
-
-    def __len__(self) -> int:
-        return sum(not entry[2].done() for own in self._waiting.values() for entry in own)
 
     async def enter(self, tenant: str, rank: float = 0.0) -> None:
         """Wait for a turn; the caller must call ``leave`` afterwards."""

@@ -1,6 +1,6 @@
-"""Answers clients' questions without a submitted request: tokens, quotes, limits, and the state of
-a waiting request."""
+"""Answers questions about tokens, quotes, limits and waiting requests; submits nothing."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from orchestrator.admission.rate_limits import Standing
 from orchestrator.clock import Clock
 from orchestrator.extension import Extension
+from orchestrator.fair_share import FairGate
 from orchestrator.ids import Ids
 from orchestrator.prediction.quotes import Quote
 from orchestrator.stages import Stages
@@ -49,6 +50,8 @@ class Questions:
         self._ids = ids
         self._rooms = rooms
         self._salt_of = salt_of
+        self._turns = FairGate()
+        """Quotes take milliseconds of the event loop: other work runs between two (OR-24)."""
 
     def require_known(self, name: str) -> None:
         """Raise ``ModelNotFound`` or ``NotReady`` unless the model is served or loadable."""
@@ -56,9 +59,8 @@ class Questions:
             self._stages.models.resolve(name)
 
     async def quote(self, job: Job, prompt: Prompt | None, prompt_tokens: int) -> QuotedTask:
-        """The chance that a request is in time, by deadline, if it is sent now. Without a
-        ``prompt`` it has ``prompt_tokens`` tokens, none of them cached. No request is queued.
-        Raises ``TidegateError``."""
+        """The chance that a request is in time, by deadline, if it is sent now; without a
+        ``prompt``, of one with ``prompt_tokens`` uncached tokens. Raises ``TidegateError``."""
         stages = self._stages
         stages.admission.require_open()
         with stages.limits.counted(job.key):
@@ -73,7 +75,12 @@ class Questions:
                     task.token_ids = range(prompt_tokens)  # only their number counts
                     task.prompt_tokens = prompt_tokens
                 stages.admission.fit(task, encoder.card)
-                return QuotedTask(task, stages.prediction.quotes.quote(task))
+                await self._turns.enter(job.tenant)
+                try:
+                    await asyncio.sleep(0)
+                    return QuotedTask(task, stages.prediction.quotes.quote(task))
+                finally:
+                    self._turns.leave(job.tenant, 1.0)  # all take about as long
             finally:  # releases the prompt's resources
                 task.end(aborted(AbortCause.CANCEL), self._clock.now())
 
@@ -101,9 +108,8 @@ class Questions:
     @property
     def queue_room(self) -> QueueRoom | None:
         """Room in the queue; None if it is unbounded, or if no request may wait."""
-        queue = self._stages.queue
-        bound = queue.bound
-        return QueueRoom(bound, max(0, bound - queue.new)) if bound > 0 else None
+        bound, new = self._stages.queue.bound, self._stages.queue.new
+        return QueueRoom(bound, max(0, bound - new)) if bound > 0 else None
 
     def queue_position(self, task: Task) -> int:
         """Number of tasks that start before this one; 0 after it has started."""

@@ -240,10 +240,10 @@ class PoolLaunch:
         self._emit(PoolEvent(EventKind.WARNED, member.name, text))
 
     def _was_last(self, member: Supervised) -> bool:
-        """Whether nothing can be served without a unit; orchestrators need no store."""
+        """Whether nothing can be served without a unit."""
         kind = type(member.unit)
         alike = (each.name for each in self._members if type(each.unit) is kind)
-        return kind is not StoreProcess and not self._serving.intersection(alike)
+        return not self._serving.intersection(alike)
 
     async def _end(self) -> None:
         self._serving.clear()

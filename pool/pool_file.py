@@ -227,9 +227,9 @@ class InstanceSettings(_Strict):
 
     @property
     def instance_names(self) -> tuple[str, ...]:
-        """Names of the instances: the entry's name, with a number if there are several."""
+        """Names of the instances. The first has no number, so that it stays when others come."""
         count = len(self.groups) if self.count is None else self.count
-        return (self.name,) if count == 1 else tuple(f"{self.name}-{i}" for i in range(count))
+        return (self.name, *(f"{self.name}-{i}" for i in range(1, count)))
 
 
 class PoolFile(_Strict):

@@ -54,6 +54,8 @@ class ProcessUnit(ABC):
 
     start_s = 30.0
     """Maximum seconds for a start."""
+    is_given_up = True
+    """Whether it is given up if it keeps failing; if not, it is restarted without end."""
 
     def __init__(
         self,
@@ -337,7 +339,7 @@ class Supervised:
     def _is_last(self, reason: str) -> bool:
         """Count a failure; return whether the unit is given up."""
         self._failures += 1
-        if self._failures <= self._policy.max_failures:
+        if self._failures <= self._policy.max_failures or not self.unit.is_given_up:
             return False
         count = self._failures
         self._given_up.set_result(

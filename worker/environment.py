@@ -35,7 +35,7 @@ _FIELD = re.compile(r'field "(\w+)"')
 class Section(BaseModel):
     """A group of related settings: a table in ``tidegate.toml``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def _by_commas(value: object) -> object:

@@ -166,7 +166,7 @@ class WorkerSettings(EnvironmentSettings):
     overlap: bool = True
     """Whether to launch a step before the previous one is read, if the runner supports it (CUDA and
     ``synthetic-paced``)."""
-    min_start_budget_ms: float = Field(default=100.0, ge=0)
+    min_start_budget_ms: float = Field(default=100.0, ge=0, allow_inf_nan=False)
     """A generation with less time left than this at its start is refused (DL-3)."""
     choices_path: LocalPath | None = None
     """Directory that keeps the choice of the fastest products and attention, by machine and model;

@@ -110,7 +110,7 @@ class GrammarCheck:
                 process.kill()
             await process.wait()
 
-    async def _try_out(self, grammar: Grammar) -> GrammarFinding:
+    async def _try_out(self, grammar: Grammar, *, is_again: bool = False) -> GrammarFinding:
         try:
             if self._process is None or self._process.returncode is not None:
                 self._process = await start_helper(_COMPILER)
@@ -120,24 +120,24 @@ class GrammarCheck:
                 extra=fields(reason=error.strerror),
             )
             return _NOTHING
-        process, is_over = self._process, False
+        process, found = self._process, None
         assert process.stdin is not None and process.stdout is not None
         try:
             asked = msgspec.msgpack.encode(grammar)
             process.stdin.write(len(asked).to_bytes(4, "big") + asked)
             size = int.from_bytes(await process.stdout.readexactly(4), "big")
             found = _finding_decoder.decode(await process.stdout.readexactly(size))
-            is_over = True
         except (asyncio.IncompleteReadError, ConnectionError):
             if await process.wait() in _GAVE_UP:
                 return GrammarFinding(_TOO_LONG)
-            raise TidegateError("the grammar could not be checked; try again") from None
+            if is_again:  # something else ended both, such as a lack of memory
+                raise TidegateError("the grammar could not be checked; try again") from None
         finally:
-            if not is_over:  # its late answer would be read as the next one's
+            if found is None:  # its late answer would be read as the next one's
                 self._process = None
                 if process.returncode is None:
                     process.kill()
-        return found
+        return found or await self._try_out(grammar, is_again=True)
 
     def _keep(self, grammar: Grammar, found: GrammarFinding) -> None:
         if found.passed_over:

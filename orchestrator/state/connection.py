@@ -181,6 +181,8 @@ def describe_error(error: Exception) -> str:
         return "the store is a replica and does not accept writes"
     if "MISCONF" in str(error):
         return "the store does not accept writes, because it cannot write to its disk"
+    if "WRONGTYPE" in str(error):
+        return "the store has other data under TIDEGATE_STATE__PREFIX: set another one"
     if isinstance(error, redis.TimeoutError):
         return f"the store did not answer within {TIMEOUT_S:g} s"
     if isinstance(error, redis.ConnectionError | OSError):

@@ -161,6 +161,8 @@ class SharedState(Sharing):
         if not tag:
             return None
         try:
+            if self.members.fault:  # each look would wait for the store
+                raise connection.StateError
             async with self.members.client.pipeline(transaction=False) as pipe:
                 pipe.hmget(self.tasks.names.task(digits), ["owner", "end"])
                 pipe.hget(self.tasks.names.item(digits), "owner")

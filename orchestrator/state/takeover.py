@@ -104,7 +104,7 @@ class Takeover:
         for at, task_id in enumerate(ids):
             try:
                 found.append(self._tasks.claimed(task_id, *answers[2 * at : 2 * at + 2]))
-            except (msgspec.DecodeError, KeyError):
+            except msgspec.DecodeError:
                 service_log.exception(
                     "cannot read a task of another orchestrator", extra=fields(task_id=task_id)
                 )

@@ -98,7 +98,10 @@ class SharedTasks:
     ) -> UnfinishedTask:
         """A task that was taken over, made from its records. Raises ``msgspec.DecodeError``."""
         self._last_claimed -= 1  # below the numbers of tasks that this process accepted
-        row = replace(_row_of(record), n=self._last_claimed)
+        found = _row_of(task_id, record)
+        if found is None:
+            raise msgspec.DecodeError("it has no readable row")
+        row = replace(found, n=self._last_claimed)
         self.name(row)
         request = read_record(StoredRequest, task_id, record.get(b"request"))
         blobs = (msgspec.msgpack.decode(each, type=tuple[int, bytes]) for each in tokens)
@@ -288,9 +291,8 @@ class SharedReader(LookUps):
             pipe.hgetall(names.task(task_id))
             pipe.get(names.result(task_id))
             record, result = pipe.execute()
-        if not record:
-            return None
-        return Found(_row_of(record), read_record(StoredResult, task_id, result))
+        row = _row_of(task_id, record)
+        return None if row is None else Found(row, read_record(StoredResult, task_id, result))
 
     def _told(self, error: Exception) -> str:
         return connection.describe_error(error)
@@ -311,10 +313,8 @@ def _end_of(end: Ended) -> StoredEnd:
     )
 
 
-def _row_of(record: Mapping[bytes, bytes]) -> TaskRow:
-    """A task's row, with its end if it has one. Raises ``msgspec.DecodeError``."""
-    row = msgspec.msgpack.decode(record[b"row"], type=TaskRow)
-    if b"end" not in record:
-        return row
-    end = msgspec.msgpack.decode(record[b"end"], type=StoredEnd)
-    return replace(row, **msgspec.structs.asdict(end))
+def _row_of(task_id: str, record: Mapping[bytes, bytes]) -> TaskRow | None:
+    """A task's row, with its end if it has one; None if there is no readable one."""
+    row = read_record(TaskRow, task_id, record.get(b"row"))
+    end = read_record(StoredEnd, task_id, record.get(b"end"))
+    return row if row is None or end is None else replace(row, **msgspec.structs.asdict(end))

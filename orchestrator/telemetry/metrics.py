@@ -79,6 +79,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.declared: list[Declared] = []
+        self._encoding = asyncio.Lock()
         self._collectors: list[tuple[Collector, bool, str]] = []
         """Collectors. Each has a flag for tenant labels and the prefix of its metrics' names."""
         self.holders: dict[str, Callable[[], Kept]] = {}
@@ -123,17 +124,19 @@ class Metrics:
         ``accept`` asks for it. Without ``tenants`` the page has no metrics that name tenants. With
         ``prefix`` it has only the metrics that were added with that prefix.
 
-        Encoding takes some ms. It runs in slices, so that tokens are relayed in between.
+        Encoding takes some ms: in slices, with other work in between, and one scrape at a time.
         """
         encode, content_type = choose_encoder(accept)
-        parts, began = [], time.perf_counter()
-        for collector, names_tenants, begins in self._collectors:
-            if (names_tenants and not tenants) or (prefix and begins != prefix):
-                continue
-            parts.append(encode(collector).removesuffix(_EOF))
-            if time.perf_counter() - began > SLICE_S:
-                await asyncio.sleep(0)
-                began = time.perf_counter()
+        parts = []
+        async with self._encoding:
+            began = time.perf_counter()
+            for collector, names_tenants, begins in self._collectors:
+                if (names_tenants and not tenants) or (prefix and begins != prefix):
+                    continue
+                parts.append(encode(collector).removesuffix(_EOF))
+                if time.perf_counter() - began > SLICE_S:
+                    await asyncio.sleep(0)
+                    began = time.perf_counter()
         if content_type.startswith("application/openmetrics-text"):
             parts.append(_EOF)
         return b"".join(parts), content_type

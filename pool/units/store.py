@@ -37,6 +37,7 @@ class StoreProcess(ProcessUnit):
 
     start_s = 60.0
     """Maximum seconds to load its data."""
+    is_given_up = False  # it ends whenever its disk is full
 
     def __init__(self, program: str, folder: Path, **kept: Unpack[UnitOptions]) -> None:
         """``folder`` holds the data; it is created for this user only."""

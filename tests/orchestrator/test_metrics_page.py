@@ -1,8 +1,13 @@
 """docs/metrics.md is what the code declares, and what a service exposes."""
 
+import asyncio
 from pathlib import Path
 
+import pytest
+
 from orchestrator.settings.rooms import modules_of_rooms
+from orchestrator.telemetry import metrics
+from orchestrator.telemetry.metrics import MetricRow, Metrics
 from tests.orchestrator.conftest import MakeService
 from tests.support.fake_worker import FakeWorker
 from tools.metrics_page import declared, page
@@ -73,3 +78,19 @@ async def test_what_is_declared_is_what_is_exposed(
         assert (family.type, family.documentation) == (metric.type, metric.text)
         for sample in family.samples:
             assert set(sample.labels) - {"le"} == set(metric.labels), metric.name
+
+
+async def test_scrapes_are_encoded_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many clients that scrape at once take no more of the loop than one."""
+    monkeypatch.setattr(metrics, "SLICE_S", 0.0)
+    made, read = Metrics(), list[str]()
+    for name in ("one", "two"):
+
+        def noted(source: str) -> float:
+            read.append(source)
+            return 0.0
+
+        made.watch(name, [MetricRow("gauge", name, "", "text", noted)])
+    read.clear()
+    await asyncio.gather(made.exposition(), made.exposition())
+    assert read == ["one", "two", "one", "two"]

@@ -75,6 +75,7 @@ def test_instances_are_a_list_with_commas(monkeypatch: pytest.MonkeyPatch) -> No
         ("INSTANCES", "http://localhost:8001"),
         ("INSTANCES", "a:1,a:1"),
         ("DEADLINES__DEFAULT_S", "-1"),
+        ("DEADLINES__MAX_S", "inf"),
         ("QUEUE__MAX_WAITING", "-2"),
         ("TOKEN", "two words"),
         ("LANES__PER_INSTANCE", "11"),

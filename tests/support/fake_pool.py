@@ -125,6 +125,7 @@ class FakeUnit:
 
     where = "nowhere"
     misses = 0
+    is_given_up = True
     pid = None
 
     def __init__(

@@ -15,6 +15,7 @@ from typing import Final
 
 from protocol import Sampling, StepCosts
 from worker.core import Job
+from worker.errors import BrokenCheckpoint
 from worker.kv_disk.base import KVMemory
 from worker.runner.base import Runner
 from worker.scheduler.block_pool import BlockPool
@@ -146,11 +147,17 @@ def _rows(scheduler: Scheduler) -> list[Row]:
 
 
 def _step(runner: Runner, scheduler: Scheduler, rows: list[Row]) -> float:
-    """Seconds that a step of ``rows`` takes, on the device's clock if it has one."""
+    """Seconds that a step of ``rows`` takes, on the device's clock if it has one. Raises
+    ``BrokenCheckpoint`` if its numbers are not finite."""
     decodes = sum(1 for row in rows if row.start)
     began = perf_counter()
     result = runner.execute(Plan(rows, decodes, sum(row.count for row in rows)))
     took_s = perf_counter() - began
+    if result.not_finite:
+        raise BrokenCheckpoint(
+            "the model computes NaN or infinite numbers: check its files (tidegate models verify), "
+            "or set TIDEGATE_WORKER__DTYPE=float32"
+        )
     for row, ids in zip(rows, result.ids, strict=True):
         scheduler.advance(row, ids)
     return took_s if result.device is None else result.device.busy_s

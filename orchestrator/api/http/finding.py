@@ -82,7 +82,7 @@ async def find_tasks(request: web.Request, stated: str) -> list[Task]:
         task for task in live if stated in (task.correlation_id, task.job.request_id)
     )
     durable = orchestrator.stages.durable
-    if not found and not kept and durable is not None:
+    if not found and not kept and durable is not None and not orchestrator.sharing.fault:
         looked = await _look(orchestrator, durable, lambda: durable.find(task_id))
         found = [] if looked is None else mine([looked[1]])
     if not found:

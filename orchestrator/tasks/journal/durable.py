@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from orchestrator.clock import Clock
-from orchestrator.errors import Draining, JournalUnavailable, KeyInUse, TidegateError
+from orchestrator.errors import (
+    DeadlineExceeded,
+    Draining,
+    JournalUnavailable,
+    KeyInUse,
+    TidegateError,
+)
 from orchestrator.tasks.journal.records import (
     Accept,
     Batch,
@@ -99,23 +105,23 @@ class Entry:
         return Tokens(self.n, first, StoredTokens(pack_ids(ids), texts, spent_s))
 
     def decide(self, fault: str) -> None:
-        if self.committed.done():
-            return
         if fault:
-            error = JournalUnavailable(f"the task could not be made durable: {fault}")
-            self.committed.set_exception(error)
-        else:
+            self.refuse(JournalUnavailable(f"the task could not be made durable: {fault}"))
+        elif not self.committed.done():
             self.committed.set_result(None)
+
+    def refuse(self, error: TidegateError) -> None:
+        if not self.committed.done():
+            self.committed.set_exception(error)
 
     def refuse_name(self) -> None:
         """Record that another submission of the same key has the task's name."""
-        if not self.committed.done():
-            self.committed.set_exception(
-                KeyInUse(
-                    "another submission with this Idempotency-Key has just been accepted; send it "
-                    "again to get that one's task"
-                )
+        self.refuse(
+            KeyInUse(
+                "another submission with this Idempotency-Key has just been accepted; send it "
+                "again to get that one's task"
             )
+        )
 
 
 class DurableTasks:
@@ -312,9 +318,7 @@ class DurableTasks:
             return False
         if not entry.committed.done() and not self.is_async:  # it is not accepted yet
             self.refuse(task)
-            entry.committed.set_exception(
-                Draining("the service is shutting down; try again elsewhere")
-            )
+            entry.refuse(Draining("the service is shutting down; try again elsewhere"))
             return False
         del self._live[entry.n]
         self._flush(entry)
@@ -343,6 +347,10 @@ class DurableTasks:
             return
         del self._live[entry.n]
         entry.accept = None
+        if not entry.committed.done():  # its client waits for the disk until its deadline (OR-26)
+            late = DeadlineExceeded.before("the task was on disk", 0.0)
+            left_s = min(COMMIT_WAIT_S, max(0.0, task.deadline.at - self._clock.now()))
+            asyncio.get_running_loop().call_later(left_s, entry.refuse, late)
         ended_unix = self._clock.unix()
         self._writer.put(
             Ended(

@@ -349,7 +349,7 @@ class Batch:
     """Numbers of tasks that were not accepted: their key already has a task of that name."""
 
 
-R = TypeVar("R", StoredRequest, StoredResult)
+R = TypeVar("R")
 
 pack = msgspec.msgpack.Encoder().encode
 

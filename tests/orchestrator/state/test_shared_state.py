@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.state.members import Holder
 from orchestrator.state.takeover import Takeover
+from orchestrator.state.tasks import SharedReader
 from tests.orchestrator.conftest import OPERATOR, Service
 from tests.orchestrator.state.conftest import (
     Sharing,
@@ -56,6 +57,32 @@ async def test_what_a_member_has_that_has_just_joined_is_found(
     task_id = await task_of(one, durable=False)
     state_of(two).members.others.clear()  # as before the next renewal of the lease
     assert (await status_of(two, task_id))["task_id"] == task_id
+
+
+async def test_a_member_is_asked_at_once_while_the_store_hangs(
+    sharing: Sharing, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the task of a live member, no look waits for a store that is known not to answer."""
+    one, two = await sharing.members(worker)
+    worker.plan = lambda job: Plan(stall_at=1)
+    task_id = await task_of(one, durable=False)
+    members = state_of(two).members
+    freeze(two)
+    members.fault = "the store did not answer within 2 s"
+    with monkeypatch.context() as hanging:
+        hanging.delattr(SharedReader, "_look")
+        hanging.delattr(members, "_client")
+        assert (await status_of(two, task_id))["task_id"] == task_id
+
+
+@pytest.mark.parametrize("damage", [{"row": b"\xff"}, {"other": b""}])
+async def test_a_task_whose_record_is_damaged_in_the_store_is_said_to_be_gone(
+    sharing: Sharing, worker: FakeWorker, damage: dict[str, bytes]
+) -> None:
+    one = await sharing.member(worker)
+    async with sharing.store.client() as client:
+        await client.hset("{tidegate}:task:" + 32 * "0", mapping=damage)
+    await one.ask("GET", f"/v2/tasks/{32 * '0'}", 410)
 
 
 async def test_a_task_that_is_being_taken_on_is_not_said_to_be_gone(

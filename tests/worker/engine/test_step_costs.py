@@ -11,6 +11,7 @@ import pytest
 from protocol import StepCosts
 from tests.support.cases import for_each
 from worker.engine.step_costs import fitting, largest, measure
+from worker.errors import BrokenCheckpoint
 from worker.kv_disk.base import HostMemory
 from worker.kv_disk.block_file import BlockFormat
 from worker.runner.synthetic import PacedRunner, StepCost
@@ -59,6 +60,15 @@ def test_each_size_is_measured_and_disturbances_are_left_out(
     assert found.rows == (1, 2, 4, 6)
     assert found.step_ms == pytest.approx((1.0, 1.0, 5.0, 5.0))
     assert found.prompt_token_ms == pytest.approx(0.01, rel=0.2)
+
+
+def test_wk12_a_model_that_computes_no_finite_numbers_is_not_loaded() -> None:
+    class Broken(Bent):
+        def execute(self, plan: Plan) -> StepResult:
+            return StepResult([[] for _ in plan.rows], not_finite=[0])
+
+    with pytest.raises(BrokenCheckpoint, match="models verify"):
+        measure(Broken(), CONFIG, blocks=100)
 
 
 def test_a_pool_without_room_for_all_rows_is_measured_too() -> None:

@@ -1,14 +1,19 @@
 """``POST /v2/quote`` in front of an instance of a known pace: 10 ms a token for one."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from orchestrator.prediction import promises
 from orchestrator.prediction.forecaster import Capacity
+from orchestrator.prediction.quotes import Quote
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.task import Task
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
+from tests.support.jobs import make_job
 from tests.support.paces import pace_of
 
 PACE = pace_of(64, 512, 9.9, 0.1, 0.1, fastest_ms=10.0, steps=1000)
@@ -168,3 +173,24 @@ async def test_what_cannot_be_quoted_is_refused_by_name(
 ) -> None:
     error = await ask(paced, 400, **body)
     assert field in error["message"]
+
+
+async def test_or24_tenants_take_turns_with_quotes(
+    paced: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quotes, turns = paced.orchestrator.stages.prediction.quotes, list[str]()
+    quote = quotes.quote
+
+    def noted(task: Task) -> Quote:
+        turns.append(task.job.tenant)
+        return quote(task)
+
+    monkeypatch.setattr(quotes, "quote", noted)
+    questions, deadline = paced.orchestrator.questions, Deadline(paced.clock.now() + 10.0, 0)
+    await asyncio.gather(
+        *(
+            questions.quote(make_job(tenant=tenant, deadline=deadline, model="fake"), None, 1)
+            for tenant in ("many", "many", "many", "one")
+        )
+    )
+    assert turns == ["many", "one", "many", "many"]

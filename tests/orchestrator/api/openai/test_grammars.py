@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from typing import Any
@@ -171,6 +173,16 @@ async def test_a_check_that_nobody_waits_for_is_given_up(
     await service.until(lambda: service.orchestrator.live_tasks == 0)
     await service.ask("POST", url, json=CHAT | {"guided_json": SCHEMA})
     assert service.outcomes()[1:] == ["aborted", "met"]
+
+
+async def test_a_check_goes_to_another_process_if_its_own_is_killed(
+    service: Service, able: FakeWorker
+) -> None:
+    check = service.orchestrator.stages.reader.grammars
+    for kind in ({"guided_json": SCHEMA}, {"guided_regex": "a|b"}):
+        await service.ask("POST", "/v1/chat/completions", json=CHAT | kind)
+        assert check._process is not None
+        os.kill(check._process.pid, signal.SIGKILL)  # as a kernel without memory does
 
 
 async def test_or24_many_new_grammars_of_one_tenant_keep_no_other_waiting(

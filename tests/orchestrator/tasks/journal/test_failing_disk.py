@@ -204,3 +204,15 @@ async def test_a_disk_that_hangs(
     go_on.set()
     await service.until(lambda: not fault_of(service))
     await task_of(service, key="mine")
+
+
+async def test_or26_a_submission_waits_for_the_disk_only_until_its_deadline(
+    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = await restarts.start(worker)
+    worker.plan = lambda job: Plan(stall_at=1)
+    go_on = hold_writes(monkeypatch)
+    monkeypatch.setattr(durable, "COMMIT_WAIT_S", 60.0)
+    status, answer = await submit(service, deadline_ms=200)
+    assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
+    go_on.set()
