@@ -395,6 +395,11 @@ def row_counts(most: int) -> tuple[int, ...]:
 
 def _among_fewer(task: Task, asked: Asked, everybody: _Line) -> Prospect:
     machine, best = everybody.machine, HOPELESS
+    # The most urgent keep their rows; paused ones must belong to the task's tenant (OR-24).
+    order = sorted(range(len(everybody.asked)), key=lambda at: everybody.asked[at].stop_ms)
+    enough_ms = AMPLE * asked.stop_ms
+    if not order or everybody.asked[order[-1]].stop_ms < enough_ms:
+        return best
     delay_ms = 1000 * ROWS_EVERY_S
     own = asked._replace(
         stop_ms=asked.stop_ms - delay_ms,
@@ -403,13 +408,11 @@ def _among_fewer(task: Task, asked: Asked, everybody: _Line) -> Prospect:
     )
     if not play([own], machine._replace(usual=0)).chances([own])[0]:
         return best
-    # The most urgent keep their rows; paused ones must belong to the task's tenant (OR-24).
-    order = sorted(range(len(everybody.asked)), key=lambda at: everybody.asked[at].stop_ms)
     line = [own, *(everybody.asked[at] for at in order)]
     now = min(len(line), machine.rows) // machine.instances
     for rows in reversed(row_counts(max(1, now))[:-1]):
         paused = order[rows * machine.instances - 1 :]
-        if best.chance == 1 or everybody.asked[paused[0]].stop_ms < AMPLE * asked.stop_ms:
+        if best.chance == 1 or everybody.asked[paused[0]].stop_ms < enough_ms:
             break
         if any(everybody.tasks[at].tenant != task.tenant for at in paused):
             break
