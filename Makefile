@@ -84,8 +84,11 @@ ci-all:
 # What computes, as on a CPU without AVX-512 and AMX. Left out are torch's own attention in bfloat16,
 # which looks at the CPU itself and fails where it is told of a lesser one, and triton's kernels,
 # which are for GPUs.
+# numba takes a CPU's features from here, not from its name.
+AVX2 := +avx,+avx2,+bmi,+bmi2,+cmov,+cx16,+f16c,+fma,+lzcnt,+movbe,+popcnt,+sse4.1,+sse4.2,+ssse3
+
 test-avx2: setup-dev
-	ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= $(BIN)/python -m pytest -n 2 \
+	ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=$(AVX2) $(BIN)/python -m pytest -n 2 \
 	  -k "not test_paged and not triton and not (test_reference and bfloat16)" \
 	  tests/worker/attention tests/worker/sampling tests/worker/engine/test_not_finite.py \
 	  tests/worker/engine/test_deterministic.py tests/worker/models/test_blocked.py \

@@ -10,6 +10,7 @@ from worker.attention.choice import TOLERANCE, Trial, error_of, exact, make_tria
 from worker.attention.numba_backend import NumbaAttention
 from worker.cpu_kernels import team
 from worker.cpu_kernels.attention_loops import SPAN_TOKENS
+from worker.cpu_kernels.block_products import products_problem
 from worker.cpu_kernels.prompt_loops import PART_TOKENS, TILE_KEYS
 
 WINDOWS = (0, 300, 20, TILE_KEYS + 1)
@@ -30,6 +31,7 @@ SHAPES = [
     (torch.float32, 3, 6, 2, 16),
 ]
 Shape = tuple[torch.dtype, int, int, int, int]
+packs_chunks = pytest.mark.skipif(products_problem() is not None, reason=str(products_problem()))
 
 
 def filled(shape: Shape, rng: np.random.Generator) -> KVPool:
@@ -74,6 +76,7 @@ def test_a_row_does_not_depend_on_its_company(threads: int) -> None:
         np.testing.assert_array_equal(alone.numpy(), together[one].numpy())
 
 
+@packs_chunks
 def test_what_lies_behind_a_text_does_not_count() -> None:
     rng = np.random.default_rng(4)
     shape = SHAPES[1]
@@ -88,6 +91,7 @@ def test_what_lies_behind_a_text_does_not_count() -> None:
     assert error_of(backend, 0, trial, expected) < TOLERANCE[torch.float32]
 
 
+@packs_chunks
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_prompt_with_a_key_that_is_no_number_has_no_result(shape: Shape, bad: float) -> None:
@@ -101,7 +105,7 @@ def test_a_prompt_with_a_key_that_is_no_number_has_no_result(shape: Shape, bad: 
     assert found[:12].isfinite().all() and found[12:].isnan().any(2).all()
 
 
-@pytest.mark.parametrize("way", ["few at a time", "by torch"])
+@pytest.mark.parametrize("way", [pytest.param("few at a time", marks=packs_chunks), "by torch"])
 def test_chunks_that_are_not_packed_together(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "by torch":  # as on a CPU without AVX2
         monkeypatch.setattr(numba_backend, "products_problem", lambda: "the CPU has none")
