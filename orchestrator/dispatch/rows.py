@@ -20,6 +20,9 @@ from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.schedule import ROWS_EVERY_S, row_counts
 from orchestrator.telemetry.log import service_log
 
+ALL_MET: Final = 0.95
+"""Share of met requests that counts as all. In the simulator's conversations of agents ``1 -
+CHANCE/√n`` of ``n`` requests met 0.95 of this."""
 CHANCE: Final = 0.35
 """Difference of shares that counts as noise, as a multiple of 1/√n for n requests: the error of a
 mean of n outcomes is at most 0.5/√n. A lower number of rows than now must be better by twice that.
@@ -99,7 +102,7 @@ class RowControl:
                 met[count] = share
                 chosen = best_rows(met, current, requests)
                 noise, last_two = _noise(requests), list(met.values())[-2:]
-                if met[most] >= 1 - noise or max(last_two) < (1 - 2 * noise) * max(met.values()):
+                if met[most] >= ALL_MET or max(last_two) < (1 - 2 * noise) * max(met.values()):
                     break  # fewer rows meet no more requests
                 yield False
             best = UNBOUNDED if chosen == most else chosen
