@@ -95,16 +95,16 @@ class RowControl:
             foreign = sum(instance.foreign_load for instance in instances)
             requests = self._schedule.count(model)
             current = min(most, instances[0].concurrency.best_rows)
-            chosen, met = most, dict[int, float]()
+            worse, met = 1 - 2 * _noise(requests), dict[int, float]()
             counts = row_counts(most)[::-1]
             shares = self._schedule.met_with(model, counts, foreign)
             for count, share in zip(counts, shares, strict=False):
                 met[count] = share
-                chosen = best_rows(met, current, requests)
-                noise, last_two = _noise(requests), list(met.values())[-2:]
-                if met[most] >= ALL_MET or max(last_two) < (1 - 2 * noise) * max(met.values()):
+                last_two = list(met.values())[-2:]
+                if met[most] >= ALL_MET or max(last_two) < worse * max(met.values()):
                     break  # fewer rows meet no more requests
                 yield False
+            chosen = best_rows(met, current, requests) if met else most
             best = UNBOUNDED if chosen == most else chosen
             bounds, is_changed = self._schedule.most_rows(model), False
             is_bound = is_bound or bool(bounds)
