@@ -86,6 +86,11 @@ TABLE: Final = (
         " --loads 1 2 3 --seeds 3 --rows --plot {folder}/goodput-traces",
         picture="goodput-traces.png",
     ),
+    Recordable(
+        "sim-h100",
+        f"perf.sim --trace {_CODE} --engines h100-29 h100-16 h100-12 --arrivals trace"
+        " --deadlines constant --loads 2 --minutes 0.2 --rows",
+    ),
     Recordable("sim-cells", "perf.sim --cells --rows 16 --seeds 2"),
     Recordable("sim-quotes", "perf.sim quotes"),
     Recordable("sim-crowds", "perf.sim crowds --seeds 1"),

@@ -24,8 +24,8 @@ from perf.report.recording import Recording
 from perf.sim import counterfactual, crowds, quotes, reported, runs, scaling
 from perf.sim.campaign import LABELS, ROWS, run_campaign
 from perf.sim.campaign_report import draw, save, show
+from perf.sim.scenes import ENGINES, QUICK, SLOW, SimScene, drawn_scenes, trace_scenes
 from perf.sim.scenes import FLEET as FLEET  # scripts of others import it from here
-from perf.sim.scenes import QUICK, SLOW, SimScene, drawn_scenes, trace_scenes
 from perf.sim.study import run_cases
 
 STUDIES = {
@@ -89,8 +89,9 @@ def scenes_of(args: argparse.Namespace) -> list[SimScene]:
     scenes = [
         scene
         for trace in args.trace
+        for engine in args.engines
         for scene in trace_scenes(
-            trace, SLOW, arrivals=args.arrivals, manners=args.deadlines, loads=args.loads
+            trace, ENGINES[engine], arrivals=args.arrivals, manners=args.deadlines, loads=args.loads
         )
     ]
     if args.cells is None and args.trace:
@@ -113,6 +114,7 @@ def new_arguments() -> argparse.ArgumentParser:
     add("--seeds", type=int, default=5)
     add("--cells", nargs="*", metavar="CELL", help="drawn cells, by name or key, or all")
     add("--trace", type=Path, nargs="+", default=[], help="Azure's columns")
+    add("--engines", nargs="+", choices=list(ENGINES), default=[SLOW.name], help="of traces")
     add("--rows", type=int, nargs="*", default=list(ROWS), help="fixed numbers of rows, too")
     add("--arrivals", nargs="+", choices=("poisson", "trace"), default=["poisson", "trace"])
     add("--deadlines", type=Manner, nargs="+", choices=list(Manner), default=list(Manner))

@@ -136,7 +136,7 @@ SCALES: Final[dict[str, Scale]] = {"need": _needed, "queue": _waiting, "held": _
 
 def day(trace: Path, per_s: float) -> list[SimArrival]:
     """Arrivals of a day whose highest rate is ``per_s``."""
-    load = load_of(trace, "trace", Manner.PROPORTIONAL, ENGINE.speed)
+    load = load_of(trace, "trace", Manner.PROPORTIONAL, ENGINE)
     found: list[SimArrival] = []
     for hour in range(24):
         rate = per_s * (0.6 - 0.4 * math.cos(2 * math.pi * hour / 24))

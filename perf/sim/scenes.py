@@ -1,9 +1,11 @@
 """Cells of a campaign: the requests, their rate, and the engine.
 
-There are two kinds of engine. ``slow`` is the demo model slowed down five times, two instances of
-eight slots, as in ``perf.goodput``. The others are one instance of the demo model with 16, 32 or 64
-slots, on the same two cores as a server and its clients: 6 ms per step with 16 rows, 16.5 ms with
-64. Cells are random (``perf.load.cells``, and agents with long conversations) or from a trace.
+There are three kinds of engine. ``slow`` is the demo model slowed down five times, two instances of
+eight slots, as in ``perf.goodput``. ``16``, ``32`` and ``64`` are one instance of the demo model
+with that number of slots, on the same two cores as a server and its clients: 6 ms per step with 16
+rows, 16.5 ms with 64. ``h100-29``, ``h100-16`` and ``h100-12`` have the step times of an 8B model
+on an H100, with that many ms of fixed cost in a step with a prompt. Cells are random
+(``perf.load.cells``, and agents with long conversations) or from a trace.
 """
 
 import math
@@ -15,7 +17,16 @@ from typing import Protocol
 
 from orchestrator.tasks.job import Priority
 from perf.load.cells import CAP_TOKENS, DEMO_COST, Mix, mixes
-from perf.load.trace import ANSWER_SCALE, CHAT, CODE, Manner, TraceLoad, TraceRow, read_trace
+from perf.load.trace import (
+    ANSWER_SCALE,
+    CHAT,
+    CODE,
+    PROMPT_SCALE,
+    Manner,
+    TraceLoad,
+    TraceRow,
+    read_trace,
+)
 from perf.load.workload import Sizes, Speed
 from perf.report.stats import percentile
 from perf.sim.arrivals import Scenario, SimArrival, trace_arrivals
@@ -37,6 +48,8 @@ class Engine:
 
     name: str
     fleet: Fleet
+    scales: tuple[int, int] = (PROMPT_SCALE, ANSWER_SCALE)
+    """A trace's tokens per token of a prompt and of an answer here."""
 
     @property
     def slots(self) -> int:
@@ -80,7 +93,20 @@ SPEED = Speed(
     1000 * STEP_COST.prompt_token_s, 1000 * (STEP_COST.step_s + STEP_COST.row_s * SLOW.slots / 2)
 )
 UNBOUNDED = {"QUEUE__MAX_WAITING": "-1"}
-ENGINES = {engine.name: engine for engine in (SLOW, demo(16), demo(32), demo(64))}
+
+
+def h100(prompt_ms: int) -> Engine:
+    """An H100's shape (docs/gpu.md): decodes take 7 ms, prompts alone reach 43,000 tokens/s, and
+    the host launches a step while the one before it runs."""
+    cost = StepCost(
+        7e-3, 0.0, 1 / 43_000, prompt_step_s=prompt_ms / 1000, launch_s=1e-3, prompt_launch_s=2e-3
+    )
+    spec = WorkerSpec(cost, 128, kv_tokens=128 * 8192, step_tokens=2048)
+    return Engine(f"h100-{prompt_ms}", Fleet(spec, 1), scales=(1, 1))
+
+
+_ALL = (SLOW, demo(16), demo(32), demo(64), h100(29), h100(16), h100(12))
+ENGINES = {engine.name: engine for engine in _ALL}
 
 
 class CellSource(Protocol):
@@ -108,7 +134,7 @@ class SimScene:
         return f"{self.name}{engine}.{self.load.replace('/', '_per_')}"
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.load}, {self.engine.slots} slots"
+        return f"{self.name}, {self.load}, engine {self.engine.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,28 +239,37 @@ class Traced:
     load: float
     capacity: float
     """Capacity of the engine in requests per second."""
-    speed: Speed
+    engine: Engine
 
     def arrivals(self, seconds: float, seed: int) -> list[SimArrival]:
-        load = load_of(self.trace, self.arrivals_by, self.manner, self.speed)
+        load = load_of(self.trace, self.arrivals_by, self.manner, self.engine)
         return list(trace_arrivals(load, self.load * self.capacity, seconds, seed))
 
 
 _ROWS: dict[Path, tuple[TraceRow, ...]] = {}
 
 
-def load_of(trace: Path, arrivals: str, manner: Manner, speed: Speed) -> TraceLoad:
-    """Load of a trace file's requests; those of code completion are known by its name."""
+def load_of(trace: Path, arrivals: str, manner: Manner, engine: Engine) -> TraceLoad:
+    """Load of a trace's requests for ``engine``; the file's name tells whether they write code."""
     rows = _ROWS.get(trace)
     if rows is None:
         rows = _ROWS[trace] = tuple(read_trace(trace))
     applications = CODE if "code" in trace.stem else CHAT
-    return TraceLoad(rows, speed, manner, arrivals == "poisson", applications)
+    is_poisson, (prompt, answer) = arrivals == "poisson", engine.scales
+    return TraceLoad(
+        rows,
+        engine.speed,
+        manner,
+        is_poisson,
+        applications,
+        prompt_scale=prompt,
+        answer_scale=answer,
+    )
 
 
 def capacity_of(trace: Path, engine: Engine) -> float:
     """Requests per second of a trace with every slot full."""
-    load = load_of(trace, "poisson", Manner.PROPORTIONAL, engine.speed)
+    load = load_of(trace, "poisson", Manner.PROPORTIONAL, engine)
     flood = [
         replace(arrival, deadline_ms=math.inf)
         for arrival in trace_arrivals(load, _FLOOD / 0.6, 0.6, seed=1)
@@ -279,7 +314,7 @@ def trace_scenes(
             f"{name}.{arrival}.{manner}",
             f"{load:g}x",
             engine,
-            Traced(trace, arrival, manner, load, capacity, engine.speed),
+            Traced(trace, arrival, manner, load, capacity, engine),
         )
         for arrival in arrivals
         for manner in manners

@@ -20,7 +20,7 @@ def cell(scene: SimScene, policy: RowsPolicy, met: float) -> SimCell:
 def test_pf2_the_plot_has_a_panel_for_each_trace_and_manner(tmp_path: Path) -> None:
     cells = []
     for trace, manner, load in product(("chat", "code"), Manner, (1.0, 2.0)):
-        source = Traced(tmp_path, "trace", manner, load, 30.0, SLOW.speed)
+        source = Traced(tmp_path, "trace", manner, load, 30.0, SLOW)
         scene = SimScene(f"{trace}.trace.{manner}", f"{load:g}x", SLOW, source)
         cells += [cell(scene, RowsPolicy(policy), 0.5 / load) for policy in LABELS]
     draw(cells, tmp_path / "deep" / "plot")

@@ -225,6 +225,7 @@ class RivalFleet:
         cost = self._spec.cost
         live = sum(job in chunks or not job.prompt_left for job in rows)
         step_s = cost.step_s + cost.row_s * live + cost.prompt_token_s * sum(chunks.values())
+        step_s += cost.prompt_step_s if chunks else 0.0
         return step_s * self._rng.lognormvariate(0.0, self._spec.noise)
 
     def _step_over(self, now: float, rows: Sequence[Job], chunks: dict[Job, int]) -> None:
