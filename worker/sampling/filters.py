@@ -120,7 +120,7 @@ class Penalties:
         prompt = request.prompt_tokens - request.job.begun_tokens
         texts[slot, : len(ids)] = ids
         marks[slot] = 0
-        marks[slot, ids[:prompt]] = _IN_PROMPT
+        marks[slot].index_fill_(0, ids[:prompt], _IN_PROMPT)
         answer = ids[prompt:]
         marks[slot].index_add_(0, answer, torch.full_like(answer, _ONCE_IN_ANSWER).int())
         self._known[slot] = len(ids)

@@ -86,6 +86,8 @@ class Sampler:
     ) -> None:
         """``max_tokens`` is the maximum length of a slot's text, in tokens."""
         self._eos = torch.tensor(eos_token_ids, dtype=torch.int64, device=device)
+        # On CUDA an assignment to chosen places waits for the device if the value is a number.
+        self._never = torch.full((1,), -torch.inf, device=device)
         self._device = device
         self.eos_token_ids = tuple(eos_token_ids)
         self.vocab_size = vocab_size
@@ -149,10 +151,10 @@ class Sampler:
             self._penalties.apply_(logits, rows, slots[rows], positions[rows], last_ids, table)
         if barred.any():
             rows = np.flatnonzero(barred)
-            logits[self._upload(rows)[:, None], self._eos] = -torch.inf
+            logits[self._upload(rows)[:, None], self._eos] = self._never
             for row in rows:
                 if (own := self._barred.get(int(slots[row]))) is not None:
-                    logits[row, self._upload(own)] = -torch.inf
+                    logits[row, self._upload(own)] = self._never
         if some & CONSTRAINED:
             assert masks is not None
             apply_masks_(logits, masks())
