@@ -162,7 +162,7 @@ class DecodeGraphs:
         self.inputs = upload(padding, device).clone()
         self._table = torch.zeros((self.largest, max_blocks), dtype=torch.int32, device=device)
         self._contexts = torch.ones(self.largest, dtype=torch.int32, device=device)
-        self._chances = torch.zeros((5, self.largest), device=device)
+        self._chances = torch.zeros(5 * self.largest, device=device)
         self.logits = torch.zeros((self.largest, vocab_size), device=device)
         self.chosen = torch.zeros(self.largest, dtype=torch.int64, device=device)
         self._places = torch.zeros(self.largest, dtype=torch.int64, device=device)
@@ -211,7 +211,7 @@ class DecodeGraphs:
             recorded = next(one for one in self._recorded if one.size >= rows)
             padded = np.zeros((5, recorded.size), np.float32)
             padded[:, :rows] = chances
-            upload_to(self._chances[:, : recorded.size], padded)
+            upload_to(self._chances_of(recorded.size), padded)
             recorded.draw.replay()
             (chosen,) = recorded.draw.results
         inputs, logits = self.inputs[:rows], self.logits[:rows]
@@ -231,11 +231,15 @@ class DecodeGraphs:
             return self.choose(self._model, self._model.forward(ids, positions, step), slots), ids
 
         def draw() -> tuple[Tensor, ...]:
-            drawn = draw_plain(self.logits[:size], self.chosen[:size], self._chances[:, :size])
+            drawn = draw_plain(self.logits[:size], self.chosen[:size], self._chances_of(size))
             self.state.take(self.inputs[:size, 2], drawn)
             return (drawn,)
 
         return _Recorded(size, step, recorder.record(decode), recorder.record(draw))
+
+    def _chances_of(self, size: int) -> Tensor:
+        # In one piece: a copy to anything else allocates memory on the device first.
+        return self._chances[: 5 * size].view(5, size)
 
     def choose(self, model: Decoder, hidden: Tensor, slots: Tensor) -> Tensor:
         """Compute ``logits`` and ``chosen`` from ``hidden`` [rows, hidden]. To be recorded."""
