@@ -1,4 +1,4 @@
-"""Steps on CUDA: decodes replay graphs, and nothing waits between launch and collect.
+"""Steps on CUDA: decodes replay graphs, and only masks wait between launch and collect.
 
 All work is queued on one stream, so that a step reads what the previous step wrote: the pool's KV
 and each slot's latest sample, which never needs to go through the host. After the step, its results
@@ -47,7 +47,7 @@ from worker.runner.torch_runner import (
 from worker.sampling.prompt_results import check_prompts, score_prompts
 from worker.sampling.sampler import Sampled, Sampler
 from worker.scheduler.plan import DeviceTime, Plan, Row, StepResult
-from worker.scheduler.request import Request
+from worker.scheduler.request import PENDING, Request
 
 
 class Event(Protocol):
@@ -154,12 +154,17 @@ class CudaRunner(TorchRunner):
         return event
 
     def _masks_of(self, plan: Plan) -> Callable[[], Masks] | None:
-        """A function that makes the step's masks; None if no row needs one. Call it once the step
-        is queued up to its logits: it waits for the previous step and reads that step's tokens
-        while the device computes."""
-        if not any(row.request.job.constraint is not None for row in plan.rows):
+        """A function that makes the step's masks; None if no row needs one.
+
+        A grammar must read a text's last token. If a constrained row's is still on the device, the
+        function waits for the previous step. It is called once all before the step's masks is
+        queued, so that the device computes meanwhile. Rows without masks are drawn after it too:
+        the device waits for them only if the masks take longer than the forward pass.
+        """
+        masked = [row.request for row in plan.rows if row.samples and row.request.job.constraint]
+        if not masked:
             return None
-        before = self._latest
+        before = self._latest if any(one.tokens[-1] == PENDING for one in masked) else None
 
         def make() -> Masks:
             began = time.monotonic()
