@@ -19,7 +19,7 @@ from pathlib import Path
 
 from catalog.atomic import sync_folder, sync_tree
 from catalog.errors import FetchFailed, MachineUnfit
-from pool.preflight.host import check_platform, libpython_dir, python_version
+from pool.preflight.host import check_platform, libpython_dir, python_version, set_up_with
 
 WHEEL = "nvidia-pytriton==0.7.0"
 SERVER_VERSION = "2.51.0"
@@ -77,7 +77,7 @@ def lay_out(home: Path) -> None:
     if not stub.exists():
         raise MachineUnfit(
             f"The Triton server of the wheel has no stub for Python {python_version()}: use "
-            "Python 3.11, 3.12 or 3.13 (in a checkout: make clean && make PYTHON=python3.11)"
+            f"Python 3.11, 3.12 or 3.13 ({set_up_with('3.11')})"
         )
     libpython_dir(stub)
     (server / "bin" / "tritonserver").chmod(0o755)

@@ -64,16 +64,16 @@ def check_stub_python(stub: Path) -> None:
         wanted = built_for[1].decode()
         raise MachineUnfit(
             f"The Python stub of that Triton ({stub}) runs Python {wanted}, and "
-            f"this is {python_version()}: {_set_up_with(wanted)}"
+            f"this is {python_version()}: {set_up_with(wanted)}"
         )
 
 
-def _set_up_with(python: str) -> str:
+def set_up_with(python: str) -> str:
     """How to change the Python version: in a checkout, or in an image without a Makefile."""
     if (Path(__file__).parents[2] / "Makefile").exists():
         return f"make clean && make PYTHON=python{python}"
     return (
-        f"install Tidegate with python{python}, in an image by a TRITON_IMAGE whose Python that is "
+        f"install Tidegate with python{python}, in an image by a base whose Python that is "
         "(docker/README.md)"
     )
 

@@ -49,7 +49,10 @@ def test_an_interrupted_download_is_repeated(tmp_path: Path) -> None:
 
 def test_a_python_without_a_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel, "python_version", lambda: "3.99")
-    with pytest.raises(MachineUnfit, match=r"no stub for Python 3\.99: use Python"):
+    with pytest.raises(MachineUnfit, match=r"no stub for Python 3\.99: use Python.*make clean"):
+        wheel.prepare(tmp_path, unpack)
+    monkeypatch.setattr(machine, "__file__", str(tmp_path / "pool" / "preflight" / "host.py"))
+    with pytest.raises(MachineUnfit, match=r"or 3\.13 \(install Tidegate with python3\.11, in an"):
         wheel.prepare(tmp_path, unpack)
 
 
