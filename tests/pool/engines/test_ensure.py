@@ -13,11 +13,12 @@ from pool.engines.ensure import ensure_engine, ensure_triton, fetch_triton, regi
 from tests.support.processes import Marked, eventually
 
 UNPACKS = """
-import sys
+import os, sys
 from pathlib import Path
 from tests.pool.engines.test_triton_wheel import unpack
 
 unpack(Path(sys.argv[sys.argv.index("--target") + 1]))
+(Path(os.environ["TMPDIR"]) / "unpacked").touch()
 """
 
 
@@ -57,6 +58,7 @@ async def test_where_there_is_none_the_wheel_is_fetched_once(tmp_path: Path) -> 
     said: list[str] = []
     nowhere = tmp_path / "none"
     install = await ensure_triton(None, tmp_path, said.append, ngc_root=nowhere, pip=pip(UNPACKS))
+    assert (tmp_path / "unpacked").exists(), "pip unpacks on the volume: /tmp may be memory"
     assert wheel.is_prepared(tmp_path) and "none on this machine; fetching" in said[0]
     engine = registered(tmp_path, install)
     assert engine.build_ref == "wheel nvidia-pytriton==0.7.0"
