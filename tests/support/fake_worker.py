@@ -58,6 +58,7 @@ MODEL = "fake"
 IMAGE_ID = 264
 """The token of an image, in a model that has ``eyes``."""
 SLOT_MODEL = "slot"
+EMPTY_FINAL = "triton_enable_empty_final_response"
 CONTEXT = 512
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -461,6 +462,10 @@ class _FakeLane:
             request = await self._context.read()
             if request is grpc.aio.EOF:
                 return
+            others = set(request.parameters) - {EMPTY_FINAL}
+            if any(name.startswith("triton_") for name in others):  # as Triton from 26.05 on
+                await self.refuse(request.id, "keys starting with 'triton_' are reserved")
+                continue
             if request.model_name == SLOT_MODEL:
                 await self._slot(request)
                 continue

@@ -57,6 +57,8 @@ class Wire(asyncio.Transport):
     def abort(self) -> None:
         self.is_aborted = True
 
+    close = abort
+
     def take(self) -> list[tuple[int, int, int, bytes]]:
         """Kind, flags, stream and payload of each frame since the last call."""
         frames, at = [], 0
@@ -289,6 +291,17 @@ async def rig_closed(rig: Rig) -> None:
     """As its connection is lost."""
     rig.call.connection_lost(None)
     await rig.call.close()
+
+
+async def test_a_slow_peer_gets_a_cancel_at_once() -> None:
+    rig = Rig()
+    rig.call.send(bytes(2 * DEFAULT_WINDOW))  # more than it has room for
+    rig.wire.take()
+    closing = asyncio.create_task(rig.call.close())
+    await asyncio.sleep(0)
+    rig.call.connection_lost(None)
+    await closing
+    assert rig.wire.take() == [(RST_STREAM, 0, 1, b"\x00\x00\x00\x08")]
 
 
 async def test_messages_before_the_end_are_handed_over() -> None:

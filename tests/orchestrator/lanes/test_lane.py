@@ -6,8 +6,9 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from orchestrator.lanes.lane import LaneBroken, StreamLane
-from protocol import AbortCause, Delta, End, FinishReason, Frame, Sampling, encode
-from tests.support.fake_worker import FakeWorker, Plan
+from orchestrator.lanes.wire import to_answered_request
+from protocol import AbortCause, Delta, Drain, End, FinishReason, Frame, Sampling, encode
+from tests.support.fake_worker import EMPTY_FINAL, FakeWorker, Plan
 from tests.support.lanes import News, lane_to, submit
 
 LONG = Sampling(max_tokens=9)
@@ -70,6 +71,30 @@ async def test_tokens_that_come_together_are_handed_on_together(worker: FakeWork
                 [message(Frame(seq + n, deltas=[Delta(second, [9], ["z"])])) for n in (5, 7)]
             )
         assert two.batches[-1] == [9], "what has come is not lost with the lane"
+
+
+async def test_what_triton_drops_before_dispatch_is_lost_once(worker: FakeWorker) -> None:
+    """As from 2.74 on: it says so of that job, or nothing comes until the stream ends."""
+    plans = [Plan(in_band_error="Request was cancelled"), Plan(stall_at=1), Plan(die_at=0)]
+    worker.plan = lambda submitted: plans[len(worker.submits) - 1]
+    async with lane_to(worker.address) as (lane, news):
+        refused, running, ignored = jobs = [News() for _ in plans]
+        submit(lane, refused, LONG)
+        submit(lane, running, LONG)
+        await news.until(lambda: bool(refused.lost and running.ids))
+        assert lane.is_open and lane.load == 1
+        worker.silent = True
+        submit(lane, ignored, LONG)
+        await news.until(lambda: bool(news.closed))
+        worker.silent = False
+        await news.until(lambda: lane.is_open)
+        assert lane.load == ignored.started == 0
+        assert [len(job.lost) for job in jobs] == [1, 1, 1]
+
+
+def test_triton_takes_the_one_reserved_parameter_that_is_sent() -> None:
+    """The fake worker refuses all others, in every test."""
+    assert set(to_answered_request(Drain(1.0), "llm").parameters) == {EMPTY_FINAL}
 
 
 class Batches(News):

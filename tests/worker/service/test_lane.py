@@ -1,6 +1,7 @@
 """Lanes: many jobs on one stream, one frame per step, exactly one End per job."""
 
 import math
+import threading
 
 import pytest
 
@@ -23,6 +24,7 @@ from protocol import (
 from tests.support.triton_calls import FakeResponder, lane_call, plain_call
 from tests.worker.service.conftest import Harness
 from worker.core import JobFinished, JobPaused, JobPrompt, JobResumed, JobStarted, JobTokens
+from worker.service.emitter import MAX_BACKLOG
 from worker.service.lane import Lane
 
 
@@ -159,6 +161,22 @@ def test_a_send_that_triton_refuses_loses_the_lane(harness: Harness) -> None:
     request.wait_final()
     harness.lane.lost = False
     harness.lane.finals = 1  # lost senders end themselves
+
+
+def test_wp3_a_slow_reader_loses_nothing_and_its_cancel_is_seen(harness: Harness) -> None:
+    """WP-3: from 2.75 on Triton does not cancel a stream because its reader is slow."""
+    job, _ = harness.submit(1)
+    steps = 2 * MAX_BACKLOG + 2  # one backlog is being sent, and another waits
+    engine = threading.Thread(target=lambda: [harness.speak(job, "x") for _ in range(steps)])
+    with harness.lane.changed:  # takes no response
+        engine.start()
+        engine.join(0.1)
+        assert engine.is_alive() and not harness.engine.cancelled
+    harness.lane.wait(lambda: harness.text(1) == "x" * steps, "all that was spoken")
+    with harness.lane.changed:
+        harness.speak(job, "y")
+        harness.lane.cancelled = True
+    assert harness.engine.wait_cancelled(1) == [(job, AbortCause.LANE_LOST)]
 
 
 def test_an_idle_lane_beats(harness: Harness) -> None:
