@@ -48,6 +48,11 @@ def test_nvidias_script_stays_in_front() -> None:
     assert f"ENTRYPOINT {entry}" in STAGES["gpu"]
 
 
+def test_a_build_imports_what_a_start_needs() -> None:
+    for stage in ("cpu-build", "gpu"):
+        assert "import numpy, torch, tritonclient.grpc" in STAGES[stage]
+
+
 def test_what_is_copied_is_let_through() -> None:
     let_through = set(
         re.findall(r"^!(\S+)$", (FOLDER / "Dockerfile.dockerignore").read_text(), re.M)
