@@ -157,12 +157,12 @@ class WorkerSettings(EnvironmentSettings):
     deterministic: bool = False
     """Whether equal prompts, parameters and seeds give equal tokens in any batch (WK-3); slower."""
     max_running: int = Field(default=64, ge=1)
-    """Maximum jobs in one step. If unset on CUDA: as many, up to 256, as still raise the tokens per
-    second, by the steps measured at load, and have room for 512 tokens each; with vLLM, its own
-    number."""
+    """Maximum jobs in one step. If unset on CUDA: the fewest, up to 256, with at least 95 % of the
+    most tokens per second, by the steps measured at load, and with room for 512 tokens each; with
+    vLLM, its own number."""
     max_step_tokens: int = Field(default=512, ge=1)
-    """Token budget of one step, prompts and decodes together. If unset on CUDA: 512 to 2048, so
-    that a step's fixed cost takes at most 15 % of the step."""
+    """Token budget of one step, prompts and decodes together. If unset on CUDA: the smallest of
+    512, 1024, 2048 and 4096 with which the fixed cost is at most 15 % of a full step, else 4096."""
     overlap: bool = True
     """Whether to launch a step before the previous one is read, if the runner supports it (CUDA and
     ``synthetic-paced``)."""

@@ -10,10 +10,12 @@ import pytest
 
 from protocol import StepCosts
 from tests.support.cases import for_each
-from worker.engine.step_costs import fitting, largest, measure
+from worker.engine.build import build_engine
+from worker.engine.step_costs import FIXED_SHARE, _fixed_share, fitting, largest, measure
 from worker.errors import BrokenCheckpoint
 from worker.kv_disk.base import HostMemory
 from worker.kv_disk.block_file import BlockFormat
+from worker.runner.base import BuiltRunner
 from worker.runner.synthetic import PacedRunner, StepCost
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.plan import Plan, StepResult
@@ -133,6 +135,8 @@ def test_a_pool_for_one_request_shows_nothing_of_more() -> None:
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 H100 = StepCosts(ROWS, (7.0, 7.0, 7.1, 7.1, 7.2, 7.5, 8.0, 9.0, 11.0), 0.04, 6.0, 0.023)
 """An 8B model as measured there: decodes nearly free, a chunk of a prompt costs 6 ms more."""
+SMALL = StepCosts(ROWS, (7.0, 7.0, 7.0, 7.0, 8.0, 10.0, 20.0, 40.0, 80.0), 0.2, 1.0, 0.2)
+"""Steps get slower with each row from 32 on, and a prompt costs next to nothing at first."""
 
 
 def settings(**values: Any) -> WorkerSettings:
@@ -148,16 +152,36 @@ def chosen(costs: StepCosts, blocks: int = 30_000, **stated: Any) -> tuple[int, 
 
 
 def test_a_gpu_gets_the_rows_and_tokens_that_its_steps_are_worth() -> None:
-    assert chosen(H100) == (256, 2048)
-    # Its steps get slower with each row from 32 on, and a prompt costs next to nothing at first.
-    small = StepCosts(ROWS, (7.0, 7.0, 7.0, 7.0, 8.0, 10.0, 20.0, 40.0, 80.0), 0.2, 1.0, 0.2)
-    assert chosen(small) == (32, 512)
+    assert chosen(H100) == (256, 4096)
+    assert [_fixed_share(H100, n) <= FIXED_SHARE for n in (2048, 4096)] == [False, True]
+    assert chosen(SMALL) == (32, 512)
     assert chosen(H100, blocks=2_560)[0] == 80, "no more than have 512 tokens each"
+
+
+def test_an_engine_on_a_gpu_runs_the_sizes_that_were_fitted_and_says_so(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is built for the largest, which are measured."""
+    built_for: list[WorkerSettings] = []
+
+    def runner(given: WorkerSettings, *_: object) -> BuiltRunner:
+        built_for.append(given)
+        return BuiltRunner(Bent(), 30_000, "cuda", "bfloat16")
+
+    monkeypatch.setattr("worker.runner.build.build_torch_runner", runner)
+    monkeypatch.setattr("worker.engine.build.measure", lambda *_, **__: SMALL)
+    with caplog.at_level("INFO"):
+        asked = settings().model_copy(update={"model_path": tiny})
+        card = build_engine(asked, measures=True).card
+    assert (built_for[0].max_running, built_for[0].max_step_tokens) == (256, 4096)
+    assert (card.max_running, card.max_step_tokens) == (32, 512)
+    assert card.step_costs == SMALL.up_to(32)
+    assert "a step carries up to 32 rows and 512 tokens" in caplog.text
 
 
 def test_what_the_operator_states_is_not_changed() -> None:
     assert chosen(H100, max_running=64, max_step_tokens=512) == (64, 512)
-    assert chosen(H100, max_running=16)[1] == 2048
+    assert chosen(H100, max_running=16)[1] == 4096
     assert chosen(H100.up_to(128), max_step_tokens=128) == (128, 128), "a row needs a token"
 
 

@@ -537,13 +537,13 @@ def test_sizes_of_recorded_steps_bound_padding_and_what_recording_takes(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The largest first; where there is no time for all, every second size is left out first."""
-    sizes = token_sizes(2048)
-    assert sizes[0] == 64 and sizes[-1] == 2048 and len(sizes) == 24
+    sizes = token_sizes(4096)
+    assert sizes[0] == 64 and sizes[-1] == 4096 and len(sizes) == 32
     assert token_sizes(24) == [24] and token_sizes(100) == [64, 100]
-    for tokens in range(512, 2049):
+    for tokens in range(513, 4097, 8):  # one more than each size among them
         size = size_for(tokens, sizes)
         assert size is not None and size - tokens <= tokens / 8
-        size = size_for(tokens, in_order(sizes)[:12])
+        size = size_for(tokens, in_order(sizes)[:16])
         assert size is not None and size - tokens <= max(128, tokens / 4)
     assert (
         size_for(5, [512]) is None and size_for(500, [512]) == 512 and size_for(513, [512]) is None
