@@ -135,12 +135,15 @@ class Scene(NamedTuple):
         turns: Sequence[OfferedTurn],
         counted: Scrape,
         worked: Sequence[Worked] = (),
+        bursts: int = 0,
     ) -> Cell:
-        """Cell of the requests of some windows. ``counted`` has the service's counts for them,
-        ``worked`` the workers' totals per window. Requests that were admitted as samples instead
-        of refused, and were met, are false refusals."""
+        """Cell of the requests of some windows, ``bursts`` of which are one burst. ``counted`` has
+        the service's counts for them, ``worked`` the workers' totals per window. Requests that were
+        admitted as samples instead of refused, and were met, are false refusals."""
         key = f"{self.trace}.{self.manner}.{load:g}x.{policy.name}"
         name = f"{self.trace}, {self.manner}, {load:g} ×"
+        if bursts:
+            name += f" ({bursts} of {len(turns)} windows are one burst)"
         more = []
         if sampled := counted.total(_SAMPLES):
             met = counted.total(_SAMPLES, result="met")
@@ -285,20 +288,17 @@ class _Contest:
 
     async def cells(self, factor: float, capacity: float) -> list[Cell]:
         """Windows of all policies at one load; a different policy is first in each turn."""
-        size, policies = self.choices.size, self.choices.policies
+        size, policies, per_s = self.choices.size, self.choices.policies, factor * capacity
         found: dict[str, list[tuple[OfferedTurn, Scrape, Worked]]] = {
             policy.name: [] for policy in policies
         }
-        seeds = self.load.seeds(factor * capacity, size.seconds, size.turns)
+        seeds = self.load.seeds(per_s, size.seconds, size.turns)
+        bursts = sum(self.load.is_burst(per_s, size.seconds, seed) for seed in seeds)
         for number, seed in enumerate(seeds):
             first = number % len(policies)
             for policy in policies[first:] + policies[:first]:
-                asks = self.load.asks(
-                    factor * capacity,
-                    size.seconds,
-                    seed,
-                    knows_lengths=policy.knows_lengths,
-                )
+                knows = policy.knows_lengths
+                asks = self.load.asks(per_s, size.seconds, seed, knows_lengths=knows)
                 found[policy.name].append(await self._window(self.fronts[policy.name], asks))
         return [
             self.scene.cell(
@@ -307,6 +307,7 @@ class _Contest:
                 [turn for turn, *_ in found[policy.name]],
                 Scrape.sum_of([counted for _, counted, _ in found[policy.name]]),
                 [worked for *_, worked in found[policy.name]],
+                bursts,
             )
             for policy in policies
         ]

@@ -83,14 +83,14 @@ class DrawnLoad:
         ]
 
     def seeds(self, per_s: float, seconds: float, count: int) -> list[int]:
-        """Seeds from ``SEED`` on, except those whose window is one burst of the trace."""
-        found: list[int] = []
-        for seed in range(SEED, SEED + 20 * count):
-            times = [one.at_s for one in self.trace.requests(per_s, seconds, seed)]
-            tenths = Counter(int(10 * at_s / seconds) for at_s in times)
-            if max(tenths.values()) <= max(2, _BURST * len(times)):
-                found.append(seed)
-        return found[:count] if len(found) >= count else [*range(SEED, SEED + count)]
+        """Seeds from ``SEED`` on. Those whose window is one burst of the trace come last."""
+        tried = range(SEED, SEED + 20 * count)
+        return sorted(tried, key=lambda seed: self.is_burst(per_s, seconds, seed))[:count]
+
+    def is_burst(self, per_s: float, seconds: float, seed: int) -> bool:
+        times = [one.at_s for one in self.trace.requests(per_s, seconds, seed)]
+        tenths = Counter(int(10 * at_s / seconds) for at_s in times)
+        return max(tenths.values()) > max(2, _BURST * len(times))
 
     def _body(self, request: TracedRequest, knows_lengths: bool) -> dict[str, object]:
         # New ids each time, independent of the seed, so that no policy profits from the cache

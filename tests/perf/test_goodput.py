@@ -3,22 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
-from perf.goodput.__main__ import _COUNTED, Scene
-from perf.goodput.load import (
-    at_once,
-    drawn_load,
-    source_of,
-)
+from perf import SEED
+from perf.goodput.__main__ import _COUNTED, Scene, _Contest, choices_of, new_arguments
+from perf.goodput.load import LoadSource, at_once, drawn_load, source_of
 from perf.goodput.policies import OURS
 from perf.load import open_loop
 from perf.load.drive import PATH
 from perf.load.open_loop import NEVER_MS, Result, StreamRequest
 from perf.load.outcomes import OfferedTurn
-from perf.load.trace import Manner
+from perf.load.trace import CODE, Manner, TraceRow
 from perf.load.workload import Speed
 from perf.stack.scrape import Scrape
 from tests.support.sites import running_app
@@ -118,6 +116,35 @@ def test_pf2_open_requests_state_one_cap_and_nothing_of_their_lengths(tmp_path: 
         assert same.body["max_tokens"] in lengths and same.body["ignore_eos"]
     flood = at_once(load, 5, 1)
     assert [(ask.at_s, ask.deadline_ms) for ask in flood] == [(0.0, NEVER_MS)] * 5
+
+
+async def test_pf2_policies_take_turns_in_windows_that_are_not_one_burst(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the trace has bursts only, the cells say so."""
+    offered: list[Any] = []
+
+    async def window(_: object, front: str, __: object) -> tuple[OfferedTurn, Scrape, Any]:
+        offered.append(front)
+        return OfferedTurn([], 1.0), Scrape({}), {"steps": 0.0}
+
+    monkeypatch.setattr(_Contest, "_window", window)
+    (file := tmp_path / "azure-code.csv").write_text(TRACE)
+    names = ["ours", "no-prediction", "fifo-hang-up"]
+    options = ["--model", "8b", "--trace", str(file), "--seconds", "1", "--policies", *names]
+    choices = choices_of(new_arguments().parse_args(options))
+    assert (choices.size.turns, choices_of(new_arguments().parse_args([])).size.turns) == (3, 1)
+    bursts = [TraceRow(60.0 * number, 9, 9) for number in range(9) for _ in range(100)]
+    quiet = [TraceRow(540.0 + at, 9, 9) for at in range(900)]
+    for rows, others in ((bursts + quiet, ""), (bursts, " (3 of 3 windows are one burst)")):
+        source = LoadSource("code", rows, CODE)
+        load = drawn_load(source, SPEED, Manner.CONSTANT, "m", 500, is_poisson=False)
+        assert any(load.is_burst(10.0, 5.0, SEED + number) for number in range(9))
+        fronts: Any = {name: name for name in names}
+        cells = await _Contest(SCENE, load, choices, fronts, []).cells(2.0, 5.0)
+        assert [cell.load for cell in cells] == ["conversation, constant, 2 ×" + others] * 3
+        assert offered == [*names, *names[1:], names[0], names[2], *names[:2]]
+        offered.clear()
 
 
 @pytest.fixture
