@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -12,12 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from catalog.paths import DEMO_CHECKPOINT
 from protocol import Adapter, Feature, KvReport, Sampling
 from protocol.blocks import adapter_salt, block_hashes, prefix_salt
 from protocol.sampling import MAX_LOGIT_BIASES
 from tests.support.cases import for_each
 from worker.core import Job
-from worker.engines.vllm.arguments import check_names, check_settings, command_line, defaults
+from worker.engines.vllm.arguments import (
+    check_names,
+    check_settings,
+    command_line,
+    defaults,
+    engine_config,
+)
 from worker.engines.vllm.build import build_engine, gpu_share, lacking
 from worker.engines.vllm.library import process_count
 from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
@@ -162,7 +170,9 @@ def test_a_gpu_is_taken_as_far_as_it_is_free_and_as_the_operator_says(
     assert gpu_share(0.9, 80 * GIB, free_gib * GIB, hard_gib) == pytest.approx(share)
 
 
-def test_the_workers_limits_are_vllms_unless_it_is_told_otherwise() -> None:
+def test_the_workers_limits_are_vllms_unless_it_is_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = defaults(settings(max_running=7, kv__blocks=40, dtype="float32"))
     assert found["max_num_seqs"] == "7"
     assert found["num_gpu_blocks_override"] == "40"
@@ -172,6 +182,14 @@ def test_the_workers_limits_are_vllms_unless_it_is_told_otherwise() -> None:
     assert sizes <= defaults(settings(device="cpu")).keys()
     assert not sizes & defaults(settings(device="cuda")).keys(), "its own follow the GPU"
     assert defaults(settings(device="cuda", max_step_tokens=999))["max_num_batched_tokens"] == "999"
+    usage = SimpleNamespace(UsageContext=SimpleNamespace(OPENAI_API_SERVER="as vllm serve"))
+    events = SimpleNamespace(KVEventsConfig=None)
+    for name, module in {"usage.usage_lib": usage, "config.kv_events": events}.items():
+        monkeypatch.setitem(sys.modules, f"vllm.{name}", module)
+    args = SimpleNamespace(create_engine_config=lambda context: context)
+    monkeypatch.setattr("worker.engines.vllm.arguments.engine_args", lambda _: args)
+    asked = settings(model_path=DEMO_CHECKPOINT, device="cuda", kv__prefix_cache=False)
+    assert engine_config(asked) == "as vllm serve"
 
 
 def test_a_card_lacks_what_speculation_takes_away() -> None:
