@@ -3,7 +3,8 @@
     python -m perf.engine.gpu [--json PATH] [--device cuda|cpu] [--shape NAME] [--only SECTION …]
 
 It first writes random weights of the shape. A section that fails loses only its own figures.
-``TIDEGATE_WORKER__ENGINE_ARGS=prompt_graphs=true`` records steps with prompts as CUDA graphs.
+``TIDEGATE_WORKER__ENGINE_ARGS=prompt_graphs=true`` records steps with prompts as CUDA graphs,
+always with our attention; otherwise ``--attention`` sets it.
 ``--device cpu --shape 0.5b`` measures a CPU; ``--shape tiny`` tests the logic on any machine.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -27,7 +28,9 @@ from perf.engine.checkpoints import SHAPES, make_checkpoint, roomy_folder
 from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_console, new_parser, result
 from perf.report.table import show
+from perf.stack.constants import set_constants
 from protocol import AbortCause, ModelCard, Sampling
+from worker.attention.choice import AttentionSetting
 from worker.core import EngineService, Event, Job, JobFinished, JobTokens
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
@@ -159,12 +162,13 @@ def _decodes_per_s(runs: GpuRuns, batch: int, keys: int, answer: int) -> float:
 
 class WatchedStep(NamedTuple):
     """A launched step: its tokens, the host's time, the number of memory allocations from the
-    driver, and the device's events, if it has a clock."""
+    driver and of those that were retried, and the device's events, if it has a clock."""
 
     decodes: int
     prompt_tokens: int
     host_ms: float
     taken: int
+    retries: int
     marks: StepMarks | None
 
 
@@ -184,11 +188,12 @@ class StepWatch:
         if (file := self.profile) is not None and prompt and plan.decodes:
             self.profile = None
             return self._profiled(plan, file)
-        before, began = _taken(), time.perf_counter()
+        before, began = _allocations(), time.perf_counter()
         step = self._plain(plan)
         host_ms = 1000 * (time.perf_counter() - began)
+        taken, retries = (now - old for now, old in zip(_allocations(), before, strict=True))
         marks = getattr(step, "marks", None)
-        self.seen.append(WatchedStep(plan.decodes, prompt, host_ms, _taken() - before, marks))
+        self.seen.append(WatchedStep(plan.decodes, prompt, host_ms, taken, retries, marks))
         return step
 
     def _profiled(self, plan: Plan, file: Path) -> object:
@@ -202,8 +207,9 @@ class StepWatch:
         return step
 
 
-def _taken() -> int:
-    return torch.cuda.memory_stats()["num_device_alloc"] if torch.cuda.is_available() else 0
+def _allocations() -> tuple[int, int]:
+    stats = torch.cuda.memory_stats() if torch.cuda.is_available() else {}
+    return stats.get("num_device_alloc", 0), stats.get("num_alloc_retries", 0)
 
 
 def steps(place: GpuPlace) -> Iterator[Figure]:
@@ -214,10 +220,10 @@ def steps(place: GpuPlace) -> Iterator[Figure]:
         blocks = -(-(beside * (keys + answer) + 6 * (size + 16)) // BLOCK_TOKENS) + 64
         kv = KvSettings(blocks=blocks)
         chosen = {"max_running": 8 if tiny else 64, "max_step_tokens": size, "kv": kv}
-        for decodes in (0, beside):
-            with place.running(**chosen) as runs:
-                assert isinstance(runs.engine, Engine)
-                watch = StepWatch(runs.engine.executor)
+        with place.running(**chosen) as runs:
+            assert isinstance(runs.engine, Engine)
+            watch = StepWatch(runs.engine.executor)
+            for decodes in (0, beside):
                 held = [runs.submit(runs.prompt(keys), answer) for _ in range(decodes)]
                 runs.wait(lambda rows=held: all(run.token_times for run in rows))  # type: ignore[misc]
                 since = len(watch.seen)
@@ -240,14 +246,20 @@ def _told(key: str, seen: Sequence[WatchedStep], rate: float) -> Iterator[Figure
     for kind in ("prompt", "decode"):
         steps = [one for one in seen if bool(one.prompt_tokens) == (kind == "prompt")]
         times = [1000 * one.marks.time().busy_s for one in steps if one.marks is not None]
+        launches = [one.host_ms for one in steps]
         for name, unit, values in (
-            ("launch", "ms", [one.host_ms for one in steps]),
+            ("launch", "ms", launches),
+            ("first_launch", "ms", launches[:1]),
             ("device", "ms", times),
             ("taken", "", [float(one.taken) for one in steps]),
+            ("retries", "", [float(one.retries) for one in steps]),
         ):
             if values:
                 label = f"{what}: a step's {name} ({kind})"
                 yield Figure.of(f"{key}.{kind}_{name}", label, unit, values)
+        if launches:
+            label = f"{what}: a step's launch, p90 ({kind})"
+            yield Figure.tail_of(f"{key}.{kind}_launch_p90", label, "ms", launches, 90)
 
 
 SECTIONS: Final = {"engine": engine, "steps": steps}
@@ -262,6 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"torch {torch.__version__} sees no usable GPU; --device cpu --shape 0.5b")
     recording = begin(parser, options, "perf.engine.gpu", *given, seed=SEED)
     scratch = Path(options.scratch or tempfile.mkdtemp(prefix="tidegate-gpu-", dir=roomy_folder()))
+    set_constants({"worker.runner.build.ATTENTION": options.attention})
     place = GpuPlace(scratch / "model", options.device, options.shape, options.profile)
     results: list[BenchResult] = []
     try:
@@ -285,6 +298,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--shape", choices=tuple(SHAPES), default="8b", help="of the model; tiny for tests"
     )
+    kinds = get_args(AttentionSetting)
+    parser.add_argument("--attention", choices=kinds, default="auto", help="of the engine (auto)")
     names = tuple(SECTIONS)
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="these sections")
     parser.add_argument("--profile", type=Path, help="file for the profile of a step (steps)")
