@@ -70,7 +70,7 @@ TABLE: Final = (
     Recordable("agents", "perf.service --only agents"),
     Recordable("choices", "perf.engine.choices"),
     Recordable("peers-avx512", "perf.peers --rates 6 12 20 32 --seconds 10", on="avx512"),
-    Recordable("peers-real", "perf.peers --model smollm2 --loads 0.7 1 2 3 --only goodput"),
+    Recordable("peers-real", "perf.peers --model smollm2 --loads 0.7 1 2 3"),
     Recordable("peers-real-alone", "perf.peers --model smollm2 --alone"),
     Recordable("peers-real-busy", "perf.peers --model smollm2 --alone --busy 2"),
     Recordable("picker", "perf.peers.picker"),

@@ -4,6 +4,7 @@ Every client hangs up at its deadline. Tidegate gets each deadline with the requ
 servers have no deadlines, so they only notice the closed connection.
 """
 
+import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from perf.load.open_loop import StreamRequest
 from perf.load.outcomes import Cell, OfferedTurn
 from perf.peers.servers import MODEL, Served
 from perf.report.bundle import Figure
+from perf.report.stats import bootstrap
 
 _WARM_PER_S = 12.0
 _FLOOD = 48
@@ -66,10 +68,41 @@ async def measure(
             times = "x" * load.of_capacity
             key, title = f"goodput.{server.name}.{factor:g}{times}", f"{rate:.3g}/s"
             label = f"{title}, {server.label}: CPU of the other servers meanwhile"
-            took = Figure.of(f"{key}.idle_cpu_s", label, "s", idle_s[server.name], better="neither")
+            more = [
+                Figure.of(f"{key}.idle_cpu_s", label, "s", idle_s[server.name], better="neither")
+            ]
+            if server is not servers[0]:
+                own, others = turns[servers[0].name], turns[server.name]
+                label = f"{title}: met by {servers[0].label} more than by {server.label}"
+                more.append(met_more(f"{key}.behind_by", label, own, others))
             kinds = [_kind(patience_s) for _, patience_s in load.kinds]
-            cells.append(Cell(key, title, server.label, turns[server.name], kinds, more=[took]))
+            cells.append(Cell(key, title, server.label, turns[server.name], kinds, more=more))
     return cells
+
+
+def met_more(
+    key: str, label: str, own: Sequence[OfferedTurn], others: Sequence[OfferedTurn]
+) -> Figure:
+    """Requests per second met in ``own`` turns and not in ``others`` with the same requests, less
+    those met in the others only. The interval is paired: it resamples requests."""
+    met = [
+        float(one) - float(other)
+        for mine, theirs in zip(own, others, strict=True)
+        for one, other in zip(mine.met, theirs.met, strict=True)
+    ]
+    per_s = 1 / sum(turn.window_s for turn in own)
+    low, high = bootstrap(met, sum, random.Random(len(met)))
+    return Figure(
+        key=key,
+        label=label,
+        unit="requests/s",
+        median=per_s * sum(met),
+        low=per_s * low,
+        high=per_s * high,
+        spread="bootstrap 95 %",
+        n=len(met),
+        better="higher",
+    )
 
 
 async def _capacity(server: Served, load: GoodputLoad, seed: int) -> float:

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -93,6 +94,11 @@ async def test_turns_are_the_same_for_both_and_only_ours_is_told(fake: Fake) -> 
         keys = {figure.key for figure in cell.figures()}
         names = ("met_per_s", "attainment_1s", "ttft_p50_ms", "ttft_p99_ms", "idle_cpu_s")
         assert {f"goodput.{cell.label.lower()}.80.{name}" for name in names} <= keys
+    assert "goodput.theirs.80.behind_by" in keys
+    own, other = cells[0].turns[0], replace(cells[1].turns[0], outcomes=[])
+    assert goodput.met_more("", "", [own], [own]).high == 0.0
+    with pytest.raises(ValueError, match="shorter"):
+        goodput.met_more("", "", [own], [other])
 
 
 async def test_a_wave_counts_only_when_every_token_came(fake: Fake) -> None:
