@@ -58,9 +58,11 @@ _LEAK = 0.01
 _MIN_CHANCE = 1e-6
 """Minimum chance that a chain assigns to a length, so that one surprise does not silence it for
 long. In the simulator 0.997 were met without it."""
-CHAINS = 4
 Link = tuple[object, ...]
-_EQUAL = np.full(CHAINS, 1 / CHAINS)
+
+
+def _octave(value: float, parts: int) -> int:
+    return round(parts * math.log2(max(1.0, value)))
 
 
 class LengthKey(NamedTuple):
@@ -76,7 +78,7 @@ class LengthKey(NamedTuple):
     kind: PromptKind = ANY_KIND
 
     def chains(self) -> list[list[Link]]:
-        """Names of the nodes, widest first: always ``CHAINS`` chains, in the same order. A chain
+        """Names of the nodes, widest first, by chain: always in the same order. A chain
         without its own data is short."""
         tenant: list[Link] = [(self.model,), (self.model, self.tenant)]
         stated = [*tenant, (*tenant[-1], _octave(self.cap, 1))]
@@ -90,6 +92,10 @@ class LengthKey(NamedTuple):
         if self.session:
             by_session.append((*tenant[-1], "session", self.session))
         return [stated, by_length, by_opening, by_session]
+
+
+CHAINS = len(LengthKey("", "", 1).chains())
+_EQUAL = np.full(CHAINS, 1 / CHAINS)
 
 
 def _lasting(hazards: Floats) -> Floats:
@@ -305,7 +311,3 @@ def _links(chains: Sequence[Sequence[Link]]) -> Iterator[Link]:
 
 STATED = LengthCurve(np.ones(len(_BOUNDS)))
 """The curve of an answer that uses its whole cap."""
-
-
-def _octave(value: float, parts: int) -> int:
-    return round(parts * math.log2(max(1.0, value)))
