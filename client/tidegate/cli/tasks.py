@@ -114,10 +114,15 @@ def _facts(found: "TaskStatus") -> dict[str, str]:
 @click.argument("task", nargs=-1, required=True)
 @asks()
 async def cancel_tasks(client: "Client", task: tuple[str, ...], as_json: bool) -> int:
+    cancelled, ended = list[str](), list[str]()
     for task_id in task:
+        is_over = (await client.status(task_id)).outcome is not None
+        (ended if is_over else cancelled).append(task_id)
         await client.cancel(task_id)
     if as_json:
-        print_json({"cancelled": task})
-    else:
-        console().print(f"cancelled {', '.join(task)}")
+        print_json({"cancelled": cancelled, "had_ended": ended})
+        return 0
+    for said, ids in (("cancelled", cancelled), ("had already ended:", ended)):
+        if ids:
+            console().print(f"{said} {', '.join(ids)}")
     return 0
