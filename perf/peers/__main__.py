@@ -48,7 +48,7 @@ PARTS: Final = {
 
 
 GOODPUT: Final = goodput.GoodputLoad((6.0, 12.0, 20.0), warm_s=4.0, window_s=15.0, rounds=3)
-_REAL_WINDOW_S: Final = 45.0
+_REAL_WINDOW_S: Final = 30.0
 """Of a real model: with windows of 15 s, turns of the same server differed by 40 %."""
 SPEED: Final = speed.SpeedLoad((1, 8, 32), tokens=256, rounds=7)
 _REAL_ROUNDS: Final = 3
