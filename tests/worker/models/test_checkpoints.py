@@ -97,18 +97,6 @@ def test_what_does_not_fit_is_named(
         load(checkpoint)
 
 
-def test_a_tied_head_may_be_in_the_file(checkpoint: Path) -> None:
-    edit_config(checkpoint, tie_word_embeddings=True)
-    load(checkpoint)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_missing_file_is_named(checkpoint: Path, name: str) -> None:
-    (checkpoint / name).unlink()
-    with pytest.raises(BrokenCheckpoint, match=f"{name} is missing"):
-        load(checkpoint)
-
-
 @pytest.mark.parametrize("keep", [0, 5, 500, -100])
 def test_a_cut_off_weights_file_is_named(checkpoint: Path, keep: int) -> None:
     file = weights_file(checkpoint)
@@ -172,14 +160,6 @@ def test_rope_settings_of_every_age(checkpoint: Path, settings: dict[str, object
     config = read_config(checkpoint)
     assert config.rope_theta == 500.0
     assert config.rope_scaling == Llama3Scaling(4.0, 1.0, 4.0, 32)
-
-
-def test_end_of_sequence_comes_from_the_generation_config_first(checkpoint: Path) -> None:
-    edit_config(checkpoint, eos_token_id=4)
-    (checkpoint / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
-    assert read_config(checkpoint).eos_token_ids == (2, 7)
-    (checkpoint / "generation_config.json").unlink()
-    assert read_config(checkpoint).eos_token_ids == (4,)
 
 
 def test_a_rope_theta_that_is_lost_is_told(
