@@ -95,12 +95,12 @@ def test_a_text_ends_with_its_end_token_or_at_its_length(
 
 def test_the_context_bounds_the_answer_and_refuses_the_prompt(bench: Bench) -> None:
     fits, long = bench.submit(60, max_tokens=50), bench.submit(64)
-    outside = bench.submit([1, 100])
+    outside = [bench.submit(ids) for ids in ([], [1, 100], [3, -1])]
     events = bench.finish()
     assert end_of(fits, events).completion_tokens == 4
     assert end_of(long, events).code is Code.CONTEXT_OVERFLOW
     assert "maximum context length is 64 tokens" in end_of(long, events).message
-    assert end_of(outside, events).code is Code.INVALID_REQUEST
+    assert {end_of(job, events).code for job in outside} == {Code.INVALID_REQUEST}
 
 
 def test_no_more_run_than_may_and_no_more_wait_than_may(make: Callable[..., Bench]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from protocol import FinishReason, Sampling
+from protocol import Sampling
 from tests.support.checkpoints import DEMO
 from tests.support.engine import end_of, ids_of
 from tests.support.lazy import transformers
@@ -115,16 +115,3 @@ def test_tokens_on_cuda_are_those_on_the_cpu(tiny: Path) -> None:
         return [ids_of(job, events) for job in jobs]
 
     assert texts("cuda") == texts("cpu")
-
-
-def test_a_jobs_own_stop_tokens_end_it_and_are_kept_away_by_min_tokens(tiny: Path) -> None:
-    ids, engine = prompt(6), build(tiny)
-    plain = greedy(ids, 10)
-    text = ids_of(plain, run(engine, [plain]))
-    stop = text[3]
-    stopping = greedy(ids, 10, stop_token_ids=(stop, 1))
-    held_open = greedy(ids, 10, stop_token_ids=(stop,), min_tokens=8)
-    events = run(engine, [stopping, held_open])
-    assert ids_of(stopping, events) == text[: text.index(stop) + 1]
-    assert end_of(stopping, events).reason is FinishReason.STOP
-    assert stop not in ids_of(held_open, events)[:8]

@@ -141,6 +141,10 @@ def test_a_stop_token_ends_the_answer(served: Served, lane: LaneClient) -> None:
     assert answer.end.reason is FinishReason.STOP
     assert answer.end.stop_token_id == ids[place]
     assert answer.ids == ids[: place + 1]
+    if not served.lacks(Feature.MIN_TOKENS):
+        asked = {"stop_token_ids": (ids[place],), "min_tokens": place + 4}
+        held_open = lane.run(served.encode(PROMPT), max_tokens=40, **asked)
+        assert ids[place] not in held_open.ids[: place + 4]
 
 
 def test_a_stop_string_ends_the_answer(served: Served, lane: LaneClient) -> None:
@@ -304,6 +308,3 @@ def test_dl23_a_text_is_brought_to_a_whole_end_before_its_deadline(
     assert ids[-1] in served.card.eos_token_ids
     assert len(ids) < len(expected.ids) or budget_ms > 500.0
     assert lane.text(handle).rstrip()[-1:] in tuple(".!?\"')"), lane.text(handle)
-
-
-# ── many at once ─────────────────────────────────────────────────────────────────────────────

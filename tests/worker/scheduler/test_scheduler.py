@@ -232,24 +232,16 @@ TestScheduler.settings = settings(max_examples=40, stateful_step_count=40, deadl
 def test_decodes_come_before_chunks_and_chunks_share_what_is_left() -> None:
     scheduler = Scheduler(config(max_step_tokens=8), BlockPool(64))
     running = request(prompt=2)
-    scheduler.enqueue(running, 0.0)
-    plan = scheduler.schedule().plan
-    assert plan is not None
-    scheduler.advance(plan.rows[0], [7])
-    scheduler.enqueue(request(prompt=20, deadline=9.0), 0.0)
-    scheduler.enqueue(request(prompt=5, deadline=10.0), 0.0)
-    shapes = []
-    for _ in range(4):
-        plan = scheduler.schedule().plan
-        assert plan is not None
-        shapes.append([(row.start, row.count, row.samples) for row in plan.rows])
-        for row in plan.rows:
-            scheduler.advance(row, [7] if row.samples else [])
-    assert shapes == [
-        [(2, 1, True), (0, 7, False)],
-        [(3, 1, True), (7, 7, False)],
-        [(4, 1, True), (14, 6, True), (0, 1, False)],
-        [(5, 1, True), (20, 1, True), (1, 4, True)],
+    queued(scheduler, running)
+    run_steps(scheduler)
+    first, second = request(20, deadline=9.0), request(5, deadline=10.0)
+    queued(scheduler, first, second)
+    assert run_steps(scheduler, 5) == [
+        [(running, 2, 1), (first, 0, 7)],
+        [(running, 3, 1), (first, 7, 7)],
+        [(running, 4, 1), (first, 14, 6), (second, 0, 1)],
+        [(running, 5, 1), (first, 20, 1), (second, 1, 4)],
+        [(running, 6, 1), (first, 21, 1), (second, 5, 1)],
     ]
 
 
@@ -504,12 +496,3 @@ def test_only_what_is_not_shared_is_reserved() -> None:
     run_steps(scheduler)
     assert {first, second} == set(scheduler.running)
     assert scheduler.pool.used_count == 14
-
-
-@for_each("ids", [[], [100], [3, -1]])
-def test_prompts_outside_the_vocabulary_are_refused(ids: list[int]) -> None:
-    job = Job(ids, Sampling(max_tokens=1), math.inf)
-    one = Request(job, submitted_at=0.0, own_seed=0)
-    refusal = Scheduler(config(), BlockPool(4)).enqueue(one, 0.0)
-    assert refusal is not None
-    assert refusal.code is Code.INVALID_REQUEST
