@@ -5,21 +5,7 @@ from hypothesis import strategies as st
 
 from protocol import Code, FinishReason
 from tests.support.engine import Bench, end_of, ids_of
-from worker.core import Job
 from worker.scheduler.plan import Plan
-
-
-def fail_with(bench: Bench, guilty: list[Job]) -> list[int]:
-    """Every step with a row of them fails; how many rows the steps had."""
-    tried: list[int] = []
-
-    def during(plan: Plan) -> None:
-        tried.append(len(plan.rows))
-        if any(row.request.job is job for row in plan.rows for job in guilty):
-            raise IndexError("index 5 is out of bounds")
-
-    bench.runner.during = during
-    return tried
 
 
 @settings(deadline=None, max_examples=25)
@@ -33,7 +19,12 @@ def test_only_the_guilty_fail(prompts: list[int], share: set[int], begun: int) -
     jobs = [bench.submit(prompt) for prompt in prompts]
     guilty = [job for i, job in enumerate(jobs) if i in share]
     events = bench.step(begun)
-    fail_with(bench, guilty)
+
+    def fail_with_the_guilty(plan: Plan) -> None:
+        if any(row.request.job is job for row in plan.rows for job in guilty):
+            raise IndexError("index 5 is out of bounds")
+
+    bench.runner.during = fail_with_the_guilty
     events += bench.finish()
     for job in jobs:
         end = end_of(job, events)

@@ -35,18 +35,12 @@ def test_an_abort_frees_blocks_before_the_next_step() -> None:
     assert used_at_execute == [-(-53 // 4)]
 
 
-def known_pace(step_s: float, **changes: float) -> Bench:
-    """A bench that has decoded enough to know what is certain."""
-    bench = Bench(blocks=100, **({"context_tokens": 400} | changes))
-    bench.runner.step_s = step_s
-    bench.submit(max_tokens=200)
-    bench.finish()
-    return bench
-
-
 def test_certain_work_is_what_the_context_allows() -> None:
     """DL-3: of 1000 tokens asked for, the context has room for 20."""
-    bench = known_pace(0.1, context_tokens=240)
+    bench = Bench(blocks=100, context_tokens=240)
+    bench.runner.step_s = 0.1
+    bench.submit(max_tokens=200)
+    bench.finish()  # it has decoded enough to know what is certain
     job = bench.submit(prompt=220, max_tokens=1000, ignore_eos=True, left_s=5.0)
     end = end_of(job, bench.finish())
     assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, 20)

@@ -4,15 +4,7 @@ from protocol import FinishReason, Sampling
 from tests.support.engine import Bench, end_of, ids_of, was_started
 from tests.support.fake_device import continuation
 from tests.worker.engine.test_overlap import Bench as OverlapBench
-from worker.core import Event, Job, JobPaused, JobResumed
-
-
-def paused(job: Job, events: list[Event]) -> bool:
-    return any(isinstance(e, JobPaused) and e.job is job for e in events)
-
-
-def resumed(job: Job, events: list[Event]) -> bool:
-    return any(isinstance(e, JobResumed) and e.job is job for e in events)
+from worker.core import Job, JobPaused, JobResumed
 
 
 def test_who_resumes_comes_before_who_waits() -> None:
@@ -26,7 +18,7 @@ def test_who_resumes_comes_before_who_waits() -> None:
     urgent = bench.submit(max_tokens=4, left_s=10)
     bench.engine.resume(job)
     events = bench.step()
-    assert not resumed(job, events), "the slot is taken"
+    assert JobResumed(job) not in events, "the slot is taken"
     order = [e.job for e in bench.finish() if isinstance(e, JobResumed) or was_started(e.job, [e])]
     assert order == [job, urgent]
     assert other is not urgent and bench.is_clean
@@ -75,7 +67,7 @@ def test_with_overlap_the_step_under_way_is_read_first() -> None:
     assert bench.device.launches == launches and not bench.device.uncollected
     assert len(ids_of(job, events)) == 3
     events += bench.step(5)
-    assert paused(job, events) and end_of(other, events).reason is FinishReason.LENGTH
+    assert JobPaused(job) in events and end_of(other, events).reason is FinishReason.LENGTH
     bench.engine.resume(job)
     events += bench.finish()
     assert ids_of(job, events) == continuation([9] * 3, 9, ignore_eos=True)

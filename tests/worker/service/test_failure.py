@@ -11,7 +11,7 @@ from protocol import AbortCause, Code, FinishReason
 from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 from tests.worker.service.conftest import Harness, serving
-from worker.core import Job, StepUnderWay
+from worker.core import StepUnderWay
 from worker.service import failure
 from worker.service.failure import StepWatch
 from worker.text import Tokenizer
@@ -31,10 +31,6 @@ def harness(
         yield harness
 
 
-def answer_as_failed(harness: Harness, job: Job) -> None:
-    harness.finish(job, FinishReason.CANCELLED, Code.DRAINING)
-
-
 def test_a_job_that_a_failed_engine_does_not_end_holds_nothing_up(
     harness: Harness, ended: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,7 +40,7 @@ def test_a_job_that_a_failed_engine_does_not_end_holds_nothing_up(
     harness.engine.has_failed = True
     assert ended.wait(60)
     assert job.abort is AbortCause.DRAIN
-    answer_as_failed(harness, job)  # for the harness, which waits for it
+    harness.finish(job, FinishReason.CANCELLED, Code.DRAINING)  # the harness waits for it
 
 
 # ── an engine that hangs ─────────────────────────────────────────────────────────────────────────

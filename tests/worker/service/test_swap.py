@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from protocol import (
 from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call
 from tests.worker.runner.test_memory import FakeMeter
 from tests.worker.service.conftest import Harness, loaded_by, serving
-from worker.core import Clock, Job, JobFinished
+from worker.core import Clock, JobFinished
 from worker.environment import nested
 from worker.errors import BrokenCheckpoint, EngineMissing, InvalidCall, MemoryLimitExceeded
 from worker.loaded import LoadedEngine
@@ -144,10 +143,6 @@ def test_wk7_what_runs_finishes_and_what_waits_is_handed_back(
     assert harness.text(1) == "to the end"
 
 
-def _ended(job: Job) -> JobFinished:
-    return JobFinished(job, FinishReason.LENGTH, None, "", 1, 0, 0, 0.0, 0.0, 0.0, 0.0, None)
-
-
 def test_wk7_token_ids_of_the_old_model_never_reach_the_new_one(
     harness: Harness, models: Models
 ) -> None:
@@ -173,7 +168,9 @@ def test_wk7_a_model_that_cannot_be_loaded_leaves_the_old_one(
     else:
         harness.send(Submit("lane", 1, [1], Sampling(max_tokens=1), 1000.0, serving=1))
         (job,) = models.engines[0].wait_submitted(1)
-        models.engines[0].emit(_ended(job))
+        models.engines[0].emit(
+            JobFinished(job, FinishReason.LENGTH, None, "", 1, 0, 0, 0.0, 0.0, 0.0, 0.0, None)
+        )
     assert harness.wait_end(1).reason is FinishReason.LENGTH
 
 
@@ -293,21 +290,12 @@ def test_wk7_only_who_has_the_lane_token_may(models: Models) -> None:
         assert answer.refusal()[0] == Code.UNAUTHENTICATED
 
 
-@contextmanager
-def _known(models: Models, tmp_path: Path) -> Iterator[Harness]:
-    folder = tmp_path / "second"
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(b"12345678")
-    with serving(
-        models.tokenizer, load=models.load, model_name="fake", models={"second": str(folder)}
-    ) as harness:
-        yield harness
-
-
 def test_wk7_models_that_the_settings_list_are_in_the_card_and_need_no_path(
     models: Models, tmp_path: Path
 ) -> None:
-    with _known(models, tmp_path) as harness:
+    (tmp_path / "model.safetensors").write_bytes(b"12345678")
+    known = {"second": str(tmp_path)}
+    with serving(models.tokenizer, load=models.load, model_name="fake", models=known) as harness:
         (card,) = [f.card for f in harness.lane.frames() if f.card is not None]
         assert card.loadable == (Loadable("fake", 0, 1234.5), Loadable("second", 8, 0.0))
         assert outcome(harness.send(Swap({"model_name": "second"}, 1000.0))).model == "second"
