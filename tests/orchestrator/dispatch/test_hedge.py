@@ -20,20 +20,14 @@ from tests.support.paces import pace_of
 
 TASK = {"prompt": "hello", "max_tokens": 20}
 PACE = pace_of(
-    slots=8,
-    step_tokens=512,
-    base_ms=10.0,
-    row_ms=0.0,
-    prompt_token_ms=1.0,
-    fastest_ms=10.0,
+    slots=8, step_tokens=512, base_ms=10.0, row_ms=0.0, prompt_token_ms=1.0, fastest_ms=10.0
 )
 """A first token of a prompt of 10 tokens takes 20 ms, 30 where things go badly; 12 tokens, which
 few answers exceed, take 130 ms, 170 where things go badly, and 8 ms for one are certain."""
 
 
-def make_hedger(service: Service) -> Hedger:
-    forecaster: Any = SimpleNamespace(most_tokens_left=lambda task: 12)
-    hedger = Hedger(service.orchestrator.registry, forecaster, share=0.02)
+def may_begin_one(hedger: Hedger) -> Hedger:
+    """Enough was offered for a rival."""
     while hedger.budget.is_empty:
         hedger.budget.offered()
     return hedger
@@ -60,7 +54,8 @@ async def test_or10_only_when_late_and_slack_is_short(
     service: Service, late_ms: float, left_ms: float, pace: StepModel, due: bool
 ) -> None:
     task = make_task(left_ms=left_ms)
-    hedger = make_hedger(service)
+    forecaster: Any = SimpleNamespace(most_tokens_left=lambda task: 12)
+    hedger = may_begin_one(Hedger(service.orchestrator.registry, forecaster, share=0.02))
     assert hedger.is_due(task, (pace, IDLE), 100.0 - late_ms / 1000, 100.0) is due
     assert not hedger.is_due(task, None, 0.0, 100.0)
     hedger.budget.spend()
@@ -85,10 +80,7 @@ async def race(
 ) -> tuple[Service, FakeWorker, FakeWorker]:
     """Whatever has no token at the next look gets a rival."""
     service, first, second = await make_two()
-    hedger = service.parts.hedger
-    monkeypatch.setattr(hedger, "is_due", lambda *args: True)
-    while hedger.budget.is_empty:
-        hedger.budget.offered()
+    monkeypatch.setattr(may_begin_one(service.parts.hedger), "is_due", lambda *args: True)
     return service, first, second
 
 
@@ -183,11 +175,8 @@ async def test_or10_none_while_others_wait(
     make_two: MakeTwo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, first, second = await make_two(card={"max_running": 1}, MOST_BACKLOG=0)
-    hedger = service.parts.hedger
     plan = second.does(first.does(Plan(stall_at=0)))
-    monkeypatch.setattr(hedger, "is_due", lambda *args: True)
-    while hedger.budget.is_empty:
-        hedger.budget.offered()
+    monkeypatch.setattr(may_begin_one(service.parts.hedger), "is_due", lambda *args: True)
     for _ in range(3):
         await service.ask("POST", "/v2/tasks", 202, json=TASK)
     assert len(service.orchestrator.queue) == 1
