@@ -14,12 +14,6 @@ DRAIN_MS = "tidegate_graceful_shutdown_duration_ms"
 SOON_S = 0.2
 
 
-@pytest.fixture
-def soon_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients come back within ``SOON_S``."""
-    monkeypatch.setattr(lifecycle, "COME_BACK_S", SOON_S)
-
-
 async def begin(service: Service, worker: FakeWorker, plan: Plan) -> None:
     worker.plan = lambda submit: plan
     await service.ask(
@@ -34,10 +28,14 @@ async def scraped(service: Service) -> float:
     return float(line.split()[1])
 
 
-@pytest.mark.usefixtures("soon_back")
 async def test_or14_a_drain_is_told_while_it_lasts_and_at_its_end(
-    service: Service, worker: FakeWorker, caplog: pytest.LogCaptureFixture
+    service: Service,
+    worker: FakeWorker,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """It leaves a client without a connection time to come back for what has ended."""
+    monkeypatch.setattr(lifecycle, "COME_BACK_S", SOON_S)
     plan = Plan(stall_at=1)
     await begin(service, worker, plan)
     assert await scraped(service) == 0
@@ -46,32 +44,17 @@ async def test_or14_a_drain_is_told_while_it_lasts_and_at_its_end(
     first = await scraped(service)
     assert 0 < first < await scraped(service)
     plan.release.set()
-    with caplog.at_level(logging.INFO):
-        await draining
-    took_ms = await scraped(service)
-    assert took_ms > first
-    assert await scraped(service) == took_ms
-    (record,) = [record for record in caplog.records if record.message == "drained"]
-    assert record.fields == {"duration_ms": round(took_ms, 1), "unfinished_tasks": 0}
-
-
-@pytest.mark.usefixtures("soon_back")
-async def test_or14_a_client_without_a_connection_may_come_back_for_what_has_ended(
-    service: Service, worker: FakeWorker, caplog: pytest.LogCaptureFixture
-) -> None:
-    plan = Plan(stall_at=1)
-    await begin(service, worker, plan)
-    draining = asyncio.create_task(service.parts.lifecycle.drain(60.0))
-    await service.until(lambda: service.parts.health.ready.status == 503)
-    plan.release.set()
     await service.until(lambda: service.orchestrator.live_tasks == 0)
     (task,) = service.orchestrator.store.ended()
     assert (await service.ask("GET", f"/v2/tasks/{task.id}"))["outcome"] == "met"
     assert not draining.done()
     with caplog.at_level(logging.INFO):
         await draining
+    took_ms = await scraped(service)
+    assert took_ms > first and took_ms >= 1000 * SOON_S
+    assert await scraped(service) == took_ms
     (record,) = [record for record in caplog.records if record.message == "drained"]
-    assert record.fields["duration_ms"] >= 1000 * SOON_S
+    assert record.fields == {"duration_ms": round(took_ms, 1), "unfinished_tasks": 0}
 
 
 async def test_or14_nobody_waits_for_them_beyond_the_grace(

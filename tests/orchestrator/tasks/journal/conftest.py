@@ -55,8 +55,7 @@ async def until_journalled(service: Service, tokens: int) -> None:
 
 async def until_tidied(service: Service) -> None:
     """The journal's thread has made its file and looked for what is too old, as it does first."""
-    durable = service.journal
-    await service.until(lambda: durable._writer._tidied > 0)
+    await service.until(lambda: service.journal._writer._tidied > 0)
 
 
 async def running(service: Service, worker: FakeWorker, **changes: object) -> str:
@@ -79,8 +78,7 @@ def speaking(service: Service, shift: int = 0, **changes: object) -> Plan:
 
 
 def recovered(service: Service) -> dict[str, int]:
-    durable = service.journal
-    return dict(durable.recovered)
+    return dict(service.journal.recovered)
 
 
 def hold_writes(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:

@@ -11,7 +11,6 @@ import pytest
 
 from orchestrator.tasks.journal import durable, file_store, store
 from orchestrator.tasks.journal.records import Ended, Operation, StoredTokens, Tokens
-from tests.orchestrator.conftest import Service
 from tests.orchestrator.tasks.journal.conftest import (
     Disk,
     Restarts,
@@ -22,11 +21,6 @@ from tests.orchestrator.tasks.journal.conftest import (
     task_of,
 )
 from tests.support.fake_worker import FakeWorker, Plan
-
-
-def fault_of(service: Service) -> str:
-    journal = service.journal
-    return journal.fault
 
 
 def rows(path: Path, query: str) -> list[Any]:
@@ -45,7 +39,7 @@ async def test_a_damaged_file_is_set_aside_while_running(
     status, answer = await submit(service)
     assert status == 503 and "malformed" in answer["error"]["message"]
     disk.error = None
-    await service.until(lambda: not fault_of(service))
+    await service.until(lambda: not service.journal.fault)
     (aside,) = await asyncio.to_thread(lambda: list(restarts.path.parent.glob("*.damaged-*Z")))
     assert (await ready_of(service))[1]["journal"]["set_aside"] == aside.name
     found = await asyncio.to_thread(rows, restarts.path, "SELECT id FROM tasks")
@@ -88,7 +82,7 @@ async def test_a_fault_of_ours_does_not_stop_the_journal(
         status, answer = await submit(service)
         assert status == 503 and "internal error" in answer["error"]["message"]
         assert "cannot be encoded" not in str(answer), "it may tell what somebody asked for"
-    await service.until(lambda: not fault_of(service))
+    await service.until(lambda: not service.journal.fault)
     await task_of(service)
 
 
@@ -98,7 +92,7 @@ async def test_numbers_that_no_disk_format_has_are_durable_too(
     """What a model makes of them fits; what a client wrote must not stop everybody's journal."""
     service = await restarts.start(worker)
     task_id = await task_of(service, top_k=2**70)
-    assert not fault_of(service)
+    assert not service.journal.fault
     assert (await events_of(service, task_id))[-1].event == "end"
 
 
@@ -192,17 +186,16 @@ async def test_a_disk_that_hangs(
     task_id = await task_of(service)
     go_on = hold_writes(monkeypatch)
     monkeypatch.setattr(durable, "COMMIT_WAIT_S", 0.05)
-    journal = service.journal
-    journal._give_up()  # the timer was set by the other limit
+    service.journal._give_up()  # the timer was set by the other limit
     status, answer = await submit(service, key="mine")
     assert status == 503 and answer["error"]["code"] == "journal_unavailable"
     assert "did not take it within 0.05 s" in answer["error"]["message"]
     held.release.set()
     assert (await events_of(service, task_id))[-1].event == "end"
-    assert "taken nothing" in fault_of(service)
+    assert "taken nothing" in service.journal.fault
     monkeypatch.setattr(durable, "COMMIT_WAIT_S", 60.0)  # the disk of this machine may be slow
     go_on.set()
-    await service.until(lambda: not fault_of(service))
+    await service.until(lambda: not service.journal.fault)
     await task_of(service, key="mine")
 
 
