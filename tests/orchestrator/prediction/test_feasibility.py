@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.http.responses import error_headers
-from orchestrator.api.native.events import error_object
-from orchestrator.api.openai.shapes import error_body
 from orchestrator.errors import DeadlineInfeasible
 from orchestrator.prediction.feasibility import AdmissionMode, RefusalKind, RefusalStats
 from orchestrator.tasks.ending import Ending
@@ -49,26 +46,16 @@ def test_dl7_what_was_learnt_refuses_nobody() -> None:
     assert not rig.task(1000, ignore_eos=False).is_background
 
 
-def test_dl7_a_refusal_says_what_would_do() -> None:
+def test_dl7_the_deadline_that_a_refusal_names_has_a_good_chance() -> None:
+    """What else it says: tests/orchestrator/api/http/test_feasibility.py."""
     rig = Rig()
     with pytest.raises(DeadlineInfeasible) as refusal:
         rig.admission.finish(rig.task(500))
-    error = refusal.value
-    assert (error.status, error.code) == (504, "deadline_infeasible")
-    assert error_headers(error)["x-should-retry"] == "false"
-    details = error.details
-    assert details["binding_constraint"] == "decode"
-    assert isinstance(details["predicted_finish_ms"], float)
-    assert details["predicted_finish_ms"] > 500
-    earliest = details["earliest_feasible_deadline"]
+    earliest = refusal.value.details["earliest_feasible_deadline"]
     assert isinstance(earliest, int)
     again = rig.task(earliest - 1000 * rig.clock.unix())
     assert not rig.refuses(again)
     assert rig.schedule.of(again).chance >= 0.9
-    for body in (error_body(error)["error"], error_object(error)):
-        assert isinstance(body, dict)
-        assert body["code"] == "deadline_infeasible"
-        assert body["predicted_finish_ms"] == details["predicted_finish_ms"]
 
 
 def test_dl8_what_waited_in_vain_was_bound_by_the_queue() -> None:

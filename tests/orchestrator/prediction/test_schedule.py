@@ -31,6 +31,18 @@ def runs(rig: Rig, task: Task, *, made: int = 1) -> Task:
     return task
 
 
+def crowd(left_ms: float = 60_000, count: int = 16, tokens: int = 1000, **task: object) -> Rig:
+    """One with so many rows, of so long answers."""
+    rig = new_rig()
+    for _ in range(count):
+        runs(rig, rig.task(left_ms, tokens, **task))
+    return rig
+
+
+def five_that_are_just_in_time(**task: object) -> Rig:
+    return crowd(800, 5, 100, **task)
+
+
 def let_in(rig: Rig, tasks: list[Task]) -> int:
     count = 0
     for task in tasks:
@@ -67,9 +79,7 @@ def test_dl7_a_first_token_that_cannot_come_in_time_is_refused(
 
 
 def test_dl7_the_queue_ahead_counts() -> None:
-    rig = new_rig()
-    for _ in range(16):
-        runs(rig, rig.task(60_000, 1000))
+    rig = crowd()
     assert let_in(rig, [rig.task(60_000, 1000, prompt=1) for _ in range(16)]) == 16
     late = rig.task(20_000, 10, prompt=1)
     late.rank = math.inf
@@ -79,9 +89,7 @@ def test_dl7_the_queue_ahead_counts() -> None:
 
 
 def test_dl7_what_lost_its_chance_while_it_waited_is_told() -> None:
-    rig = new_rig()
-    for _ in range(16):
-        runs(rig, rig.task(60_000, 1000))
+    rig = crowd()
     hopeless, other = rig.task(100, 100, prompt=1), rig.task(60_000, 10, prompt=1)
     for task in (hopeless, other):
         rig.queue.push(task)
@@ -91,9 +99,7 @@ def test_dl7_what_lost_its_chance_while_it_waited_is_told() -> None:
 
 def test_lb1_looks_ahead_take_a_small_share_of_the_time() -> None:
     """What there is no time to look at is let in, and looked at with all others as it waits."""
-    rig = new_rig()
-    for _ in range(16):
-        runs(rig, rig.task(60_000, 1000))
+    rig = crowd()
     assert rig.refuses(rig.task(100, 100, prompt=1))
     rig.feasibility._looks.take(lambda: rig.clock.advance(1.0))
     unseen = rig.task(100, 100, prompt=1)
@@ -116,9 +122,7 @@ def test_dl22_a_learnt_number_of_calls_refuses_nobody() -> None:
 
 def test_dl15_urgent_work_takes_a_row_of_what_has_time() -> None:
     """A place behind all rows is too late for it; a row of theirs is not."""
-    rig = new_rig()
-    for _ in range(16):
-        runs(rig, rig.task(60_000, 1000))
+    rig = crowd()
     urgent = rig.task(500, 10, prompt=1)
     assert rig.schedule.of(urgent).chance == 0
     assert rig.schedule.of(urgent, enough=0.1).chance == 1
@@ -127,16 +131,9 @@ def test_dl15_urgent_work_takes_a_row_of_what_has_time() -> None:
     assert rig.refuses(urgent), "no job can be paused for it"
 
 
-def crowd_of_sixteen(left_ms: float, tenant: str = "") -> Rig:
-    rig = new_rig()
-    for _ in range(16):
-        runs(rig, rig.task(left_ms, 1000, tenant=tenant))
-    return rig
-
-
 def test_dl15_urgent_work_runs_among_fewer_rows_where_nobody_loses_by_that() -> None:
     """Among sixteen rows its hundred tokens take 1.3 s, among four 0.7 s."""
-    rig = crowd_of_sixteen(60_000)
+    rig = crowd()
     urgent = rig.task(900, 100, prompt=1)
     assert not rig.refuses(urgent)
     rig.queue.push(urgent)
@@ -149,8 +146,8 @@ def test_dl15_urgent_work_runs_among_fewer_rows_where_nobody_loses_by_that() -> 
 @for_each(
     ("rig", "why"),
     [
-        (crowd_of_sixteen(8_000), "it would cost those who have little time"),
-        (crowd_of_sixteen(60_000, "other"), "or24: the rows of another tenant"),
+        (crowd(8_000), "it would cost those who have little time"),
+        (crowd(tenant="other"), "or24: the rows of another tenant"),
     ],
 )
 def test_dl15_urgent_work_takes_no_rows_of_others_than_its_own(rig: Rig, why: str) -> None:
@@ -165,7 +162,7 @@ def test_dl15_a_look_that_finds_no_gain_binds_nobody() -> None:
         runs(rig, rig.task(60_000, 1000))
     urgent = rig.task(700, 100, prompt=1)
     assert rig.refuses(urgent) and urgent.most_rows == math.inf
-    rig = crowd_of_sixteen(60_000)
+    rig = crowd()
     rig.schedule.adapts_rows = lambda model: False
     assert rig.refuses(rig.task(900, 100, prompt=1)), "rows are not adapted"
 
@@ -174,9 +171,7 @@ def test_dl15_a_look_that_finds_no_gain_binds_nobody() -> None:
 def test_dl7_as_many_as_usual_come_for_what_ends(seconds: float, step_ms: float) -> None:
     """Sixteen rows that make their last ten tokens. Where so many were there all the time, others
     come for them; where they came just now, the engine is free after that."""
-    rig = new_rig()
-    for _ in range(16):
-        runs(rig, rig.task(600_000, 10))
+    rig = crowd(600_000, tokens=10)
     rig.schedule.count("m")
     rig.clock.advance(seconds)
     prospect = rig.schedule.of(rig.task(600_000, 100, prompt=1))
@@ -206,9 +201,7 @@ def test_dl7_those_who_come_have_the_usual_contexts() -> None:
 
 def test_dl15_what_would_cost_others_more_than_it_gets_is_refused() -> None:
     """Five rows are just in time; a prompt of a second would make all of them late."""
-    rig = new_rig()
-    for _ in range(5):
-        runs(rig, rig.task(800, 100))
+    rig = five_that_are_just_in_time()
     prospect = rig.schedule.of(rig.task(10_000, 10, prompt=10_000))
     assert prospect.chance == 1 and prospect.gain < 0
 
@@ -232,27 +225,21 @@ def test_dl15_what_delays_others_for_long_counts_for_those_that_come_meanwhile()
 
 
 def test_or24_a_tenants_flood_outweighs_nobody() -> None:
-    rig = new_rig()
-    for _ in range(5):
-        runs(rig, rig.task(800, 100, tenant="flood"))
+    rig = five_that_are_just_in_time(tenant="flood")
     mine = rig.task(10_000, 10, prompt=10_000, tenant="small")
     assert rig.schedule.of(mine).gain > 0
     assert rig.schedule.of(rig.task(10_000, 10, prompt=10_000, tenant="flood")).gain < 0
 
 
 def test_dl8_batch_work_waits_rather_than_cost_anybody() -> None:
-    rig = new_rig()
-    for _ in range(5):
-        runs(rig, rig.task(800, 100))
+    rig = five_that_are_just_in_time()
     batch = rig.task(10_000, 10, prompt=10_000, priority=Priority.BATCH)
     assert rig.schedule.of(batch).gain == rig.schedule.of(batch).chance
 
 
 def test_dl8_interactive_work_finds_no_batch_work_in_its_way() -> None:
     """Sixteen batch rows make steps of 13 ms; alone it takes 5.5 ms a token."""
-    rig = new_rig()
-    for _ in range(16):
-        runs(rig, rig.task(60_000, 1000, priority=Priority.BATCH))
+    rig = crowd(priority=Priority.BATCH)
     rig.schedule.may_free_row = lambda task: False
     assert rig.schedule.of(rig.task(800, 100, prompt=1)).chance == 1
     assert rig.refuses(rig.task(800, 100, prompt=1, priority=Priority.BATCH))
