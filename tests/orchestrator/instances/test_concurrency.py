@@ -91,9 +91,8 @@ def test_dl7_load_ahead_counts_what_is_left_of_each_job() -> None:
     concurrency.prompt_computed(jobs[1])
     concurrency.prompt_computed(jobs[1])
     assert concurrency.outstanding_work(2).prefill_tokens == 0
-    assert concurrency.outstanding_work(5).decode_tokens == 40 * (
-        1 + 3
-    )  # others' jobs are like ours
+    decode_tokens = concurrency.outstanding_work(5).decode_tokens
+    assert decode_tokens == 40 * (1 + 3), "others' jobs are like ours"
 
 
 class Windows(RuleBasedStateMachine):

@@ -146,8 +146,10 @@ def matches(text: str, rules: Grammar) -> bool:
     return bool(matcher.consume_tokens(tokenizer.tokenize_str(text)) and matcher.is_accepting())
 
 
-def read(text: str, format: OutputFormat, use: ToolUse, prompt_end: str = "") -> Output:
-    parser = OutputParser(format, tools=use.schemas, prompt_end=prompt_end)
+def read(
+    text: str, format: OutputFormat, use: ToolUse | None = None, prompt_end: str = ""
+) -> Output:
+    parser = OutputParser(format, tools=use and use.schemas, prompt_end=prompt_end)
     return collect([*parser.feed(text), *parser.finish()])
 
 

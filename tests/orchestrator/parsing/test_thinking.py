@@ -1,16 +1,15 @@
 """An answer matches its grammar behind the model's thinking, on the library's real grammars."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from orchestrator.parsing import CallFormat, OutputFormat, OutputParser, collect
+from orchestrator.parsing import CallFormat, OutputFormat
 from orchestrator.parsing.formats import TAGS
 from orchestrator.parsing.rules import Rules, behind_thinking
 from protocol import Grammar, GrammarKind
 from protocol.grammar_source import check_source, source_of
-from tests.orchestrator.parsing.test_call_grammar import matches
+from tests.orchestrator.parsing.test_call_grammar import matches, read
 from tests.support.cases import for_each
 from tests.support.fake_worker import tokenizer_json
 
@@ -40,11 +39,6 @@ def takes(grammar: Grammar | None, text: str) -> bool:
     return matches(text, grammar)
 
 
-def read(text: str, format: OutputFormat, prompt_end: str = "") -> Any:
-    parser = OutputParser(format, prompt_end=prompt_end)
-    return collect([*parser.feed(text), *parser.finish()])
-
-
 @for_each(
     ("format", "grammar", "right", "wrong"),
     [*((PLAIN, *kind) for kind in KINDS), (QWEN, *KINDS[0]), (MISTRAL, *KINDS[0])],
@@ -61,7 +55,7 @@ def test_the_answer_matches_behind_the_thinking(
         assert not takes(over, f"{open}{thought}{right}")
         for grammar_, text in ((usual, f"{open}{thought}"), (begun, thought)):
             assert not takes(grammar_, text) and not takes(grammar_, f"{text}{wrong}")
-        output = read(f"{thought}{right}", format, f"<|assistant|>{open}\n")
+        output = read(f"{thought}{right}", format, prompt_end=f"<|assistant|>{open}\n")
         assert output.content == right
         assert output == read(f"{open}{thought}{right}", format)
     assert takes(usual, right) and takes(over, right)

@@ -87,8 +87,7 @@ class InFile(Stored):
         for suffix in ("-wal", "-shm", ""):  # once the last is gone, there may be new ones
             await asyncio.to_thread(Path(f"{self._restarts.path}{suffix}").unlink)
         await task_of(service)  # the next write finds it out
-        durable = service.journal
-        durable.flush()
+        service.journal.flush()
         await task_of(service)
 
 
@@ -188,7 +187,6 @@ class EveryStore:
         held = Plan(stall_at=2)
         worker.plan = lambda job: held if len(worker.submits) == 1 else Plan()
         service = await stored.start(worker)
-        durable = service.journal
         task_id = await task_of(service)
         await service.until_tokens(2)
         await stored.fail()
@@ -200,14 +198,14 @@ class EveryStore:
         assert (await submit(service, durable=False))[0] == 202
         held.release.set()
         assert (await events_of(service, task_id))[-1].event == "end"
-        await service.until(lambda: durable.unwritten > 0)
+        await service.until(lambda: service.journal.unwritten > 0)
         service.parts.health.refresh()  # as upkeep does
         status, health = await ready_of(service)
         assert (status, health["status"]) == (200, "degraded")
         assert health["journal"]["unwritten"] > 0 and stored.fault in health["journal"]["fault"]
         assert service.metric("tidegate_journal_failing") == 1
         await stored.mend()
-        await service.until(lambda: not durable.fault and not durable.unwritten)
+        await service.until(lambda: not service.journal.fault and not service.journal.unwritten)
         other = await task_of(service, "mine")  # what was refused keeps no key
         assert (await events_of(service, other))[-1].event == "end"
         submitted = len(worker.submits)

@@ -62,8 +62,7 @@ async def test_a_full_store_takes_no_more_tasks_and_all_else_goes_on(
     worker.plan = lambda job: speaking(two)
     async with sharing.store.client() as client:
         await client.config_set("maxmemory", 1)
-        durable = two.journal
-        await two.until(lambda: bool(durable.fault))
+        await two.until(lambda: bool(two.journal.fault))
         status, answer = await submit(two)
         assert status == 503 and "the store's memory is full" in answer["error"]["message"]
         assert (await submit(two, durable=False))[0] == 202
@@ -75,7 +74,7 @@ async def test_a_full_store_takes_no_more_tasks_and_all_else_goes_on(
         statuses = [(await submit(two, durable=False))[0] for _ in range(4)]
         assert statuses == [202, 202, 202, 429], "of five, one came to each before"
         await client.config_set("maxmemory", 0)
-    await two.until(lambda: not durable.fault)
+    await two.until(lambda: not two.journal.fault)
 
 
 async def test_who_is_cut_off_goes_on_alone_and_comes_back(
@@ -92,13 +91,12 @@ async def test_who_is_cut_off_goes_on_alone_and_comes_back(
     network.partition()
     await two.until(lambda: state_of(two).taken == 1)
     assert await fault_of(one) == "the store did not answer within 1 s"
-    durable = one.journal
-    await one.until(lambda: bool(durable.fault))
+    await one.until(lambda: bool(one.journal.fault))
     assert (await submit(one))[0] == 503 and (await submit(one, durable=False))[0] == 202
     network.heal()
-    await one.until(lambda: not state_of(one).members.fault and not durable.fault)
+    await one.until(lambda: not state_of(one).members.fault and not one.journal.fault)
     await see_each_other(one, two)
-    await one.until(lambda: durable.lost == 1)
+    await one.until(lambda: one.journal.lost == 1)
     held.release.set()
     assert (await events_of(one, task_id))[-1].event == "end"
     assert (await submit(one))[0] == 202
@@ -140,8 +138,7 @@ async def test_a_deadline_moves_by_the_stores_clock(sharing: Sharing, worker: Fa
     one, two = await sharing.member(worker), await sharing.member(worker)
     ahead = one.clock.unix
     one.clock.unix = state_of(one).members._unix = lambda: ahead() + 5.0
-    durable = one.journal
-    durable.boot = Boot("another machine's", lambda: 1.0)
+    one.journal.boot = Boot("another machine's", lambda: 1.0)
     await one.until(lambda: state_of(one).tasks.skew_s < -4.5)
     await see_each_other(one, two)
     task_id = await running(one, worker, deadline_ms=60_000)

@@ -11,13 +11,7 @@ from orchestrator.state.members import Holder
 from orchestrator.state.takeover import Takeover
 from orchestrator.state.tasks import SharedReader
 from tests.orchestrator.conftest import OPERATOR, Service
-from tests.orchestrator.state.conftest import (
-    Sharing,
-    freeze,
-    is_dead,
-    state_of,
-    until_in_store,
-)
+from tests.orchestrator.state.conftest import Sharing, freeze, is_dead, state_of, until_in_store
 from tests.orchestrator.tasks.journal.conftest import (
     events_of,
     running,
@@ -148,8 +142,7 @@ async def test_a_member_that_stood_still_lets_go_of_what_others_took_on(
         freeze(one)
         await two.until(lambda: state_of(two).taken == 1)
         plans[0].release.set()
-        durable = one.journal
-        await one.until(lambda: durable.lost + durable.outdone == 1)
+        await one.until(lambda: one.journal.lost + one.journal.outdone == 1)
         with pytest.raises(aiohttp.ClientPayloadError):
             async for event in read_events(stream):
                 assert event.event not in ("end", "error")
