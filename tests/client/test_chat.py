@@ -121,14 +121,6 @@ async def test_ctrl_c_cancels_the_answer_and_twice_leaves(
     assert signal.getsignal(signal.SIGINT) is before
 
 
-async def test_no_server_is_one_clear_message(
-    unused_tcp_port: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert await chat.run(f"http://127.0.0.1:{unused_tcp_port}", {}) == 1
-    said = capsys.readouterr()
-    assert "tidegate up" in said.err and said.err.count("\n") == 1 and not said.out
-
-
 async def test_unknown_model_names_those_served(capsys: pytest.CaptureFixture[str]) -> None:
     async with FakeOrchestrator().serve() as fake:
         assert await chat.run(fake.base_url, {"model": "other"}) == 1

@@ -106,12 +106,15 @@ async def test_what_does_not_work_is_said_in_one_line(ask: Ask, argv: list[str],
     assert err.startswith(f"tidegate {argv[0]}") and said in err
 
 
-@pytest.mark.parametrize("argv", [["models"], ["tasks", "list"]])
-def test_nobody_there(argv: list[str], unused_tcp_port: int, capsys: Any) -> None:
+@pytest.mark.parametrize(
+    ("argv", "what"),
+    [(["models"], "service"), (["tasks", "list"], "service"), (["chat"], "server")],
+)
+def test_nobody_there(argv: list[str], what: str, unused_tcp_port: int, capsys: Any) -> None:
     assert main([*argv, "--url", f"http://127.0.0.1:{unused_tcp_port}"]) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert "Connection refused; start a service with `tidegate up`" in err
+    assert f"Connection refused; start a {what} with `tidegate up`" in err
 
 
 @pytest.mark.parametrize("url", ["foo", "localhost:8080", "http://", "http://127.0.0.1:99999"])

@@ -140,10 +140,7 @@ async def test_wp1_a_client_that_goes_away(
     ("changes", "status", "field", "words"),
     [
         ({"recipe": {"schema": "1.0"}}, 400, "recipe.text", "is missing"),
-        ({"recipe": {**RECIPE, "schema": "2.0"}}, 400, "recipe.schema", "1.x is"),
-        ({"recipe": {**RECIPE, "video": {"fps": 99}}}, 400, "recipe.video.fps", "<= 30"),
         ({"recipe": "hello"}, 400, "recipe", "must be a JSON object"),
-        ({"recipe": {**RECIPE, "colour": 1}}, 400, "recipe.colour", "unknown field"),
         ({"outputs": ["gif"]}, 400, "outputs[0]", "expected one of: mp4, png, wav"),
         ({"outputs": []}, 400, "outputs", "at least one"),
         ({"model": "llm"}, 404, "model", "available: slot"),

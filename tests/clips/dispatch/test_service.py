@@ -9,7 +9,7 @@ import pytest
 from clips.dispatch.fleet import ClipHealth
 from clips.state import StageState
 from tests.clips.api.test_slots import RECIPE, serving, status_of, submit, until_ended
-from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service, bearer
 from tests.support.fake_slots import FakeClips, FakePlan, clips_of, make_state
 from tests.support.fake_worker import FakeWorker
 
@@ -81,15 +81,11 @@ async def test_or24_a_key_leaves_places_to_wait_to_others(
     plan = fake_of(worker).does(FakePlan(hold_at="video"))
     keys = {"loud": {"token": "loud-token"}, "calm": {"token": "calm-token"}}
     service = await serving(await make_service(worker, MOST_WAITING=4, keys=keys))
-
-    def of(key: str) -> dict[str, str]:
-        return {"Authorization": f"Bearer {key}-token"}
-
     for _ in range(4):  # one is rendered
-        await submit(service, headers=of("loud"))
-    error = await submit(service, 429, headers=of("loud"))
+        await submit(service, headers=bearer("loud-token"))
+    error = await submit(service, 429, headers=bearer("loud-token"))
     assert "3 of this key" in error["message"]
-    await submit(service, headers=of("calm"))
+    await submit(service, headers=bearer("calm-token"))
     plan.release.set()
 
 
