@@ -141,8 +141,7 @@ def test_wrong_usage_names_what_was_wrong(argv: list[str], message: str, cli: Cl
 
 
 @pytest.mark.parametrize(
-    ("module", "early"),
-    [("aiohttp.web", True), ("orchestrator.settings", False)],
+    ("module", "early"), [("aiohttp.web", True), ("orchestrator.settings", False)]
 )
 def test_ctrl_c_while_the_orchestrator_is_imported(module: str, early: bool) -> None:
     """Also when it came before there was a Python to take it."""

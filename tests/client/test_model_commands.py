@@ -59,11 +59,7 @@ def test_a_model_is_added_listed_shown_verified_loaded_and_removed(
 
 
 def test_up_takes_a_model_by_its_name(
-    home: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    cli: Cli,
-    launched: Launched,
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, launched: Launched
 ) -> None:
     monkeypatch.chdir(tmp_path)
     source = make_folder(tmp_path / "source", checkpoint(5000))
@@ -125,11 +121,7 @@ def test_up_deals_out_gpus_by_groups(home: Path, cli: Cli, launched: Launched) -
 
 
 def test_up_gives_the_answers_of_a_script(
-    home: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    cli: Cli,
-    launched: Launched,
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, launched: Launched
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text("[[answers]]\ntext = 'Yes.'\n")

@@ -21,10 +21,7 @@ def parse(stream: bytes) -> list[ServerSentEvent]:
             [("message", "a", ""), ("token", "b", "7")],
         ),
         (b"data:  x\ndata\ndata: y\n\n", [("message", " x\n\ny", "")]),
-        (
-            b": keep-alive\n\nfoo: bar\nevent: x\n\ndata: a\n\n",
-            [("message", "a", "")],
-        ),
+        (b": keep-alive\n\nfoo: bar\nevent: x\n\ndata: a\n\n", [("message", "a", "")]),
         (b"\xef\xbb\xbfdata: a\n\n\xef\xbb\xbfdata: b\n\n", [("message", "a", "")]),
         (b"id: 1\ndata: a\n\nid: 2\0\ndata: c\n\n", [("message", "a", "1"), ("message", "c", "1")]),
         (b"data: a\xffb\n\n", [("message", "a\ufffdb", "")]),

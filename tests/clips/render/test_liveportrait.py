@@ -7,11 +7,7 @@ import torch
 
 from clips.plan.plan import SAMPLE_RATE, ClipPlan
 from clips.render.stages.liveportrait.networks import PUBLISHED
-from clips.render.stages.liveportrait.provider import (
-    LivePortraitVideo,
-    folded,
-    make_networks,
-)
+from clips.render.stages.liveportrait.provider import LivePortraitVideo, folded, make_networks
 from tests.clips.render.checkpoints import save_portrait_networks, tiny_portrait_sizes
 from worker.errors import BrokenCheckpoint, LoadError
 

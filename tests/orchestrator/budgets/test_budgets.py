@@ -222,10 +222,7 @@ async def test_an_entry_counts_once_where_its_reader_leaves() -> None:
 
 @for_each(
     ("unix", "month", "ends"),
-    [
-        (NOON, "2026-06", 1_782_864_000.0),
-        (1_798_761_599.0, "2026-12", 1_798_761_600.0),
-    ],
+    [(NOON, "2026-06", 1_782_864_000.0), (1_798_761_599.0, "2026-12", 1_798_761_600.0)],
 )
 def test_months_are_those_of_utc(unix: float, month: str, ends: float) -> None:
     assert (month_of(unix), month_ends(unix)) == (month, ends)

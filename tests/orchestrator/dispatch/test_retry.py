@@ -412,10 +412,7 @@ def half_a_character(position: int) -> tuple[int, str]:
 )
 @pytest.mark.parametrize("can_continue", [True, False])
 async def test_or10_only_workers_that_know_how_go_on_with_texts_that_look_back(
-    make_two: MakeTwo,
-    plan: dict[str, Any],
-    changes: dict[str, Any],
-    can_continue: bool,
+    make_two: MakeTwo, plan: dict[str, Any], changes: dict[str, Any], can_continue: bool
 ) -> None:
     """Else they end with a retriable error."""
     service, first, second = await make_two(card={"can_continue": can_continue})

@@ -259,12 +259,7 @@ TestBreakers = BreakersMachine.TestCase
 TASK = {"prompt": "x", "max_tokens": 10}
 
 PACE = pace_of(
-    slots=8,
-    step_tokens=512,
-    base_ms=10.0,
-    row_ms=0.0,
-    prompt_token_ms=0.1,
-    fastest_ms=10.0,
+    slots=8, step_tokens=512, base_ms=10.0, row_ms=0.0, prompt_token_ms=0.1, fastest_ms=10.0
 )
 """100 tokens take about a second, 1.2 where things go badly."""
 

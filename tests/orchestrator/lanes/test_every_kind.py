@@ -382,12 +382,7 @@ def _with_id(token: int) -> Callable[[list[Any]], list[Any]]:
     ],
 )
 async def test_what_makes_no_sense_costs_its_job_at_most(
-    kind: type[VllmServer],
-    script: Script,
-    text: str,
-    code: Code | None,
-    said: str,
-    folder: Path,
+    kind: type[VllmServer], script: Script, text: str, code: Code | None, said: str, folder: Path
 ) -> None:
     """A server that continues beyond what was asked for is left, a count is bounded by it."""
     server = kind()

@@ -174,10 +174,7 @@ async def test_pings_and_settings_are_answered() -> None:
     rig = Rig()
     rig.receive(frame(PING, 0, 0, b"12345678") + settings({}))
     rig.receive(frame(PING, ACK, 0, b"12345678") + frame(SETTINGS, ACK, 0))
-    assert rig.wire.take() == [
-        (PING, ACK, 0, b"12345678"),
-        (SETTINGS, ACK, 0, b""),
-    ]
+    assert rig.wire.take() == [(PING, ACK, 0, b"12345678"), (SETTINGS, ACK, 0, b"")]
 
 
 @for_each(
@@ -213,10 +210,7 @@ async def test_whatever_a_peer_does_wrong_ends_the_call(received: bytes, status:
             "May not increment flow control window past 2147483647",
         ),
         (settings({MAX_FRAME_SIZE: 100}), "Setting 5 has invalid value 100"),
-        (
-            frame(HEADERS, 0, 1) + frame(PING, 0, 0, bytes(8)),
-            "Invalid frame during header block",
-        ),
+        (frame(HEADERS, 0, 1) + frame(PING, 0, 0, bytes(8)), "Invalid frame during header block"),
     ],
 )
 async def test_an_error_of_the_protocol_is_named(received: bytes, said: str) -> None:

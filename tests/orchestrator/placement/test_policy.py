@@ -4,14 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.placement.policy import (
-    INSTANCE_FACTS,
-    RESTS_S,
-    BadPolicy,
-    Fact,
-    Policy,
-    Ranked,
-)
+from orchestrator.placement.policy import INSTANCE_FACTS, RESTS_S, BadPolicy, Fact, Policy, Ranked
 from tests.support.cases import for_each
 
 

@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from catalog.errors import (
-    PoolFileInvalid,
-    PoolInUse,
-    ProvisionError,
-    StateFileUnusable,
-)
+from catalog.errors import PoolFileInvalid, PoolInUse, ProvisionError, StateFileUnusable
 from pool import pool_command
 from pool.events import EventKind, PoolEvent
 from pool.fleet import service as service_module

@@ -18,11 +18,7 @@ from pool.process.ports import free_ports
 from pool.units import triton as instance_module
 from pool.units.triton import TritonInstance
 from tests.support.processes import Marked
-from tests.support.triton_models import (
-    CRASHES,
-    QUIET,
-    write_model,
-)
+from tests.support.triton_models import CRASHES, QUIET, write_model
 
 pytestmark = pytest.mark.e2e
 

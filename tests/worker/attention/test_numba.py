@@ -26,10 +26,7 @@ CHUNKS = [
 ]
 CONTEXTS = [1, 16, 17, SPAN_TOKENS, SPAN_TOKENS + 1, 3 * SPAN_TOKENS + 30, 5]
 # Type, tokens of a page, heads, KV heads, size of a head.
-SHAPES = [
-    (torch.bfloat16, 16, 10, 2, 40),
-    (torch.float32, 3, 6, 2, 16),
-]
+SHAPES = [(torch.bfloat16, 16, 10, 2, 40), (torch.float32, 3, 6, 2, 16)]
 Shape = tuple[torch.dtype, int, int, int, int]
 packs_chunks = pytest.mark.skipif(products_problem() is not None, reason=str(products_problem()))
 

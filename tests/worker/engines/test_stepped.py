@@ -2,15 +2,7 @@
 
 import pytest
 
-from protocol import (
-    AbortCause,
-    Code,
-    Feature,
-    FinishReason,
-    PromptLogprobs,
-    Sampling,
-    TokenLogprob,
-)
+from protocol import AbortCause, Code, Feature, FinishReason, PromptLogprobs, Sampling, TokenLogprob
 from tests.support.backend import SteppedBench
 from tests.support.engine import end_of, ids_of, was_started
 from worker.core import Job, JobFinished, JobPrompt
