@@ -25,6 +25,7 @@ from orchestrator.build import Components, build, keys_of
 from orchestrator.instances.provenance import provenance_of
 from orchestrator.instances.served_models import ServedModels, _origin
 from orchestrator.lanes import reconnector
+from orchestrator.prediction.forecaster import Capacity
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.service import Orchestrator
 from orchestrator.settings import CONFIG_FILE, Settings, load_settings, whole_settings
@@ -40,6 +41,7 @@ from perf.stack.constants import set_constants
 from protocol import ModelCard, Outcome
 from tests.support.clock import LeapingClock
 from tests.support.fake_worker import FakeWorker, make_card
+from tests.support.paces import KNOWN
 from tests.support.sse import Event, events_of
 from tests.support.steady_loop import hurry
 from worker.environment import nested
@@ -209,6 +211,10 @@ class Service:
         """Time stands still but for leaps: however long a slow machine takes, nothing gets late."""
         for clock in (*(worker.clock for worker in self.workers), self.clock):
             clock.hold()
+
+    def hold_pace(self) -> None:
+        """Instances are of the pace ``KNOWN``, whatever they do."""
+        self.parts.forecaster.capacity_of = lambda model: Capacity((KNOWN,), 64, 64, 0.0, 1.0)
 
     @asynccontextmanager
     async def leaping(self, seconds: float, tokens: int, *, tasks: int = 1) -> AsyncIterator[None]:

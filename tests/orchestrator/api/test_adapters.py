@@ -15,11 +15,6 @@ async def worker(make_worker: MakeWorker) -> FakeWorker:
     return await make_worker(adapters=(TONE, LAW))
 
 
-@pytest.fixture
-async def service(make_service: MakeService, worker: FakeWorker) -> Service:
-    return await make_service(worker)
-
-
 async def answered(service: Service, model: str) -> tuple[int, str]:
     """Status and the model that the answer names; for an error, what it says."""
     async with service.http.post("/v1/chat/completions", json=CHAT | {"model": model}) as response:

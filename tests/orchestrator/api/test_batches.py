@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.api.http import body as bodies
 from orchestrator.tasks.job import Priority
+from tests.orchestrator.api.asking import CHAT as PARAMS
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, bearer
 from tests.orchestrator.tasks.journal.conftest import Restarts
 from tests.support.cases import for_each
@@ -20,8 +21,6 @@ from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import openai
 
 CHAT = "/v1/chat/completions"
-MESSAGES = [{"role": "user", "content": "hi"}]
-PARAMS = {"model": "fake", "messages": MESSAGES, "max_tokens": 4}
 KEYS = {"one": {"token": "token-one"}, "two": {"token": "token-two"}}
 
 
@@ -31,18 +30,9 @@ def restarts(make_service: MakeService, tmp_path: Path) -> Restarts:
 
 
 @pytest.fixture
-async def kept(restarts: Restarts, worker: FakeWorker) -> Service:
-    """A service with a journal."""
+async def service(restarts: Restarts, worker: FakeWorker) -> Service:
+    """It has a journal."""
     return await restarts.start(worker)
-
-
-@pytest.fixture
-async def sdk(kept: Service) -> AsyncIterator[openai.AsyncOpenAI]:
-    client = await asyncio.to_thread(
-        lambda: openai.AsyncOpenAI(base_url=f"{kept.url}/v1", api_key="x", max_retries=0)
-    )
-    async with client:
-        yield client
 
 
 def lines_of(*bodies: Any, url: str = CHAT) -> bytes:
@@ -63,8 +53,7 @@ async def upload(service: Service, content: bytes, token: str = "") -> Any:
 async def ask(
     service: Service, method: str, path: str, status: int = 200, token: str = "", **sent: Any
 ) -> Any:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    headers |= sent.pop("headers", {})
+    headers = bearer(token) | sent.pop("headers", {})
     return await service.ask(method, path, status, headers=headers, **sent)
 
 
@@ -103,7 +92,7 @@ async def entries_of(service: Service, batch: Any) -> dict[str, Any]:
     return by_id
 
 
-async def test_a_batch_with_the_sdk(kept: Service, sdk: openai.AsyncOpenAI) -> None:
+async def test_a_batch_with_the_sdk(service: Service, sdk: openai.AsyncOpenAI) -> None:
     bad = PARAMS | {"max_tokens": -1}
     content = lines_of(PARAMS, bad, PARAMS | {"stream": True}, PARAMS | {"model": "strange"})
     file = await sdk.files.create(file=("mine.jsonl", content), purpose="batch")
@@ -115,7 +104,7 @@ async def test_a_batch_with_the_sdk(kept: Service, sdk: openai.AsyncOpenAI) -> N
         metadata={"night": "1"},
     )
     assert batch.status == "validating" and batch.expires_at == batch.created_at + 86_400
-    await over(kept, batch.id)
+    await over(service, batch.id)
     batch = await sdk.batches.retrieve(batch.id)
     assert batch.status == "completed" and batch.metadata == {"night": "1"}
     counts = batch.request_counts
@@ -128,7 +117,7 @@ async def test_a_batch_with_the_sdk(kept: Service, sdk: openai.AsyncOpenAI) -> N
     answer = entry["response"]["body"]
     assert answer["object"] == "chat.completion"
     assert answer["choices"][0]["message"]["content"] == "w0 w1 w2 w3 "
-    errors = await content_of(kept, batch.error_file_id)
+    errors = await content_of(service, batch.error_file_id)
     found = {e["custom_id"]: e["response"] for e in errors}
     assert {name: one["status_code"] for name, one in found.items()} == {
         "id-2": 400,
@@ -151,10 +140,7 @@ async def test_a_batch_with_the_sdk(kept: Service, sdk: openai.AsyncOpenAI) -> N
         await sdk.files.retrieve(file.id)
 
 
-async def test_every_endpoint_answers_as_it_does_alone(
-    restarts: Restarts, make_worker: MakeWorker
-) -> None:
-    service = await restarts.start(await make_worker())
+async def test_every_endpoint_answers_as_it_does_alone(service: Service) -> None:
     for url, body, object_ in (
         ("/v1/completions", {"model": "fake", "prompt": "hi", "max_tokens": 3}, "text_completion"),
         ("/v1/responses", {"model": "fake", "input": "hi"}, "response"),
@@ -169,36 +155,36 @@ async def test_every_endpoint_answers_as_it_does_alone(
 
 
 async def test_lines_are_batch_work_with_the_batchs_deadline(
-    kept: Service, worker: FakeWorker
+    service: Service, worker: FakeWorker
 ) -> None:
     """Their own, where it is sooner."""
     jobs = []
-    kept.orchestrator.on_offered.append(lambda task: jobs.append(task.job))
-    await over(kept, await create(kept, lines_of(PARAMS, PARAMS | {"deadline_ms": 60_000})))
-    left = sorted(job.deadline.at - kept.orchestrator.clock.now() for job in jobs)
+    service.orchestrator.on_offered.append(lambda task: jobs.append(task.job))
+    await over(service, await create(service, lines_of(PARAMS, PARAMS | {"deadline_ms": 60_000})))
+    left = sorted(job.deadline.at - service.orchestrator.clock.now() for job in jobs)
     assert {job.priority for job in jobs} == {Priority.BATCH}
     assert left[0] < 61 and 86_000 < left[1] <= 86_400
 
 
 async def test_expiry_and_cancellation_say_so_of_each_line(
-    kept: Service, worker: FakeWorker
+    service: Service, worker: FakeWorker
 ) -> None:
     worker.does(Plan(stall_at=1))
-    name = await create(kept, lines_of(*[PARAMS] * 3), completion_window="1h")
-    await kept.until_tokens(1, tasks=3)
-    await ask(kept, "POST", f"/v1/batches/{name}/cancel")
-    batch = await over(kept, name)
+    name = await create(service, lines_of(*[PARAMS] * 3), completion_window="1h")
+    await service.until_tokens(1, tasks=3)
+    await ask(service, "POST", f"/v1/batches/{name}/cancel")
+    batch = await over(service, name)
     assert batch["status"] == "cancelled" and batch["cancelling_at"] and batch["cancelled_at"]
     assert batch["request_counts"] == {"total": 3, "completed": 0, "failed": 3}
-    codes = {e["error"]["code"] for e in (await entries_of(kept, batch)).values()}
+    codes = {e["error"]["code"] for e in (await entries_of(service, batch)).values()}
     assert codes == {"batch_cancelled"}
-    await kept.until(lambda: kept.outcomes() == ["aborted"] * 3)
-    name = await create(kept, lines_of(*[PARAMS] * 3), completion_window="20s")
-    await kept.until_tokens(1, tasks=3)
-    kept.leap(21)
-    batch = await over(kept, name)
+    await service.until(lambda: service.outcomes() == ["aborted"] * 3)
+    name = await create(service, lines_of(*[PARAMS] * 3), completion_window="20s")
+    await service.until_tokens(1, tasks=3)
+    service.leap(21)
+    batch = await over(service, name)
     assert batch["status"] == "expired"
-    entries = await entries_of(kept, batch)
+    entries = await entries_of(service, batch)
     assert {e["error"]["code"] for e in entries.values()} == {"batch_expired"}
     assert len(entries) == 3
 
@@ -213,15 +199,15 @@ async def test_expiry_and_cancellation_say_so_of_each_line(
     ],
 )
 async def test_what_a_batch_cannot_be_is_refused(
-    kept: Service, changes: dict[str, object], said: str
+    service: Service, changes: dict[str, object], said: str
 ) -> None:
-    file = await upload(kept, lines_of(PARAMS))
+    file = await upload(service, lines_of(PARAMS))
     body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
-    error = await ask(kept, "POST", "/v1/batches", 400, json=body | changes)
+    error = await ask(service, "POST", "/v1/batches", 400, json=body | changes)
     assert said in error["error"]["message"]
 
 
-async def test_uploads_that_are_none_are_refused(kept: Service) -> None:
+async def test_uploads_that_are_none_are_refused(service: Service) -> None:
     def form(**fields: str) -> aiohttp.FormData:
         data = aiohttp.FormData()
         for name, value in fields.items():
@@ -236,9 +222,9 @@ async def test_uploads_that_are_none_are_refused(kept: Service) -> None:
         (form(**{f"f{n}": "x" for n in range(20)}), 400, "more than 16 parts"),
     ):
         sent = {"json": {}} if status == 415 else {"data": data}
-        error = await ask(kept, "POST", "/v1/files", status, **sent)
+        error = await ask(service, "POST", "/v1/files", status, **sent)
         assert said in error["error"]["message"]
-    assert (await ask(kept, "GET", "/v1/files"))["data"] == []
+    assert (await ask(service, "GET", "/v1/files"))["data"] == []
 
 
 FORM = {"Content-Type": "multipart/form-data; boundary=b"}
@@ -268,16 +254,16 @@ BENT = {
 
 @for_each("case", BENT.values())
 async def test_a_bent_upload_is_the_clients_to_mend_and_is_quoted_nowhere(
-    case: bytes, kept: Service, caplog: pytest.LogCaptureFixture
+    case: bytes, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    error = await ask(kept, "POST", "/v1/files", 400, data=case + b"--b--\r\n", headers=FORM)
+    error = await ask(service, "POST", "/v1/files", 400, data=case + b"--b--\r\n", headers=FORM)
     assert "SECRET" not in error["error"]["message"]
     assert "SECRET" not in caplog.text and "Traceback" not in caplog.text
-    assert (await ask(kept, "GET", "/v1/files"))["data"] == []
+    assert (await ask(service, "GET", "/v1/files"))["data"] == []
 
 
 async def test_an_upload_that_drips_ends_as_any_body(
-    kept: Service, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its time is counted over all of its pieces."""
     monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.2)
@@ -289,7 +275,7 @@ async def test_an_upload_that_drips_ends_as_any_body(
             yield b"x"
             await asyncio.sleep(0.01)
 
-    async with kept.http.post("/v1/files", data=drip(), headers=FORM) as response:
+    async with service.http.post("/v1/files", data=drip(), headers=FORM) as response:
         ended.set()
         assert response.status == 408
         assert "the body arrived too slowly" in (await response.json())["error"]["message"]
@@ -331,7 +317,10 @@ async def test_half_of_a_keys_places_stay_for_its_other_requests(
     assert (await over(service, name, "token-one"))["status"] == "completed"
 
 
-async def test_without_a_journal_it_says_which_setting_is_missing(service: Service) -> None:
+async def test_without_a_journal_it_says_which_setting_is_missing(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    service = await make_service(worker)
     for method, path in (("GET", "/v1/files"), ("GET", "/v1/batches")):
         error = await ask(service, method, path, 400)
         assert "TIDEGATE_JOURNAL__PATH" in error["error"]["message"]

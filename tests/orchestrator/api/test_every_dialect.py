@@ -9,7 +9,7 @@ import pytest
 
 from protocol import FinishReason, GrammarKind
 from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, prompt_of, says
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.sse import read_events
@@ -217,7 +217,7 @@ WITH_TOOLS = (CHAT, RESPONSES, MESSAGES)
 
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
-    return await make_worker(**CARD)
+    return await make_worker(**CARD | {"grammars": "llguidance"})
 
 
 @for_each("dialect", ALL)
@@ -313,10 +313,8 @@ async def test_earlier_calls_and_their_results(
 
 @for_each("dialect", WITH_TOOLS)
 async def test_a_form_is_that_of_the_answer_behind_the_thinking(
-    make_worker: MakeWorker, make_service: MakeService, dialect: Dialect
+    service: Service, worker: FakeWorker, dialect: Dialect
 ) -> None:
-    worker = await make_worker(**CARD | {"grammars": "llguidance"})
-    service = await make_service(worker)
     form = '{"city":"Köln"}'
     for before, said, thought, thinks in (
         ("before: thought", f"Hm.\n</think>\n\n{form}", "Hm.", {"thinks": True}),

@@ -26,11 +26,6 @@ async def worker(make_worker: MakeWorker) -> FakeWorker:
     return worker
 
 
-@pytest.fixture
-async def service(make_service: MakeService, worker: FakeWorker) -> Service:
-    return await make_service(worker)
-
-
 def url(file: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(file).decode()
 

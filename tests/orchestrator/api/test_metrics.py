@@ -3,11 +3,10 @@
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from orchestrator.telemetry.metrics import MAX_TENANTS, OTHER
+from tests.orchestrator.api.asking import CHAT, TEXT
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, bearer
 from tests.support.fake_worker import FakeWorker, Plan
 
-CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-TASK = {"prompt": "hello", "max_tokens": 4}
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
@@ -49,7 +48,7 @@ async def test_openmetrics_leads_to_sampled_traces(service: Service) -> None:
 
 async def test_tenants_make_a_bounded_number_of_series(service: Service) -> None:
     for number in range(MAX_TENANTS + 2):
-        body = TASK | {"tenant": f"tenant-{number}", "max_tokens": 0}
+        body = TEXT | {"tenant": f"tenant-{number}", "max_tokens": 0}
         await service.ask("POST", "/v2/tasks", 400, json=body)
     labels = {"outcome": "refused", "tenant": OTHER}
     assert service.metric("tidegate_tenant_outcomes_total", **labels) == 2
@@ -62,7 +61,7 @@ async def test_tenants_are_named_to_operators_only(
     """Whoever may scrape without a token learns nothing that one would protect."""
     service = await make_service(worker, token="a-key", admin_token="the-admin")
     headers = {"Authorization": "Bearer a-key"}
-    await service.ask("POST", "/v1/completions", json=TASK | {"model": "fake"}, headers=headers)
+    await service.ask("POST", "/v1/completions", json=TEXT, headers=headers)
     for token, shown in (("", False), ("wrong", False), ("a-key", False), ("the-admin", True)):
         for accept in ("text/plain", "application/openmetrics-text"):
             headers = bearer(token) | {"Accept": accept}
@@ -92,7 +91,7 @@ async def test_pf4_utilization_and_health_failures(
     service = await make_service(worker)
     assert service.metric("tidegate_instance_slots", instance=worker.address) == 2
     assert service.metric("tidegate_utilization") == 0
-    await service.ask("POST", "/v2/tasks", 202, json=TASK)
+    await service.ask("POST", "/v2/tasks", 202, json=TEXT)
     await service.until(lambda: service.metric("tidegate_utilization") == 0.5)
     failures = "tidegate_instance_health_failures_total"
     assert service.metric(failures, instance=worker.address) == 0
@@ -110,7 +109,7 @@ async def test_or22_what_endpoint_pickers_read_of_vllm(
     worker.plan = lambda submit: Plan(stall_at=1)
     for _ in range(3):
         headers = {"Authorization": "Bearer t"}
-        await service.ask("POST", "/v2/tasks", 202, json=TASK, headers=headers)
+        await service.ask("POST", "/v2/tasks", 202, json=TEXT, headers=headers)
     await service.until_tokens(1)
     instance = next(iter(service.orchestrator.registry))
     await service.until(lambda: instance.stats is not None)

@@ -6,14 +6,8 @@ from orchestrator.api.openapi import document as openapi
 from tests.orchestrator.conftest import Service
 
 
-async def told_of(service: Service) -> Any:
-    async with service.http.get("/openapi.json") as response:
-        assert response.status == 200 and response.content_type == "application/json"
-        return await response.json()
-
-
 async def test_every_description_is_served(service: Service) -> None:
-    told = await told_of(service)
+    told = await service.ask("GET", "/openapi.json")
     assert told["openapi"] == "3.1.0"
     served = {f"{m.upper()} {path}" for path, methods in told["paths"].items() for m in methods}
     app = service.runner.app
@@ -22,7 +16,7 @@ async def test_every_description_is_served(service: Service) -> None:
 
 
 async def test_bodies_are_those_of_the_decoders(service: Service) -> None:
-    told = await told_of(service)
+    told = await service.ask("GET", "/openapi.json")
     schemas = told["components"]["schemas"]
 
     def body_of(path: str) -> Any:

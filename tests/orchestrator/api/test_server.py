@@ -30,8 +30,9 @@ async def test_or12_a_token_when_one_is_set(worker: FakeWorker, make_service: Ma
             assert response.status == 401
             assert response.headers["WWW-Authenticate"] == "Bearer"
             assert (await response.json())["error"]["code"] == "unauthenticated"
-        told = await service.ask("GET", "/v1/models", 401, headers=headers)
-        assert told["error"]["type"] == "authentication_error"
+        for path in ("/v1/models", "/version"):
+            told = await service.ask("GET", path, 401, headers=headers)
+            assert told["error"]["type"] == "authentication_error"
     for headers in ({"Authorization": "bearer right"}, {"x-api-key": "right"}):
         await service.ask("POST", "/v2/tasks", 202, json=TASK, headers=headers)
     for path in ("/health", "/health/live", "/health/ready", "/health/startup", "/metrics"):
@@ -174,19 +175,19 @@ async def test_or13_ready_tells_how_full_and_how_warm_the_instances_are(
 
 async def test_every_answer_has_a_request_id(service: Service) -> None:
     """The client's, where it may be passed on, else the correlation id; in errors too."""
+    cases: list[tuple[dict[str, str], tuple[str, str] | None]] = [
+        ({}, None),
+        ({"x-request-id": "mine-1"}, ("mine-1", "mine-1")),  # so that logs have it
+        ({"x-request-id": "mine-1", "X-Correlation-Id": "its-2"}, ("mine-1", "its-2")),
+        ({"x-request-id": "not one"}, None),
+        ({"x-request-id": "x" * 129}, None),
+    ]
     for path in ("/health", "/v1/models", "/v1/none", "/v2/tasks/none"):
-        async with service.http.get(path) as response:
-            assert response.headers["x-request-id"] == response.headers["X-Correlation-Id"]
-        async with service.http.get(path, headers={"x-request-id": "mine-1"}) as response:
-            assert response.headers["x-request-id"] == "mine-1"
-            assert response.headers["X-Correlation-Id"] == "mine-1"  # so that logs have it
-        both = {"x-request-id": "mine-1", "X-Correlation-Id": "its-2"}
-        async with service.http.get(path, headers=both) as response:
-            assert response.headers["x-request-id"] == "mine-1"
-            assert response.headers["X-Correlation-Id"] == "its-2"
-        for odd in ("not one", "x" * 129):
-            async with service.http.get(path, headers={"x-request-id": odd}) as response:
-                assert response.headers["x-request-id"] == response.headers["X-Correlation-Id"]
+        for sent, named in cases:
+            async with service.http.get(path, headers=sent) as response:
+                told = response.headers["x-request-id"], response.headers["X-Correlation-Id"]
+            assert told == (named or told[:1] * 2)
+            assert named or sent.get("x-request-id") not in told
 
 
 async def test_or26_a_model_that_a_silent_instance_may_serve_is_503(

@@ -7,18 +7,13 @@ from typing import Any
 import pytest
 
 from protocol import Code, FinishReason, block_hashes, prefix_salt
+from tests.orchestrator.api.asking import CHAT as HI
 from tests.orchestrator.api.tools import prompt_of
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import anthropic
 from tests.support.sse import Event, read_events
-
-HI: dict[str, Any] = {
-    "model": "fake",
-    "max_tokens": 4,
-    "messages": [{"role": "user", "content": "hi"}],
-}
 
 
 async def answer_of(service: Service, body: dict[str, Any], **headers: str) -> dict[str, Any]:

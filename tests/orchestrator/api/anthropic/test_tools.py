@@ -7,14 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.orchestrator.api.anthropic.test_messages import (
-    HI,
-    answer_of,
-    error_of,
-    events_of,
-    prompt_of,
-)
-from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, says
+from tests.orchestrator.api.anthropic.test_messages import answer_of, error_of, events_of
+from tests.orchestrator.api.asking import CHAT as HI
+from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, prompt_of, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker

@@ -4,16 +4,13 @@ import gzip
 import json
 from typing import Any
 
+from tests.orchestrator.api.asking import BODIES, CHAT, TEXT
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
-TASK = {"model": "fake", "prompt": "x"}
-CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}]}
-TEXT = {"model": "fake", "prompt": "x"}
 JSON = {"Content-Type": "application/json"}
-PATHS = ["/v2/tasks", "/v1/chat/completions", "/v1/completions"]
-BODIES: dict[str, dict[str, Any]] = dict(zip(PATHS, [TASK, CHAT, TEXT], strict=True))
+PATHS = list(BODIES)
 
 ANYWHERE: list[tuple[object, int, str, str]] = [
     (b"", 400, "empty", ""),
@@ -162,7 +159,7 @@ async def test_paths_methods_and_headers(
     status: int,
     code: str,
 ) -> None:
-    body = json.dumps(TASK)
+    body = json.dumps(TEXT)
     async with service.http.request(method, path, data=body, headers=headers) as response:
         assert response.status == status
         assert response.content_type == "application/json"
@@ -175,7 +172,7 @@ async def test_paths_methods_and_headers(
 
 async def test_a_compressed_body_is_refused_unread(service: Service, worker: FakeWorker) -> None:
     """Inflating one could block the loop: a few kilobytes may hold gigabytes."""
-    path, plain = "/v2/tasks", json.dumps(TASK).encode()
+    path, plain = "/v2/tasks", json.dumps(TEXT).encode()
     bomb = gzip.compress(b" " * 2**24)
     for encoding, data in (
         ("gzip", gzip.compress(plain)),

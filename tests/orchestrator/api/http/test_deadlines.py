@@ -11,18 +11,13 @@ import pytest
 
 from orchestrator.dispatch import time_limits
 from orchestrator.prompts.stage import Steps
-from tests.orchestrator.api.http.raw import CHAT, posted
+from tests.orchestrator.api.asking import BODIES, CHAT, TEXT
+from tests.orchestrator.api.http.raw import posted
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
 GRACE_S = time_limits.REPORT_GRACE_S
-TASK = {"model": "fake", "prompt": "x", "max_tokens": 20}
-BODIES: dict[str, dict[str, Any]] = {
-    "/v2/tasks": TASK,
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": TASK,
-}
 
 
 def assert_exceeded(
@@ -106,7 +101,7 @@ async def test_dl5_missed_mid_stream_is_a_terminal_error_event(
     if obedient:
         monkeypatch.setattr(time_limits, "REPORT_GRACE_S", 60.0)
     worker.plan = lambda submit: Plan(stall_at=3, ignores_deadline=not obedient)
-    task = await service.ask("POST", "/v2/tasks", 202, json=TASK | {"deadline_ms": 60_000})
+    task = await service.ask("POST", "/v2/tasks", 202, json=TEXT | {"deadline_ms": 60_000})
     await service.until_tokens(3)
     service.leap(61)
     events = await service.follow(task["events_url"])
@@ -129,9 +124,9 @@ async def test_dl8_what_expires_in_the_queue_never_leaves_it(
     first = Plan(stall_at=0)
     worker.plan = lambda submit: first if len(worker.submits) == 1 else Plan()
     service = await make_service(worker, MOST_BACKLOG=0)
-    await service.ask("POST", "/v2/tasks", 202, json=TASK)
+    await service.ask("POST", "/v2/tasks", 202, json=TEXT)
     await worker.until(lambda: worker.running == 1)
-    asking = asyncio.create_task(service.http.post("/v1/completions", json=TASK | body))
+    asking = asyncio.create_task(service.http.post("/v1/completions", json=TEXT | body))
     await service.until(lambda: len(service.orchestrator.queue) == 1)
     service.leap(21)
     async with await asking as response:
@@ -139,7 +134,7 @@ async def test_dl8_what_expires_in_the_queue_never_leaves_it(
         assert_exceeded(response.status, response.headers, error)
         assert error.get("part", "") == part
         assert "prefill=0.0" in response.headers["X-Deadline-Budget"]
-    assert (await service.ask("POST", "/v2/tasks", 202, json=TASK))["queue_position"] == 0
+    assert (await service.ask("POST", "/v2/tasks", 202, json=TEXT))["queue_position"] == 0
     first.release.set()
     await service.until(lambda: sorted(service.outcomes()) == ["met", "met", "missed"])
     assert len(worker.submits) == 2
@@ -169,7 +164,7 @@ async def test_a_deadline_that_passes_in_the_tokenizer_ends_the_wait(
     """However long the prompt still takes to become tokens; nothing of it reaches a worker."""
     begun, gate = stuck(service)
     try:
-        request = TASK | body | {"prompt": "x" * 5000}
+        request = TEXT | body | {"prompt": "x" * 5000}
         asking = asyncio.create_task(service.http.post("/v2/tasks", json=request))
         await service.until(begun.is_set)
         service.leap(61)
@@ -230,7 +225,7 @@ async def test_dl1_a_deadline_does_not_wait_for_a_busy_loop(
     """It runs from when the request was there, not from when the loop read it."""
     reader, writer = await asyncio.open_connection(*service.runner.addresses[0][:2])
     await service.ask("GET", "/health/live")  # the connection is accepted by now
-    writer.get_extra_info("socket")._sock.send(posted(TASK | {"deadline_ms": 10_000}, "/v2/tasks"))
+    writer.get_extra_info("socket")._sock.send(posted(TEXT | {"deadline_ms": 10_000}, "/v2/tasks"))
     until = time.perf_counter() + 0.3
     while time.perf_counter() < until:  # nothing else runs on this loop meanwhile
         pass
@@ -247,7 +242,7 @@ async def test_dl1_a_pipelined_request_has_its_time_from_the_answer_before_on(
     release = asyncio.Event()
     worker.plan = lambda submit: Plan(stall_at=0, release=release)
     reader, writer = await asyncio.open_connection(*service.runner.addresses[0][:2])
-    second = posted(TASK | {"deadline_ms": 10_000}, "/v2/tasks")
+    second = posted(TEXT | {"deadline_ms": 10_000}, "/v2/tasks")
     writer.write(posted(CHAT) + second)
     await worker.until(lambda: bool(worker.submits))
     await asyncio.to_thread(time.sleep, 0.5)  # the wait is measured in real time

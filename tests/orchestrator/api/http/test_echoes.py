@@ -11,6 +11,7 @@ import pytest
 from orchestrator.api.anthropic.types import MessagesRequest
 from orchestrator.api.native.types import TaskRequest
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest
+from tests.orchestrator.api.asking import CHAT, TEXT
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker
 
@@ -18,16 +19,10 @@ MARK = "planted"
 LONG = MARK * 1_000
 JSON = {"Content-Type": "application/json"}
 BODIES: dict[str, tuple[type, dict[str, Any]]] = {
-    "/v2/tasks": (TaskRequest, {"model": "fake", "prompt": "x", "max_tokens": 1}),
-    "/v1/chat/completions": (
-        ChatRequest,
-        {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
-    ),
-    "/v1/messages": (
-        MessagesRequest,
-        {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
-    ),
-    "/v1/completions": (CompletionRequest, {"model": "fake", "prompt": "x", "max_tokens": 1}),
+    "/v2/tasks": (TaskRequest, TEXT),
+    "/v1/chat/completions": (ChatRequest, CHAT),
+    "/v1/messages": (MessagesRequest, CHAT),
+    "/v1/completions": (CompletionRequest, TEXT),
 }
 DIGITS = "7" * 5_000
 NUMBER = "7" * 985
@@ -126,7 +121,7 @@ async def test_or16_no_header_or_path_is_echoed_at_length(
     service = await make_service(worker, **({} if token is None else {"token": token}))
     known = {} if token is None else {"Authorization": "Bearer right"}
     long = MARK * 1000  # a header or a path may have 8 KB
-    body = json.dumps({"model": "fake", "prompt": "x", "max_tokens": 1})
+    body = json.dumps(TEXT)
     for name, path in zip(HEADERS, itertools.cycle(BODIES)):
         headers = JSON | known | {name: long}
         async with service.http.post(path, data=body, headers=headers) as response:

@@ -1,34 +1,21 @@
 """DL-6 fit and DL-7 over HTTP, in every dialect, in front of an instance of a known pace."""
 
-import json
 import math
 import re
-from typing import Any
 
 import pytest
 
-from orchestrator.prediction.forecaster import FIT_HEADROOM, LONG, Capacity
+from orchestrator.prediction import forecaster
+from orchestrator.prediction.forecaster import FIT_HEADROOM
 from orchestrator.prediction.step_model import ERROR
 from protocol import FinishReason, OnDeadline
+from tests.orchestrator.api.asking import BODIES, CHAT, TEXT, chunks_of
 from tests.orchestrator.conftest import Service
 from tests.support.fake_worker import FakeWorker, Plan
-from tests.support.paces import pace_of
-from tests.support.sse import read_events
+from tests.support.paces import KNOWN as PACE
 
-# 10 ms a token for one, 16 ms with all 64 slots in use; never less than 10 ms so far.
-PACE = pace_of(64, 512, 9.9, 0.1, 0.1, fastest_ms=10.0, steps=1000)
-TASK = {"model": "fake", "prompt": "x", "max_tokens": 400, "ignore_eos": True}
-CHAT = {
-    "model": "fake",
-    "messages": [{"role": "user", "content": "x"}],
-    "max_tokens": 400,
-    "ignore_eos": True,
-}
-BODIES: dict[str, dict[str, Any]] = {
-    "/v2/tasks": TASK,
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": TASK,
-}
+LONG = {"max_tokens": 400, "ignore_eos": True}
+TASK = TEXT | LONG
 
 
 def assert_used(fitted: int) -> None:
@@ -37,11 +24,11 @@ def assert_used(fitted: int) -> None:
     assert 1000 / slowest_ms - 2 <= fitted <= 1000 / PACE.base_ms
 
 
-def at_known_pace(service: Service) -> Service:
+@pytest.fixture(autouse=True)
+def held(service: Service) -> None:
     """And nothing of a second passes, however slow the machine is."""
     service.hold_time()
-    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0, 1.0)
-    return service
+    service.hold_pace()
 
 
 @pytest.mark.parametrize(
@@ -51,9 +38,8 @@ def at_known_pace(service: Service) -> Service:
 async def test_dl7_certainly_infeasible_is_refused_with_what_would_do(
     service: Service, worker: FakeWorker, path: str, stream: bool
 ) -> None:
-    at_known_pace(service)
-    extra = {"stream": True} if stream else {}
-    body = BODIES[path] | extra | {"deadline_ms": 1000}
+    asked = BODIES[path] | LONG | ({"stream": True} if stream else {})
+    body = asked | {"deadline_ms": 1000}
     async with service.http.post(path, json=body) as response:
         assert response.status == 504
         assert response.headers["x-should-retry"] == "false"
@@ -72,12 +58,11 @@ async def test_dl7_certainly_infeasible_is_refused_with_what_would_do(
     assert service.metric("tidegate_infeasible_refused_total") == 1
     # The deadline that it names is taken.
     headers = {"X-Deadline": str(error["earliest_feasible_deadline"])}
-    await service.ask("POST", path, 200, 202, json=BODIES[path] | extra, headers=headers)
+    await service.ask("POST", path, 200, 202, json=asked, headers=headers)
 
 
 async def test_dl16_what_became_of_a_named_deadline_is_learnt(service: Service) -> None:
     """On an idle service too; what is settled is not kept."""
-    at_known_pace(service)
     promises = service.orchestrator.stages.prediction.promises
     body = TASK | {"deadline_ms": 1000}
     error = await service.refused(504, "/v1/completions", json=body)
@@ -85,7 +70,7 @@ async def test_dl16_what_became_of_a_named_deadline_is_learnt(service: Service) 
     await service.ask("POST", "/v1/completions", json=TASK, headers=headers)
     assert service.outcomes() == ["refused", "met"]
     assert not promises._claimed and not promises._held
-    assert 1 <= promises._stretches["fake"][LONG].factor < math.exp(ERROR)
+    assert 1 <= promises._stretches["fake"][forecaster.LONG].factor < math.exp(ERROR)
 
 
 MADE = 130
@@ -102,8 +87,8 @@ async def test_dl6_fit_takes_what_time_there_is_and_says_so(
     service: Service, quicker: FakeWorker
 ) -> None:
     """DL-16: a worker that is quicker than it was gives more than was foretold."""
-    at_known_pace(service)
-    path, body = "/v1/chat/completions", CHAT | {"deadline_ms": 1000, "on_deadline": "fit"}
+    path = "/v1/chat/completions"
+    body = CHAT | LONG | {"deadline_ms": 1000, "on_deadline": "fit"}
     async with service.http.post(path, json=body) as response:
         assert response.status == 200
         answer = await response.json()
@@ -120,24 +105,16 @@ async def test_dl6_fit_takes_what_time_there_is_and_says_so(
 async def test_dl6_fit_is_said_in_a_streams_last_chunk(
     service: Service, quicker: FakeWorker
 ) -> None:
-    at_known_pace(service)
-    path, body = (
-        "/v1/completions",
-        TASK | {"deadline_ms": 1000, "on_deadline": "fit", "stream": True},
-    )
-    async with service.http.post(path, json=body) as response:
-        chunks = [event.data async for event in read_events(response)]
-    assert chunks[-1] == "[DONE]"
-    last = json.loads(chunks[-2])
+    body = TASK | {"deadline_ms": 1000, "on_deadline": "fit"}
+    *chunks, last = await chunks_of(service, "/v1/completions", body)
     assert last["fitted_max_tokens"] == MADE
     assert last["choices"][0]["finish_reason"] == "length"
     assert "left=" in last["deadline_budget"]
-    assert all("fitted_max_tokens" not in json.loads(chunk) for chunk in chunks[:-2])
+    assert all("fitted_max_tokens" not in chunk for chunk in chunks)
 
 
 async def test_dl6_fit_on_tasks(service: Service, quicker: FakeWorker) -> None:
     """What is expected at first, and in the end what it was."""
-    at_known_pace(service)
     body = TASK | {"deadline_ms": 1000, "on_deadline": "fit"}
     async with service.http.post("/v2/tasks", json=body) as response:
         assert response.status == 202

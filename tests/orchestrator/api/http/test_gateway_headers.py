@@ -1,22 +1,16 @@
 """DL-20: what gateways, SDKs and other servers' clients say beside the body, over HTTP."""
 
-import json
 from typing import Any
 
 import aiohttp
 import pytest
 
 from orchestrator.tasks.task import Task
+from tests.orchestrator.api.asking import CHAT, TEXT, chunks_of
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
-CHAT: dict[str, Any] = {
-    "model": "fake",
-    "messages": [{"role": "user", "content": "x"}],
-    "max_tokens": 4,
-}
-TASK: dict[str, Any] = {"model": "fake", "prompt": "x", "max_tokens": 4}
 RESPONSE: dict[str, Any] = {"model": "fake", "input": "x", "max_output_tokens": 4}
 ENVOY = {"x-envoy-expected-rq-timeout-ms": "15000"}
 KEYS = {"gateway": {"token": "g", "names_tenants": True}, "acme": {"token": "a"}}
@@ -41,7 +35,7 @@ async def answered(
     ("path", "body"),
     [
         ("/v1/chat/completions", CHAT),
-        ("/v1/completions", TASK | {"stream": True}),
+        ("/v1/completions", TEXT | {"stream": True}),
         ("/v1/messages", CHAT | {"stream": True}),
         ("/v1/responses", RESPONSE),
     ],
@@ -78,7 +72,7 @@ async def test_dl20_a_tasks_status_its_log_and_an_error_name_it_too(
     """And nobody on the way ends a task that continues by itself."""
     with caplog.at_level("INFO"):
         async with service.http.post(
-            "/v2/tasks", json=TASK, headers=ENVOY | {"X-Timeout-Ms": "60000"}
+            "/v2/tasks", json=TEXT, headers=ENVOY | {"X-Timeout-Ms": "60000"}
         ) as response:
             assert response.headers["X-Deadline-Source"] == "X-Timeout-Ms"
             task_id = (await response.json())["task_id"]
@@ -90,7 +84,7 @@ async def test_dl20_a_tasks_status_its_log_and_an_error_name_it_too(
         if "budget" in record.__dict__.get("fields", {})
     }
     assert source == "X-Timeout-Ms"
-    late = await answered(service, "/v1/completions", TASK, {"x-litellm-timeout": "0.001"})
+    late = await answered(service, "/v1/completions", TEXT, {"x-litellm-timeout": "0.001"})
     assert (late.status, late.headers["X-Deadline-Source"]) == (504, "x-litellm-timeout")
 
 
@@ -143,9 +137,8 @@ async def test_dl20_service_tiers_priorities_and_objectives_are_classes(
                 assert answer["service_tier"] == tier, (more, headers)
             else:
                 assert "service_tier" not in answer
-    path, body = "/v1/chat/completions", CHAT | {"service_tier": "flex", "stream": True}
-    events = (await service.ask("POST", path, json=body)).split("\n\n")[:-2]
-    assert {json.loads(event[6:])["service_tier"] for event in events} == {"flex"}
+    chunks = await chunks_of(service, "/v1/chat/completions", CHAT | {"service_tier": "flex"})
+    assert {chunk["service_tier"] for chunk in chunks} == {"flex"}
 
 
 async def test_dl20_what_agents_and_other_servers_clients_say_is_heard_or_named(

@@ -1,22 +1,15 @@
 """DL-14 over HTTP: deadlines for the first token and for the gap between tokens."""
 
-import json
 import logging
 from typing import Any
 
 import pytest
 
 from orchestrator.telemetry.log import access_log
+from tests.orchestrator.api.asking import BODIES, CHAT, TEXT, chunks_of
 from tests.orchestrator.conftest import Service
 from tests.support.fake_worker import FakeWorker, Plan
 
-TASK = {"model": "fake", "prompt": "x", "max_tokens": 4}
-CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
-BODIES: dict[str, dict[str, Any]] = {
-    "/v2/tasks": TASK,
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": TASK,
-}
 SLOW = Plan(step_s=0.02)
 """Tokens 20 ms apart: 1 ms is missed for certain, a minute is not."""
 
@@ -27,7 +20,7 @@ async def run(
     """A native task to its end; its terminal event. ``leap``: at so many tokens so many seconds
     pass at once."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    task = await service.ask("POST", "/v2/tasks", 202, json=TASK | body, headers=named)
+    task = await service.ask("POST", "/v2/tasks", 202, json=TEXT | body, headers=named)
     if leap is not None:
         tokens, seconds = leap
         await service.until_tokens(tokens)
@@ -54,15 +47,13 @@ async def test_dl14_the_budgets_travel_to_the_worker(
     assert worker.submits[2].first_token_budget_ms is worker.submits[2].token_gap_ms is None
 
 
-@pytest.mark.parametrize("spelling", ["field", "header"])
 async def test_dl14_a_missed_gap_is_said_and_stops_nothing(
-    service: Service, worker: FakeWorker, spelling: str, caplog: pytest.LogCaptureFixture
+    service: Service, worker: FakeWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker.plan = lambda submit: SLOW
-    body = {"token_gap_ms": 1} if spelling == "field" else {}
-    headers = {} if body else {"x-llm-d-slo-tpot-ms": "1"}
+    body = {"token_gap_ms": 1}
     with caplog.at_level(logging.INFO, access_log.name):
-        end = await run(service, body, **headers)
+        end = await run(service, body)
     logged = [record.fields for record in caplog.records if hasattr(record, "fields")]
     assert [fields["missed_part"] for fields in logged if "outcome" in fields] == ["token_gap"]
     assert (end["kind"], end["outcome"], end["finish_reason"]) == ("end", "missed", "length")
@@ -75,35 +66,27 @@ async def test_dl14_a_missed_gap_is_said_and_stops_nothing(
 
     for path in ("/v1/chat/completions", "/v1/completions"):
         asked = BODIES[path] | body
-        async with service.http.post(path, json=asked, headers=headers) as response:
+        async with service.http.post(path, json=asked) as response:
             answer = await response.json()
             assert response.headers["X-Deadline-Missed-Part"] == "token_gap"
         assert response.status == 200
         assert answer["missed_part"] == "token_gap"
         assert answer["usage"]["completion_tokens"] == 4
-        asked["stream"] = True
-        lines = (await service.ask("POST", path, json=asked, headers=headers)).split("\n\n")
-        assert lines[-2] == "data: [DONE]"
-        last = json.loads(lines[-3][6:])
+        last = (await chunks_of(service, path, asked))[-1]
         assert last["missed_part"] == "token_gap" and "left=" in last["deadline_budget"]
     assert service.outcomes() == ["missed"] * 5
     assert service.metric("tidegate_missed_parts_total", part="token_gap") == 5
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("spelling", ["field", "header"])
 async def test_dl14_no_first_token_in_time_ends_the_task(
-    service: Service, worker: FakeWorker, stream: bool, spelling: str
+    service: Service, worker: FakeWorker, stream: bool
 ) -> None:
     """While it runs; the whole deadline is far away."""
     worker.plan = lambda submit: Plan(stall_at=0)
-    body = CHAT | {"stream": stream} | ({"first_token_ms": 20_000} if spelling == "field" else {})
-    headers = {} if spelling == "field" else {"X-First-Token-Timeout-Ms": "20000"}
+    body = CHAT | {"stream": stream, "first_token_ms": 20_000}
     path = "/v1/chat/completions"
-    async with (
-        service.leaping(21, tokens=0),
-        service.http.post(path, json=body, headers=headers) as response,
-    ):
+    async with service.leaping(21, tokens=0), service.http.post(path, json=body) as response:
         error = (await response.json())["error"]
     assert response.status == 504
     assert (error["code"], error["part"]) == ("deadline_exceeded", "first_token")
@@ -120,7 +103,7 @@ async def test_dl14_a_first_token_in_time_lifts_its_deadline_but_not_the_other(
     service: Service, worker: FakeWorker
 ) -> None:
     plan = worker.does(Plan(stall_at=1))
-    asked = TASK | {"first_token_ms": 20_000}
+    asked = TEXT | {"first_token_ms": 20_000}
     task = await service.ask("POST", "/v2/tasks", 202, json=asked)
     await service.until_tokens(1)
     service.leap(21)
@@ -149,7 +132,7 @@ async def test_dl14_an_slo_is_a_wish_and_does_not_cut(service: Service, worker: 
 async def test_dl14_a_part_under_the_floor_is_refused_at_once(
     service: Service, worker: FakeWorker
 ) -> None:
-    async with service.http.post("/v1/completions", json=TASK | {"first_token_ms": 5}) as response:
+    async with service.http.post("/v1/completions", json=TEXT | {"first_token_ms": 5}) as response:
         assert response.status == 504
         assert (await response.json())["error"]["part"] == "first_token"
         assert "X-Deadline-Missed-Part" not in response.headers

@@ -6,30 +6,23 @@ from typing import Any
 import pytest
 
 from orchestrator.prediction import promises
-from orchestrator.prediction.forecaster import Capacity
 from orchestrator.prediction.quotes import Quote
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.task import Task
-from tests.orchestrator.conftest import MakeService, Service
+from tests.orchestrator.conftest import Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 from tests.support.jobs import make_job
-from tests.support.paces import pace_of
 
-PACE = pace_of(64, 512, 9.9, 0.1, 0.1, fastest_ms=10.0, steps=1000)
 STATED = {"prompt": "x", "max_tokens": 100, "ignore_eos": True}
-
-
-def at_pace(service: Service) -> Service:
-    """A service whose instance has a known pace, and whose time stands still but for leaps."""
-    service.hold_time()
-    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0, 1.0)
-    return service
 
 
 @pytest.fixture
 def paced(service: Service) -> Service:
-    return at_pace(service)
+    """Its time stands still but for leaps."""
+    service.hold_time()
+    service.hold_pace()
+    return service
 
 
 async def ask(
@@ -116,13 +109,10 @@ async def test_a_reservation_that_nobody_uses_is_void(paced: Service) -> None:
     assert response.status == 504
 
 
-async def test_another_tenant_has_no_use_of_a_reservation(
-    worker: FakeWorker, make_service: MakeService
-) -> None:
-    service = at_pace(await make_service(worker))
-    reservation = (await ask(service, accept=0.99, tenant="a"))["reservation"]
-    assert await use(service, reservation, tenant="b") is None
-    assert await use(service, reservation, tenant="a") == "0.99"
+async def test_another_tenant_has_no_use_of_a_reservation(paced: Service) -> None:
+    reservation = (await ask(paced, accept=0.99, tenant="a"))["reservation"]
+    assert await use(paced, reservation, tenant="b") is None
+    assert await use(paced, reservation, tenant="a") == "0.99"
 
 
 async def test_reservations_wait_for_one_another_and_are_bounded(

@@ -11,29 +11,17 @@ from protocol import OnDeadline, Outcome
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
-from tests.support.sse import Event, read_events
+from tests.support.sse import read_events
 
 ASK = {"prompt": "hello", "max_tokens": 5}
 
 
-async def follow(service: Service, url: str, after: str = "") -> list[Event]:
-    headers = {"Last-Event-ID": after} if after else {}
-    async with service.http.get(url, headers=headers) as response:
-        assert response.status == 200
-        assert response.headers["Content-Type"].startswith("text/event-stream")
-        assert response.headers["X-Accel-Buffering"] == "no"
-        assert "Content-Encoding" not in response.headers
-        return [event async for event in read_events(response)]
+async def submit(service: Service, **changes: object) -> Any:
+    return await service.ask("POST", "/v2/tasks", 202, json=ASK | changes)
 
 
-async def submit(service: Service, **changes: object) -> dict[str, object]:
-    body: dict[str, object] = await service.ask("POST", "/v2/tasks", 202, json=ASK | changes)
-    return body
-
-
-async def status_of(service: Service, task_id: object) -> dict[str, object]:
-    body: dict[str, object] = await service.ask("GET", f"/v2/tasks/{task_id}")
-    return body
+async def status_of(service: Service, task_id: str) -> Any:
+    return await service.ask("GET", f"/v2/tasks/{task_id}")
 
 
 async def test_or1_the_order_of_events(service: Service) -> None:
@@ -41,7 +29,11 @@ async def test_or1_the_order_of_events(service: Service) -> None:
     task = await submit(service)
     assert task["status"] == "dispatched"
     assert (task["queue_position"], task["predicted_start_ms"]) == (0, 0.0)
-    events = await follow(service, str(task["events_url"]))
+    async with service.http.get(task["events_url"]) as response:
+        assert response.status == 200 and response.content_type == "text/event-stream"
+        assert response.headers["X-Accel-Buffering"] == "no"
+        assert "Content-Encoding" not in response.headers
+        events = [event async for event in read_events(response)]
     assert [e.event for e in events] == ["queued", "started", *["token"] * 5, "end"]
     assert [e.id for e in events] == [str(i) for i in range(8)]
     tokens = [e.json() for e in events if e.event == "token"]
@@ -61,8 +53,8 @@ async def test_or2_resume_without_duplicates_and_replay(
     """OR-2: from every event on, live and after the end, the same events once each."""
     plan = worker.does(Plan(stall_at=3))
     task = await submit(service)
-    url = str(task["events_url"])
-    live = [asyncio.create_task(follow(service, url, after)) for after in ("", "1", "4", "6")]
+    url = task["events_url"]
+    live = [asyncio.create_task(service.follow(url, after)) for after in ("", "1", "4", "6")]
     await service.until(lambda: len(_followers(service, task["task_id"])) == 4)
     plan.release.set()
     whole, *rest = await asyncio.gather(*live)
@@ -70,7 +62,7 @@ async def test_or2_resume_without_duplicates_and_replay(
     for after, events in zip((1, 4, 6), rest, strict=True):
         assert events == whole[after + 1 :]
     for after in range(7):
-        assert await follow(service, url, str(after)) == whole[after + 1 :]
+        assert await service.follow(url, str(after)) == whole[after + 1 :]
     await service.ask("GET", url, 204, headers={"Last-Event-ID": "7"})
 
 
@@ -84,17 +76,17 @@ async def test_text_held_back_to_the_end_comes_as_a_token_event_without_ids(
 ) -> None:
     worker.plan = lambda submit: Plan(tail="…")
     task = await submit(service, max_tokens=2)
-    url = str(task["events_url"])
-    events = await follow(service, url)
+    url = task["events_url"]
+    events = await service.follow(url)
     assert [e.id for e in events] == ["0", "1", "2", "3", "4", "5"]
     assert events[4].json() == {"text": "…", "token_ids": [], "index": 2}
     assert (await status_of(service, task["task_id"]))["text"] == "w0 w1 …"
-    assert await follow(service, url, "4") == events[5:]
+    assert await service.follow(url, "4") == events[5:]
 
 
 async def test_logprobs(service: Service) -> None:
     task = await submit(service, max_tokens=1, logprobs=1)
-    events = await follow(service, str(task["events_url"]))
+    events = await service.follow(task["events_url"])
     token = events[2].json()
     assert token["logprob"] == -0.5
     assert token["top_logprobs"] == [{"token_id": 0, "logprob": -0.5}]
@@ -124,7 +116,7 @@ async def test_every_field_reaches_the_worker(service: Service, worker: FakeWork
     async with service.http.post("/v2/tasks", json=body, headers=headers) as response:
         assert response.headers["X-Correlation-Id"] == "abc-1"
         task = await response.json()
-    await follow(service, task["events_url"])
+    await service.follow(task["events_url"])
     submit = worker.submits[0]
     assert submit.correlation_id == "abc-1"
     assert submit.token_ids[0] == 0 and submit.token_ids[-1] == 4
@@ -246,7 +238,7 @@ async def test_tokens_after_a_cancel_are_late_and_wasted(
     plan = worker.does(Plan(stall_at=2, ignores_cancel=True))
     task = await submit(service, max_tokens=6)
     await service.until(
-        lambda: service.orchestrator.store.get(str(task["task_id"])).completion_tokens == 2
+        lambda: service.orchestrator.store.get(task["task_id"]).completion_tokens == 2
     )
     await service.ask("DELETE", f"/v2/tasks/{task['task_id']}", 202)
     lane = next(iter(service.orchestrator.registry)).lanes[0]
@@ -264,7 +256,7 @@ async def test_wp1_a_task_outlives_its_reader_or_not(service: Service, worker: F
     worker.plan = lambda submit: plans[len(worker.submits) - 1]
     tasks = [await submit(service), await submit(service, on_disconnect="cancel")]
     for task in tasks:
-        async with service.http.get(str(task["events_url"])) as response:
+        async with service.http.get(task["events_url"]) as response:
             async for event in read_events(response):
                 if event.event == "token":
                     break
@@ -322,7 +314,7 @@ async def test_waiting_tasks_know_their_place(
     service = await make_service(worker, MOST_BACKLOG=0, queue__max_waiting=2)
     tasks = [await submit(service) for _ in range(3)]
     assert [task["queue_position"] for task in tasks] == [0, 0, 1]
-    assert tasks[2]["predicted_start_ms"] > tasks[1]["predicted_start_ms"] > 0  # type: ignore[operator]
+    assert tasks[2]["predicted_start_ms"] > tasks[1]["predicted_start_ms"] > 0
     async with service.http.post("/v2/tasks", json=ASK) as response:
         assert response.status == 429
         assert int(response.headers["retry-after-ms"]) > 0
@@ -336,7 +328,7 @@ async def test_waiting_tasks_know_their_place(
     assert (await status_of(service, tasks[2]["task_id"]))["queue_position"] == 0
     release.release.set()
     for task, last in zip(tasks, ("end", "error", "end"), strict=True):
-        assert (await follow(service, str(task["events_url"])))[-1].event == last
+        assert (await service.follow(task["events_url"]))[-1].event == last
     assert len(worker.submits) == 2, "what was cancelled in the queue never left"
     assert sorted(service.outcomes()) == ["aborted", "met", "met", "refused"]
 
@@ -349,5 +341,5 @@ async def test_a_long_replay_is_not_a_slow_client(
     service = await make_service(worker, CLIENT_BUFFER_BYTES=4096)
     task = await submit(service)
     await service.until(lambda: service.outcomes() == ["met"])
-    events = await follow(service, str(task["events_url"]))
+    events = await service.follow(task["events_url"])
     assert [int(e.id) for e in events] == list(range(603))

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.dispatch import time_limits
 from protocol import Submit
-from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of, chunks_of
+from tests.orchestrator.api.asking import CHAT, TEXT, answer_of, chunks_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from orchestrator.api.openai import echo
-from tests.orchestrator.api.openai.asking import TEXT, answer_of, chunks_of
+from tests.orchestrator.api.asking import TEXT, answer_of, chunks_of
 from tests.orchestrator.conftest import Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
@@ -78,7 +78,6 @@ async def test_a_stream_begins_with_it(service: Service) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1, "echo": True}, "max_tokens"),
         ({"echo": True, "logprobs": 21}, "logprobs"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"echo": True, "logprobs": 1, "on_deadline": "partial"}, "on_deadline"),
     ],
 )

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from protocol import FinishReason
-from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of, chunks_of
+from tests.orchestrator.api.asking import CHAT, TEXT, answer_of, chunks_of
 from tests.orchestrator.conftest import Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from orchestrator.admission.grammar_compiler import GrammarFinding
 from orchestrator.admission.grammars import MS_PER_MIN
 from protocol import Grammar, GrammarKind
-from tests.orchestrator.conftest import Service
+from tests.orchestrator.conftest import MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
@@ -22,18 +21,10 @@ CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_to
 TASK = {"prompt": "x", "max_tokens": 2}
 TAG = {"structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}], "triggers": ["<a>"]}
 
-MakeWorker = Callable[..., Awaitable[FakeWorker]]
-MakeService = Callable[..., Awaitable[Service]]
-
 
 @pytest.fixture
-async def able(make_worker: MakeWorker) -> FakeWorker:
+async def worker(make_worker: MakeWorker) -> FakeWorker:
     return await make_worker(grammars="llguidance")
-
-
-@pytest.fixture
-async def service(make_service: MakeService, able: FakeWorker) -> Service:
-    return await make_service(able)
 
 
 def as_json(value: object, *, lenient: bool = True) -> Grammar:
@@ -76,13 +67,13 @@ def strictly(schema: object) -> dict[str, Any]:
     ],
 )
 async def test_what_is_asked_for_reaches_the_worker(
-    service: Service, able: FakeWorker, field: str, value: object, expected: Grammar | None
+    service: Service, worker: FakeWorker, field: str, value: object, expected: Grammar | None
 ) -> None:
-    able.submits.clear()
+    worker.submits.clear()
     for path, body in (("/v1/chat/completions", CHAT), ("/v2/tasks", TASK)):
         await service.ask("POST", path, 200, 202, json=body | {field: value})
-    await service.until(lambda: len(able.submits) == 2)
-    chat, task = able.submits
+    await service.until(lambda: len(worker.submits) == 2)
+    chat, task = worker.submits
     for submit in (chat, task):
         got = submit.grammar
         if got is None or expected is None:
@@ -123,18 +114,18 @@ async def test_what_is_asked_for_reaches_the_worker(
     ],
 )
 async def test_what_cannot_be_is_refused_before_it_is_sent(
-    service: Service, able: FakeWorker, body: dict[str, Any], message: str, param: str | None
+    service: Service, worker: FakeWorker, body: dict[str, Any], message: str, param: str | None
 ) -> None:
     for _ in range(2):  # the second time from memory
         error = await service.refused(400, "/v1/chat/completions", json=CHAT | body)
         assert message in error["message"]
         assert param is None or error["param"] == param
-    assert not able.submits
+    assert not worker.submits
 
 
 @pytest.mark.skipif(find_spec("llguidance") is None, reason="needs the engine of grammars")
 async def test_what_cannot_be_enforced_is_passed_over_and_named(
-    service: Service, able: FakeWorker, caplog: pytest.LogCaptureFixture
+    service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In a header of every answer, and once in the log, there without the client's own words."""
     caplog.set_level("INFO", "orchestrator.service")
@@ -160,9 +151,7 @@ async def test_what_cannot_be_enforced_is_passed_over_and_named(
     )
 
 
-async def test_a_check_that_nobody_waits_for_is_given_up(
-    service: Service, able: FakeWorker
-) -> None:
+async def test_a_check_that_nobody_waits_for_is_given_up(service: Service) -> None:
     """DL-1, WP-1. Nor does its answer become the next one's."""
     endless = {"allOf": [{"pattern": f"(a|b)*{n:03d}(a|b)*"} for n in range(40)]}
     body, url = CHAT | {"guided_json": endless}, "/v1/chat/completions"
@@ -175,9 +164,7 @@ async def test_a_check_that_nobody_waits_for_is_given_up(
     assert service.outcomes()[1:] == ["aborted", "met"]
 
 
-async def test_a_check_goes_to_another_process_if_its_own_is_killed(
-    service: Service, able: FakeWorker
-) -> None:
+async def test_a_check_goes_to_another_process_if_its_own_is_killed(service: Service) -> None:
     check = service.orchestrator.stages.reader.grammars
     for kind in ({"guided_json": SCHEMA}, {"guided_regex": "a|b"}):
         await service.ask("POST", "/v1/chat/completions", json=CHAT | kind)
@@ -186,7 +173,7 @@ async def test_a_check_goes_to_another_process_if_its_own_is_killed(
 
 
 async def test_or24_many_new_grammars_of_one_tenant_keep_no_other_waiting(
-    service: Service, able: FakeWorker, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose turn it is in the one process that tries them out goes by tenant, not by arrival."""
     check, log, release = service.orchestrator.stages.reader.grammars, list[str](), asyncio.Event()
@@ -215,7 +202,7 @@ async def test_or24_many_new_grammars_of_one_tenant_keep_no_other_waiting(
 
 
 async def test_or24_a_tenant_has_half_of_the_time_for_new_grammars(
-    service: Service, able: FakeWorker, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check = service.orchestrator.stages.reader.grammars
 

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.tasks.job import Message
 from protocol import Code
-from tests.orchestrator.api.openai.asking import CHAT, TEXT, chunks_of
+from tests.orchestrator.api.asking import CHAT, TEXT, chunks_of
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan

@@ -10,7 +10,7 @@ from orchestrator.api.openai.responses.store import ResponseStore, Stored
 from orchestrator.retention import Retention
 from orchestrator.tasks.job import Message, ToolCall
 from protocol import FinishReason
-from tests.orchestrator.api.openai.asking import answer_of
+from tests.orchestrator.api.asking import answer_of
 from tests.orchestrator.api.tools import prompt_of
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.orchestrator.api.openai.asking import CHAT, answer_of
+from tests.orchestrator.api.asking import CHAT, answer_of
 from tests.orchestrator.api.tools import prompt_of
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.api.http.outputs import format_of
 from protocol import FinishReason
-from tests.orchestrator.api.openai.asking import CHAT, answer_of
+from tests.orchestrator.api.asking import CHAT, answer_of, chunks_of
 from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, prompt_of, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
@@ -27,7 +27,7 @@ ASK: Any = CHAT | {"max_tokens": 512, "tools": [TOOL]}
 
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
-    return await make_worker(**CARD)
+    return await make_worker(**CARD | {"grammars": "llguidance"})
 
 
 async def test_no_text_of_a_tool_ends_its_turn(service: Service, worker: FakeWorker) -> None:
@@ -70,9 +70,8 @@ async def test_the_operator_may_say_the_format(
 async def test_a_token_of_its_own_chunk(service: Service, worker: FakeWorker) -> None:
     """Log-probabilities come with their tokens, though the text is held back."""
     worker.plan = lambda submit: says(CALL, size=7)
-    body = ASK | {"logprobs": True, "stream": True}
-    events = (await service.ask("POST", PATH, json=body)).split("\n\n")[:-2]
-    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+    chunks = await chunks_of(service, PATH, ASK | {"logprobs": True})
+    choices = [chunk["choices"][0] for chunk in chunks]
     with_logprobs = [choice for choice in choices if choice["logprobs"]]
     assert len(with_logprobs) == -(-len(CALL) // 7)
     calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
@@ -195,13 +194,11 @@ async def test_a_template_without_tools(make_service: MakeService, make_worker: 
 FORCED: list[Any] = ["required", {"type": "function", "function": {"name": "get_weather"}}]
 
 
-@pytest.mark.parametrize("choice", FORCED)
+@for_each("choice", FORCED)
 async def test_a_call_that_must_be_made(
-    make_worker: MakeWorker, make_service: MakeService, choice: object
+    service: Service, worker: FakeWorker, choice: object
 ) -> None:
     """By a grammar of the model's own format, which leaves it to think before."""
-    worker = await make_worker(**CARD | {"grammars": "llguidance"})
-    service = await make_service(worker)
     worker.plan = lambda submit: says(f"Hm.\n</think>\n\n{CALL}")
     other = {"type": "function", "function": {"name": "other"}}
     body = ASK | {
@@ -228,9 +225,7 @@ async def test_a_call_that_must_be_made(
         assert thinks or "start: call" in grammar.text, "the prompt has ended it"
 
 
-async def test_strict_tools(make_worker: MakeWorker, make_service: MakeService) -> None:
-    worker = await make_worker(**CARD | {"grammars": "llguidance"})
-    service = await make_service(worker)
+async def test_strict_tools(service: Service, worker: FakeWorker) -> None:
     strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}
     await answer_of(service, PATH, ASK | {"tools": [strict]})
     grammar = worker.submits[-1].grammar
@@ -240,10 +235,8 @@ async def test_strict_tools(make_worker: MakeWorker, make_service: MakeService) 
 
 
 async def test_a_form_of_the_answer_leaves_the_tools_callable(
-    make_worker: MakeWorker, make_service: MakeService
+    service: Service, worker: FakeWorker
 ) -> None:
-    worker = await make_worker(**CARD | {"grammars": "llguidance"})
-    service = await make_service(worker)
     body = ASK | {"response_format": {"type": "json_object"}}
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
     for said, called in ((call, ["get_weather"]), ('{"a":1}', [])):
@@ -257,11 +250,7 @@ async def test_a_form_of_the_answer_leaves_the_tools_callable(
 
 
 @pytest.mark.skipif(find_spec("llguidance") is None, reason="needs the engine of grammars")
-async def test_schemas_that_no_grammar_takes(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    worker = await make_worker(**CARD | {"grammars": "llguidance"})
-    service = await make_service(worker)
+async def test_schemas_that_no_grammar_takes(service: Service, worker: FakeWorker) -> None:
     """They are refused where the tool is strict; else what cannot be enforced is passed over."""
     schema = {"properties": {"a": {"not": {"type": "integer"}, "pattern": "(?!x)y"}}}
     for strict in (True, False):

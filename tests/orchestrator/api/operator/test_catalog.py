@@ -49,6 +49,15 @@ def register(home: Path, *numbers: int, digest: str = "") -> ModelCatalog:
     return catalog
 
 
+def register_engine(home: Path, version: str, **facts: Any) -> None:
+    name = f"llamacpp-{version}"
+    python = home / "engines" / name / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    entry = EngineEntry(id=name, engine="llamacpp", version=version, binary=str(python), **facts)
+    EngineCatalog(home).put(entry)
+
+
 async def get(
     service: Service, path: str, status: int = 200, **headers: str
 ) -> tuple[Any, dict[str, str]]:
@@ -130,21 +139,15 @@ async def test_what_has_not_changed_is_not_sent_again(service: Service, home: Pa
 async def test_answers_have_no_paths_of_the_machine(service: Service, home: Path) -> None:
     def fill() -> None:
         register(home, 1, 2)
-        python = home / "engines" / "llamacpp-1" / "bin" / "python"
-        python.parent.mkdir(parents=True)
-        python.touch()
-        entry = EngineEntry(
-            id="llamacpp-1",
-            engine="llamacpp",
-            version="1",
+        register_engine(
+            home,
+            "1",
             build_ref="path /opt/somewhere/else",
             created_ms=1,
             digest="d",
             build_flags=("CMAKE_ARGS=-DA=ON -DB=/usr/bin/ccache",),
-            artifacts=(str(python.parents[1]),),
-            binary=str(python),
+            artifacts=(str(home / "engines" / "llamacpp-1"),),
         )
-        EngineCatalog(home).put(entry)
 
     await asyncio.to_thread(fill)
     models, _ = await get(service, "/models")
@@ -218,17 +221,7 @@ async def test_placements_name_the_entries_of_model_and_engine(
     def fill() -> None:
         register(home, 1, digest="e" * 64)
         register(home, 2, digest="f" * 64)
-        python = home / "python"
-        python.touch()
-        entry = EngineEntry(
-            id="llamacpp-7",
-            engine="llamacpp",
-            version="7",
-            build_ref="pip x",
-            created_ms=int(1000 * time.time()),
-            binary=str(python),
-        )
-        EngineCatalog(home).put(entry)
+        register_engine(home, "7", build_ref="pip x", created_ms=int(1000 * time.time()))
 
     await asyncio.to_thread(fill)
     service = await make_service(worker)

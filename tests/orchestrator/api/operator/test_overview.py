@@ -1,21 +1,16 @@
 """``/v2/overview``: what it tells, to whom, and that it costs nothing while nobody watches."""
 
 from contextlib import AsyncExitStack
-from hashlib import sha256
 
 import pytest
 
 from orchestrator.api.operator import overview
 from orchestrator.api.operator.overview import OVERVIEW, Overview
-from orchestrator.prediction.forecaster import Capacity
-from orchestrator.settings import KeySettings
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, bearer
 from tests.support.fake_worker import FakeWorker, Plan
-from tests.support.paces import pace_of
 from tests.support.sse import read_events
 
 TASK = {"prompt": "a secret of mine", "max_tokens": 3, "tenant": "acme"}
-PACE = pace_of(64, 512, 9.9, 0.1, 0.1, fastest_ms=10.0)
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +78,7 @@ async def test_what_was_seen_is_there_for_the_next(service: Service) -> None:
 
 
 async def test_predicted_and_real_finish(service: Service) -> None:
-    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0, 1.0)
+    service.hold_pace()
     async with service.http.get("/v2/overview/events") as response:
         events = read_events(response)
         await anext(events)
@@ -112,14 +107,8 @@ async def test_no_key_no_overview_and_others_stay_unnamed(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     worker = await make_worker(max_running=2)
-    keys = {
-        name: KeySettings(
-            token_sha256=sha256(name.encode()).hexdigest(),
-            is_admin=name == "boss",
-            names_tenants=name == "boss",
-        )
-        for name in ("boss", "plain")
-    }
+    rights = {"is_admin": True, "names_tenants": True}
+    keys = {"boss": {"token": "boss", **rights}, "plain": {"token": "plain"}}
     service = await make_service(worker, keys=keys, MOST_BACKLOG=0)
     for path in ("/v2/overview", "/v2/overview/events"):
         await service.ask("GET", path, 401)

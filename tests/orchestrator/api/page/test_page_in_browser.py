@@ -6,19 +6,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from orchestrator.prediction.forecaster import Capacity
 from tests.orchestrator.api.page.conftest import ended, set_deadline
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.browser import CHROMIUM, CTRL, Tab, open_tab
 from tests.support.fake_worker import FakeWorker, Plan
-from tests.support.paces import pace_of
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
 
-# 10 ms a token for one.
-PACE = pace_of(64, 512, 9.9, 0.1, 0.1, fastest_ms=10.0)
 KEY = "a-key-that-nobody-guesses"
-VERDICT = "document.querySelector('#verdict')"
 
 
 @asynccontextmanager
@@ -77,7 +72,7 @@ async def test_cancel_stops_it_at_the_worker(
 async def test_a_refusal_says_why_and_what_would_do(
     devtools: str, service: Service, worker: FakeWorker
 ) -> None:
-    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0, 1.0)
+    service.hold_pace()
     async with page(devtools, service) as tab:
         await tab.js("document.querySelector('#max-tokens').value = 400")
         await tab.click("#exactly")

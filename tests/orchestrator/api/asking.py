@@ -1,12 +1,19 @@
-"""What tests of the OpenAI dialect ask, and how."""
+"""What tests of several dialects ask, and how."""
 
 import json
 from typing import Any
 
 from tests.orchestrator.conftest import Service
 
-CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-TEXT = {"model": "fake", "prompt": "hi", "max_tokens": 4}
+_HI = [{"role": "user", "content": "hi"}]
+CHAT: dict[str, Any] = {"model": "fake", "messages": _HI, "max_tokens": 4}
+TEXT: dict[str, Any] = {"model": "fake", "prompt": "hi", "max_tokens": 4}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v2/tasks": TEXT,
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": TEXT,
+}
+"""A small request for each of these paths."""
 
 
 async def answer_of(service: Service, path: str, body: dict[str, Any], status: int = 200) -> Any:
