@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from tests.support.processes import eventually
-from tests.support.stack import Orchestrator, Triton
+from tests.support.stack import Orchestrator, Triton, running, started
 from tests.support.triton_models import write_slow_model
 
 FOLDER = Path(__file__).parent
@@ -67,16 +67,10 @@ class Stack:
 
 def stack_of(triton: Triton, slow: Path | None = None, **settings: object) -> Iterator[Stack]:
     """Start ``triton`` and an orchestrator with ``settings`` in front of it; end both."""
-    try:
-        triton.start()
+    with started(triton):
         orchestrator = Orchestrator(triton.grpc, **settings)
-        orchestrator.start()
-        try:
+        with running(orchestrator):
             yield Stack(triton, orchestrator, slow)
-        finally:
-            assert orchestrator.stop() == 0, "the orchestrator did not end cleanly"
-    finally:
-        triton.close()
 
 
 @pytest.fixture(scope="package")
@@ -100,11 +94,8 @@ def slots() -> Iterator[Triton]:
     pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
     sizes = {"size": 96, "seconds": 6, "buffer_s": 0.2, "slots": 2}
     triton = Triton(model="slot", **sizes, **{"clips.render.queue.MOST_WAITING": 200})
-    try:
-        triton.start()
+    with started(triton):
         yield triton
-    finally:
-        triton.close()
 
 
 @pytest.fixture

@@ -14,14 +14,14 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import pytest
 
 from tests.e2e.conftest import Stack
 from tests.support.cases import for_each
-from tests.support.stack import Orchestrator, Triton
+from tests.support.stack import Orchestrator, Triton, running
 from tidegate.cli.commands import tidegate
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
@@ -125,23 +125,26 @@ def environment(url: str) -> dict[str, str]:
     return os.environ | client | {"TIDEGATE_PORT": "0"}
 
 
+def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """What a command says that ends well."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 @pytest.fixture(scope="module")
 def with_a_journal(demo: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestrator]:
     journal = tmp_path_factory.mktemp("journal") / "journal.db"
-    yield from _started(Orchestrator(demo.triton.grpc, journal__path=journal))
+    orchestrator = Orchestrator(demo.triton.grpc, journal__path=journal)
+    with running(orchestrator):
+        yield orchestrator
 
 
 @pytest.fixture(scope="module")
 def with_slots(slots: Triton) -> Iterator[Orchestrator]:
-    yield from _started(Orchestrator(slots.grpc, slots__serve=True))
-
-
-def _started(orchestrator: Orchestrator) -> Iterator[Orchestrator]:
-    orchestrator.start()
-    try:
+    orchestrator = Orchestrator(slots.grpc, slots__serve=True)
+    with running(orchestrator):
         yield orchestrator
-    finally:
-        assert orchestrator.stop() == 0
 
 
 def _url_for(block: Block, request: pytest.FixtureRequest) -> str:
@@ -162,10 +165,7 @@ def test_programs_and_curls_do_what_they_say(
     grpc = request.getfixturevalue("demo").triton.grpc if "8001" in block.text else ""
     text = here(block.text, url, grpc)
     command = [sys.executable, "-c", text] if block.kind == "python" else ["bash", "-ec", text]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(url), capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
+    done = run(command, cwd=tmp_path, env=environment(url))
     assert "error" not in done.stdout, done.stdout
     if block.kind == "python":
         assert not done.stderr
@@ -176,15 +176,8 @@ def test_programs_and_curls_do_what_they_say(
 
 @pytest.mark.parametrize("command", OF_THE_DEMO)
 def test_commands_run_as_the_pages_have_them(demo: Stack, command: str) -> None:
-    done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m tidegate {command.removeprefix('tidegate')}"],
-        env=environment(demo.url),
-        input="Hello.\n",
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    words = f"{sys.executable} -m tidegate {command.removeprefix('tidegate')}"
+    run(["bash", "-c", words], env=environment(demo.url), input="Hello.\n")
 
 
 @for_each(("page", "command"), COMMANDS)
@@ -202,15 +195,8 @@ def test_commands_are_known_as_the_pages_have_them(page: str, command: str) -> N
 @cache
 def _is_known_to_make(command: str) -> None:
     """What a target does is tested elsewhere."""
-    done = subprocess.run(
-        ["bash", "-c", command.replace("make ", "make --dry-run ", 1)],
-        cwd=CHECKOUT,
-        env=os.environ | {"MAKEFLAGS": ""},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    words = command.replace("make ", "make --dry-run ", 1)
+    run(["bash", "-c", words], cwd=CHECKOUT, env=os.environ | {"MAKEFLAGS": ""})
 
 
 def _is_known_to_the_command(arguments: list[str]) -> None:

@@ -3,6 +3,7 @@ its streams go on elsewhere (OR-6, OR-11)."""
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from pool.process.proc import ProcessId
 from tests.support.processes import eventually
 from tests.support.sse import read_events
-from tests.support.stack import Orchestrator, Triton, running
+from tests.support.stack import Orchestrator, Triton, running, started
 from worker.runner.simulated_device import DeviceFault
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -55,14 +56,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         **{"worker.service.failure.STEP_TIMEOUT_S": 2.0},
     )
     well = Triton(engine="synthetic-paced")
-    try:
-        well.start()
-        orchestrator = Orchestrator(f"{dies.grpc},{well.grpc}")
-        with running(orchestrator):
-            yield Pair(dies, orchestrator, slow)
-    finally:
-        dies.close()
-        well.close()
+    orchestrator = Orchestrator(f"{dies.grpc},{well.grpc}")
+    with closing(dies), started(well), running(orchestrator):
+        yield Pair(dies, orchestrator, slow)
 
 
 # Seen from here a device that is full or reports an Xid ends as one that is lost does: all four are

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from http.client import HTTPResponse
@@ -24,6 +23,7 @@ from pool import bootstrap
 from pool.engines import triton_wheel as wheel
 from pool.process.ports import is_free
 from tests.support.processes import Marked, eventually
+from tests.support.stack import asked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -86,12 +86,15 @@ class Up:
             "stub": next(iter(instance.get("stub_pids", ())), None),
         }[role]
 
-    def is_ready(self) -> bool:
+    def ask(self, path: str, body: object = None) -> tuple[int, str]:
+        """Status and answer; 0 where nobody answers."""
         try:
-            with urllib.request.urlopen(f"{self.state['url']}/health/ready", timeout=5):
-                return True
-        except OSError:  # 503 is one, too
-            return False
+            return asked(f"{self.state['url']}{path}", body)
+        except OSError:
+            return 0, ""
+
+    def is_ready(self) -> bool:
+        return self.ask("/health/ready")[0] == 200
 
     def stream(self, max_tokens: int, model: str = "demo") -> HTTPResponse:
         """An open SSE response; ended by the caller."""
@@ -105,37 +108,21 @@ class Up:
 
     def generates(self, model: str = "demo") -> bool:
         """Whether a short generation goes through to its end."""
-        try:
-            with self.stream(max_tokens=3, model=model) as response:
-                return b"[DONE]" in response.read()
-        except urllib.error.HTTPError as error:
-            error.close()
-            return False
-        except OSError:
-            return False
+        body = {"model": model, "prompt": "Once", "stream": True, "max_tokens": 3}
+        return "[DONE]" in self.ask("/v1/completions", body)[1]
 
     def submit(self, **task: object) -> str:
         """Hand in a task; where to ask for it."""
         body = {"model": "demo", "prompt": "Once", "ignore_eos": True, **task}
-        return f"{self.state['url']}/v2/tasks/{self._post('/v2/tasks', body)['task_id']}"
-
-    def _post(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
-        data = json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"{self.state['url']}{path}", data, {"content-type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=60) as response:
-            answer: dict[str, Any] = json.load(response)
-            return answer
+        status, told = self.ask("/v2/tasks", body)
+        assert status == 202, told
+        return f"/v2/tasks/{json.loads(told)['task_id']}"
 
     def outcome_of(self, task: str) -> str | None:
         """None while it has not ended, or nobody answers."""
-        try:
-            with urllib.request.urlopen(task, timeout=60) as response:
-                outcome: str | None = json.load(response).get("outcome")
-                return outcome
-        except OSError:
-            return None
+        status, told = self.ask(task)
+        outcome: str | None = json.loads(told).get("outcome") if status == 200 else None
+        return outcome
 
     def end(self, signum: signal.Signals, model: str = "demo") -> None:
         """By a signal while a stream runs: nothing is left, and it says so."""

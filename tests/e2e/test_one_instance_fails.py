@@ -11,24 +11,11 @@ import pytest
 from tests.e2e.conftest import Stack, stack_of
 from tests.support.processes import eventually
 from tests.support.sse import read_events
-from tests.support.stack import Orchestrator, Triton, running
+from tests.support.stack import Orchestrator, Triton, asked, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 ENDLESS = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True}
-
-
-async def start_streams(url: str, count: int) -> None:
-    """Start ``count`` streams and return when each has had its first token."""
-
-    async def one(http: aiohttp.ClientSession) -> None:
-        async with http.post("/v1/completions", json=ENDLESS | {"stream": True}) as response:
-            async for line in response.content:
-                if line.startswith(b"data: "):
-                    return
-
-    async with aiohttp.ClientSession(url) as http:
-        await asyncio.gather(*(one(http) for _ in range(count)))
 
 
 @pytest.mark.usefixtures("idle_afterwards")
@@ -94,5 +81,8 @@ async def test_a_killed_worker_is_a_clean_error_and_not_ready(
     await asyncio.to_thread(
         eventually, lambda: own.orchestrator.status("/health/ready") == 200, "the lane to return"
     )
-    await start_streams(own.url, 4)
+    status, told = await asyncio.to_thread(
+        asked, f"{own.url}/v1/completions", ENDLESS | {"max_tokens": 4}
+    )
+    assert status == 200, told
     await asyncio.to_thread(own.assert_idle)

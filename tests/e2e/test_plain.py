@@ -14,43 +14,6 @@ from tests.e2e.conftest import Stack
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
 
 
-def tensor(name: str, value: str | bool) -> Any:
-    kind, array = (
-        ("BOOL", np.array([value]))
-        if isinstance(value, bool)
-        else ("BYTES", np.array([value.encode()], dtype=np.object_))
-    )
-    given = triton_grpc.InferInput(name, [1], kind)
-    given.set_data_from_numpy(array)
-    return given
-
-
-async def stream(
-    address: str,
-    parameters: dict[str, Any] | None = None,
-    client_timeout: float | None = None,
-    **inputs: str | bool,
-) -> AsyncIterator[Any]:
-    """Responses of one request; raises what Triton answers in-band."""
-
-    async def requests() -> AsyncIterator[dict[str, Any]]:
-        given = {"text_input": "Once upon a time", "stream": True} | inputs
-        yield {
-            "model_name": "llm",
-            "inputs": [tensor(name, value) for name, value in given.items()],
-            "parameters": parameters,
-        }
-
-    async with triton_grpc.InferenceServerClient(address) as client:
-        responses = client.stream_infer(
-            requests(), stream_timeout=client_timeout, headers={"triton_grpc_error": "false"}
-        )
-        async for result, error in responses:
-            if error is not None:
-                raise error
-            yield result
-
-
 async def test_triton_answers_the_plain_contract_over_http(demo: Stack) -> None:
     """WK-1: a stream's pieces are the whole answer, and Triton says that it is ready."""
     sampling = json.dumps({"temperature": 0, "max_tokens": 12, "logprobs": 2})
@@ -76,7 +39,16 @@ async def test_triton_answers_the_plain_contract_over_http(demo: Stack) -> None:
 
 async def test_a_plain_client_that_goes_away_stops_its_generation(paced: Stack) -> None:
     endless = json.dumps({"max_tokens": 1500, "ignore_eos": True})
-    responses = stream(paced.triton.grpc, sampling_parameters=endless)
-    async for _ in responses:
-        break
-    await responses.aclose()  # type: ignore[attr-defined]
+    asked = {"text_input": b"Once upon a time", "sampling_parameters": endless.encode()}
+    inputs = [triton_grpc.InferInput(name, [1], "BYTES") for name in asked]
+    for given, value in zip(inputs, asked.values(), strict=True):
+        given.set_data_from_numpy(np.array([value], dtype=np.object_))
+    streamed = triton_grpc.InferInput("stream", [1], "BOOL")
+    streamed.set_data_from_numpy(np.array([True]))
+
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": "llm", "inputs": [*inputs, streamed]}
+
+    async with triton_grpc.InferenceServerClient(paced.triton.grpc) as client:
+        _, error = await anext(client.stream_infer(requests()))
+        assert error is None

@@ -18,7 +18,7 @@ from pool.units.triton_control import TritonControl
 from protocol import PROTOCOL_VERSION, Code, Frame, Open, Swap
 from tests.e2e.conftest import Stack, stack_of
 from tests.support.processes import eventually
-from tests.support.stack import Orchestrator, Triton, asked, running
+from tests.support.stack import Orchestrator, Triton, asked, running, started
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -102,30 +102,26 @@ def test_a_model_loaded_anew_serves_and_the_old_one_lets_go(tmp_path: Path) -> N
     repository = tmp_path / "models"
     shutil.copytree(MODEL_REPOSITORY, repository)
     triton = Triton(repository=repository, is_locked=False, engine="synthetic-paced")
-    try:
-        triton.start()
-        orchestrator = Orchestrator(triton.grpc)
-        stack = Stack(triton, orchestrator)
-        with running(orchestrator), InferenceServerClient(triton.grpc) as client:
-            assert generates(stack)
-            (old,) = children_of(triton.server_pid)
-            client.load_model("llm")
-            assert children_of(triton.server_pid) == [old], "nothing had changed"
+    orchestrator = Orchestrator(triton.grpc)
+    stack = Stack(triton, orchestrator)
+    with started(triton), running(orchestrator), InferenceServerClient(triton.grpc) as client:
+        assert generates(stack)
+        (old,) = children_of(triton.server_pid)
+        client.load_model("llm")
+        assert children_of(triton.server_pid) == [old], "nothing had changed"
 
-            (repository / "llm" / "1" / "note.txt").write_text("changed")
-            client.load_model("llm")
-            assert generates(stack), "the very next request"
-            eventually(lambda: len(children_of(triton.server_pid)) == 1, "the old one to end")
-            assert children_of(triton.server_pid) != [old]
+        (repository / "llm" / "1" / "note.txt").write_text("changed")
+        client.load_model("llm")
+        assert generates(stack), "the very next request"
+        eventually(lambda: len(children_of(triton.server_pid)) == 1, "the old one to end")
+        assert children_of(triton.server_pid) != [old]
 
-            (repository / "llm" / "1" / "note.txt").write_text("changed again")
-            client.load_model("llm")
-            eventually(lambda: len(children_of(triton.server_pid)) == 1, "an idle one to end")
+        (repository / "llm" / "1" / "note.txt").write_text("changed again")
+        client.load_model("llm")
+        eventually(lambda: len(children_of(triton.server_pid)) == 1, "an idle one to end")
 
-            client.unload_model("llm")
-            eventually(lambda: orchestrator.status("/health/ready") == 503, "ready to turn 503")
-            client.load_model("llm")
-            eventually(lambda: orchestrator.status("/health/ready") == 200, "ready to return")
-            assert generates(stack)
-    finally:
-        triton.close()
+        client.unload_model("llm")
+        eventually(lambda: orchestrator.status("/health/ready") == 503, "ready to turn 503")
+        client.load_model("llm")
+        eventually(lambda: orchestrator.status("/health/ready") == 200, "ready to return")
+        assert generates(stack)

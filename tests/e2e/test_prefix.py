@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.lanes import Lane
-from protocol import OnDeadline, Sampling
-from tests.support.lanes import News, lane_to
-from tests.support.stack import Triton, running
+from protocol import Sampling
+from tests.support.lanes import News, lane_to, submit
+from tests.support.stack import Triton, started
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
 
@@ -18,17 +18,8 @@ IDS = [7 + i % 90 for i in range(100)]
 
 async def run(lane: Lane, ids: list[int], *, session: str = "") -> News:
     news = News()
-    lane.submit(
-        news,
-        token_ids=ids,
-        sampling=Sampling(max_tokens=8, temperature=0.0, ignore_eos=True),
-        budget_ms=60_000.0,
-        deadline_unix_ms=0,
-        on_deadline=OnDeadline.ERROR,
-        correlation_id="",
-        session=session,
-        cache_salt="",
-    )
+    sampling = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
+    submit(lane, news, sampling, prompt=ids, session=session)
     async with asyncio.timeout(60):
         await news.until(lambda: news.is_over)
     return news
@@ -41,16 +32,14 @@ async def test_wk6_a_conversation_goes_on_after_triton_was_restarted(tmp_path: P
     if disk.free < 0.21 * (disk.used + disk.free):
         pytest.skip("a fifth of this disk must stay free, so nothing is saved on it")
     triton = Triton(kv__disk_path=tmp_path)
-    try:
-        with running(triton):
-            async with lane_to(triton.grpc) as (lane, _):
-                first = await run(lane, IDS, session="chat")
-                more = [*IDS, *first.ids, *IDS[:20]]
-                before = await run(lane, more)
-        with running(triton):
-            async with lane_to(triton.grpc) as (lane, _):
-                after = await run(lane, more, session="chat")
-    finally:
-        triton.close()
+    with started(triton):
+        async with lane_to(triton.grpc) as (lane, _):
+            first = await run(lane, IDS, session="chat")
+            more = [*IDS, *first.ids, *IDS[:20]]
+            before = await run(lane, more)
+        triton.stop()
+        triton.start()
+        async with lane_to(triton.grpc) as (lane, _):
+            after = await run(lane, more, session="chat")
     assert after.end.cached_tokens == 96
     assert after.ids == before.ids

@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from orchestrator.tls import Tls, spell_tls
 from tests.support.certificates import certificates
 from tests.support.processes import eventually
-from tests.support.stack import Orchestrator, Triton, asked, running
+from tests.support.stack import Orchestrator, Triton, asked, running, started
 from tidegate import SyncClient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -24,12 +24,9 @@ def tls() -> Tls:
 
 @pytest.fixture(scope="module")
 def triton(tls: Tls) -> Iterator[Triton]:
-    started = Triton(tls=tls, engine="synthetic-free", lane_token="a-lane-token")
-    try:
-        started.start()
-        yield started
-    finally:
-        started.close()
+    triton = Triton(tls=tls, engine="synthetic-free", lane_token="a-lane-token")
+    with started(triton):
+        yield triton
 
 
 def test_lanes_go_over_it(triton: Triton, tls: Tls) -> None:

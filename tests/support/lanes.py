@@ -120,10 +120,13 @@ def submit(
     *,
     budget_ms: float = 60_000.0,
     on_deadline: OnDeadline = OnDeadline.ERROR,
-    prompt: str = "hello",
+    prompt: str | list[int] = "hello",
+    session: str = "",
     cache_salt: str = "",
 ) -> int:
-    ids = [0] + [LETTER_IDS[LETTERS.index(letter)] for letter in prompt]
+    ids = prompt
+    if isinstance(prompt, str):
+        ids = [0, *(LETTER_IDS[LETTERS.index(letter)] for letter in prompt)]
     return lane.submit(
         sink,
         token_ids=ids,
@@ -132,5 +135,6 @@ def submit(
         deadline_unix_ms=0,
         on_deadline=on_deadline,
         correlation_id="corr-1",
+        session=session,
         cache_salt=cache_salt,
     )

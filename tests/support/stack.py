@@ -98,10 +98,6 @@ class Triton:
     def stop(self, drain_s: float = 1.0) -> None:
         self._loop.run(self.instance.stop(drain_s))
 
-    def wait_lost(self) -> str:
-        """What a supervisor would start it again for."""
-        return self._loop.run(asyncio.wait_for(self.instance.lost(), PATIENCE_S))
-
     def close(self) -> None:
         self.stop()
         self._loop.close()
@@ -198,9 +194,21 @@ def asked(url: str, body: object = None, patience_s: float = 60.0) -> tuple[int,
 
 @contextmanager
 def running(thing: Triton | Orchestrator) -> Iterator[None]:
-    """Start on entry, stop on exit whatever happened."""
+    """Start on entry, stop on exit whatever happened; what was not killed is to end cleanly."""
     thing.start()
     try:
         yield
     finally:
-        thing.stop()
+        assert thing.stop() in (None, 0, -signal.SIGKILL), "it did not end cleanly"
+
+
+@contextmanager
+def started(*tritons: Triton) -> Iterator[None]:
+    """Start them one after the other; all are gone on exit."""
+    try:
+        for triton in tritons:
+            triton.start()
+        yield
+    finally:
+        for triton in tritons:
+            triton.close()

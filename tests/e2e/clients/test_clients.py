@@ -22,7 +22,7 @@ from tests.e2e.clients.programs import (
     Program,
 )
 from tests.e2e.conftest import Stack
-from tests.support.stack import Orchestrator
+from tests.support.stack import Orchestrator, running
 
 MAX_S = 110
 
@@ -37,12 +37,9 @@ pytestmark = [
 def url(demo: Stack) -> Iterator[str]:
     """The demo model behind an orchestrator that takes an SDK's timeout for a deadline."""
     orchestrator = Orchestrator(demo.triton.grpc)
-    orchestrator.start()
-    try:
+    with running(orchestrator):
         yield orchestrator.url
         demo.assert_idle()
-    finally:
-        assert orchestrator.stop() == 0
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=[client.name for client in CLIENTS])

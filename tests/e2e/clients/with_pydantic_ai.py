@@ -26,19 +26,12 @@ def _provider(url: str) -> OpenAIProvider:
 
 
 def check_an_agent(url: str) -> None:
-    agent = Agent(OpenAIChatModel(MODEL, provider=_provider(url)), instructions="Be brief.")
-    first = agent.run_sync("Tell me a story.", model_settings=SETTINGS)
-    assert first.output
-    more = agent.run_sync("Go on.", message_history=first.all_messages(), model_settings=SETTINGS)
-    assert more.output
-
-
-def check_an_agent_over_responses(url: str) -> None:
-    agent = Agent(OpenAIResponsesModel(MODEL, provider=_provider(url)), instructions="Be brief.")
-    first = agent.run_sync("Tell me a story.", model_settings=SETTINGS)
-    assert first.output
-    more = agent.run_sync("Go on.", message_history=first.all_messages(), model_settings=SETTINGS)
-    assert more.output
+    for model in (OpenAIChatModel, OpenAIResponsesModel):
+        agent = Agent(model(MODEL, provider=_provider(url)), instructions="Be brief.")
+        first = agent.run_sync("Tell me a story.", model_settings=SETTINGS)
+        assert first.output
+        said = first.all_messages()
+        assert agent.run_sync("Go on.", message_history=said, model_settings=SETTINGS).output
 
 
 def check_an_output_type(url: str) -> None:
