@@ -46,11 +46,7 @@ _KEYS = {
     "Enter": ("Enter", 13, "\r"),
     "Escape": ("Escape", 27, ""),
     "Tab": ("Tab", 9, ""),
-    " ": ("Space", 32, " "),
     "ArrowLeft": ("ArrowLeft", 37, ""),
-    "ArrowRight": ("ArrowRight", 39, ""),
-    "Home": ("Home", 36, ""),
-    "End": ("End", 35, ""),
 }
 CTRL = 2
 
@@ -110,18 +106,19 @@ class Tab:
         self.console: list[str] = []
         """What the page or the browser complained of: errors, warnings, uncaught exceptions."""
         self._loaded = asyncio.Event()
-        self._accepting: set[asyncio.Task[dict[str, Any]]] = set()
 
-    async def open(self, url: str, *, width: int = 1280, height: int = 900) -> None:
+    async def open(self, url: str) -> None:
         targets = (await self._send("Target.getTargets"))["targetInfos"]
         (target,) = (each["targetId"] for each in targets if each["type"] == "page")
         attached = await self._send("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self._send(f"{domain}.enable")
-        await self.resize(width, height)
+        size = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        await self._send("Emulation.setDeviceMetricsOverride", **size)
         # Nothing moves while nothing happens: drawing without a GPU is dear.
-        await self.prefer(prefers_reduced_motion="reduce")
+        still = {"name": "prefers-reduced-motion", "value": "reduce"}
+        await self._send("Emulation.setEmulatedMedia", features=[still])
         await self.goto(url)
 
     async def goto(self, url: str) -> None:
@@ -129,21 +126,6 @@ class Tab:
         await self._send("Page.navigate", url=url)
         async with asyncio.timeout(WAIT_S):
             await self._loaded.wait()
-
-    async def resize(self, width: int, height: int) -> None:
-        await self._send(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
-
-    async def prefer(self, **features: str) -> None:
-        """Media features, as ``prefers_color_scheme="dark"``."""
-        features = {"prefers_reduced_motion": "reduce"} | features
-        listed = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
-        await self._send("Emulation.setEmulatedMedia", features=listed)
 
     async def js(self, expression: str) -> Any:
         """The value of an expression in the page; promises are waited for."""
@@ -232,10 +214,6 @@ class Tab:
         match method:
             case "Page.loadEventFired":
                 self._loaded.set()
-            case "Page.javascriptDialogOpening":  # the page asks: yes
-                answer = asyncio.create_task(self._send("Page.handleJavaScriptDialog", accept=True))
-                self._accepting.add(answer)
-                answer.add_done_callback(self._accepting.discard)
             case "Network.requestWillBeSent":
                 self.requests.append(params["request"])
             case "Runtime.exceptionThrown":
@@ -249,13 +227,13 @@ class Tab:
 
 
 @asynccontextmanager
-async def open_tab(devtools: str, url: str, **size: int) -> AsyncIterator[Tab]:
+async def open_tab(devtools: str, url: str) -> AsyncIterator[Tab]:
     """The tab, at an address."""
     async with aiohttp.ClientSession() as http, http.ws_connect(devtools, max_msg_size=0) as socket:
         tab = Tab(socket)
         reading = asyncio.create_task(tab.read())
         try:
-            await tab.open(url, **size)
+            await tab.open(url)
             yield tab
             await tab.goto("about:blank")  # what the page has open is closed
         finally:

@@ -1,7 +1,7 @@
 """Every engine that can be built here, and a worker over one, spoken to on a lane."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
@@ -33,7 +33,6 @@ from worker.service.worker import Worker
 from worker.settings import WorkerSettings
 
 MAX_RUNNING = 4
-PATIENCE_S = 100.0
 _NAMES = itertools.count()
 
 
@@ -125,18 +124,12 @@ class LaneClient:
         self._handles = itertools.count(1)
         opening = Open(PROTOCOL_VERSION, self.name)
         served.worker.accept(lane_call(opening, self.responder))
+        self.wait = self.responder.wait  # frames come while engines work: no clock is needed
         self.wait(lambda: self.responder.sent or self.responder.error, "the first frame")
         assert self.responder.error is None, self.responder.error
         (frame,) = self.responder.frames()[:1]
         if frame.error is not None:
             raise AssertionError(frame.error.message)
-
-    def wait(self, condition: Callable[[], object], what: str) -> None:
-        """Until it holds; frames come while engines work, so no clock is needed but a limit."""
-        with self.responder.changed:
-            assert self.responder.changed.wait_for(condition, PATIENCE_S), (
-                f"waited in vain for {what}"
-            )
 
     def submit(
         self,

@@ -60,7 +60,6 @@ class FakeMachine:
         self.ready: frozenset[str] = frozenset()
         self.told_ready: list[frozenset[str]] = []
         self.written = PoolState()
-        self.refuses_to_write = False
         self.events: list[PoolEvent] = []
         self.starts: list[tuple[float, str]] = []
         self.ports = itertools.count(9001)
@@ -105,8 +104,6 @@ class FakeMachine:
     # ── Keeper ───────────────────────────────────────────────────────────────────────────────
 
     def write(self, state: PoolState) -> None:
-        if self.refuses_to_write:
-            raise OSError(28, "No space left on device")
         self.written = state
 
     # ── Registrar ────────────────────────────────────────────────────────────────────────────

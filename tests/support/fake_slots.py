@@ -17,6 +17,7 @@ from clips.extension import ClipsRoom
 from clips.plan.budgets import ClipStage
 from clips.state import ClipsState, StageState
 from orchestrator.service import Orchestrator
+from tests.support.rooms import room
 
 MP4 = b"\x00\x00\x00\x18ftypisom" + bytes(range(256)) * 40
 WAV = b"RIFF" + bytes(1000)
@@ -84,10 +85,7 @@ class FakeClips:
         self.cancelled = 0
         """Whose streams ended before they did."""
         self.running = 0
-        self.watch_error = ""
-        """Answers those who watch with this."""
         self.is_silent = False
-        self.state_every_s = 0.02
 
     def does(self, plan: FakePlan) -> FakePlan:
         """Every slot does the same from now on, until its ``release`` is set where it holds."""
@@ -116,16 +114,13 @@ class FakeClips:
 
     async def _watch(self, request: Any, write: Write) -> None:
         self.watches += 1
-        if self.watch_error:
-            await write(failure(self.watch_error, request.id))
-            return
         while True:
             if not self.is_silent:
                 free = max(0, self.state.slots_free - self.running)
                 state = msgspec.structs.replace(self.state, slots_free=free)
                 told = {"event": "state"} | msgspec.to_builtins(state)
                 await write(answer(told))
-            await asyncio.sleep(self.state_every_s)
+            await asyncio.sleep(0.02)
 
     async def _render(
         self, call: ClipCall, plan: FakePlan, write: Write, die: Callable[[], None]
@@ -170,14 +165,17 @@ def facts(given_up: tuple[str, ...]) -> dict[str, Any]:
 
 
 def answer(event: dict[str, Any], tensors: dict[str, bytes] | None = None) -> Any:
-    """As Triton has it."""
-    data = json.dumps(event).encode()
-    outputs = [("event", "BYTES", 1, len(data).to_bytes(4, "little") + data)]
+    return response("slot", {"event": json.dumps(event).encode()}, tensors)
+
+
+def response(model: str, texts: dict[str, bytes], tensors: dict[str, bytes] | None = None) -> Any:
+    """As Triton has it: a string for each of ``texts``, and bytes for each of ``tensors``."""
+    outputs = [(n, "BYTES", 1, len(b).to_bytes(4, "little") + b) for n, b in texts.items()]
     outputs += [(name, "UINT8", len(raw), raw) for name, raw in (tensors or {}).items()]
     tensor = service_pb2.ModelInferResponse.InferOutputTensor
     return service_pb2.ModelStreamInferResponse(
         infer_response=service_pb2.ModelInferResponse(
-            model_name="slot",
+            model_name=model,
             outputs=[tensor(name=n, datatype=kind, shape=[size]) for n, kind, size, _ in outputs],
             raw_output_contents=[raw for *_, raw in outputs],
         )
@@ -192,5 +190,4 @@ def failure(message: str, request_id: str) -> Any:
 
 def clips_of(orchestrator: Orchestrator) -> Clips:
     """The clips of an orchestrator that serves them."""
-    found = next(room for room in orchestrator.rooms if isinstance(room, ClipsRoom))
-    return cast(Clips, found.clips)
+    return cast(Clips, room(orchestrator, ClipsRoom).clips)

@@ -15,7 +15,7 @@ from functools import cache
 import grpc
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2_grpc
 
 from orchestrator.lanes.lane import NO_JOB
 from protocol import (
@@ -51,7 +51,7 @@ from protocol import (
 from protocol.tensors import FRAME, LANE_MESSAGE, MODEL_NAME
 from tests.support.certificates import listen
 from tests.support.clock import LeapingClock
-from tests.support.fake_slots import FakeClips, failure
+from tests.support.fake_slots import FakeClips, failure, response
 from tests.support.pictures import IMAGE_TEMPLATE
 
 MODEL = "fake"
@@ -135,8 +135,6 @@ class Plan:
     """Ends with an engine error after this many."""
     ignores_deadline: bool = False
     ignores_cancel: bool = False
-    talks_after_end: int = 0
-    """Sends this many more tokens, and a second end, after its end."""
     in_band_error: str = ""
     """Answers the submission itself with an error."""
     reason: FinishReason = FinishReason.LENGTH
@@ -438,20 +436,7 @@ class _FakeLane:
     async def _write(self, parts: dict[str, object]) -> None:
         async with self._writing:
             frame = Frame(next(self._seq), draining=self.draining, **parts)  # type: ignore[arg-type]
-            data = encode(frame)
-            await self._context.write(
-                service_pb2.ModelStreamInferResponse(
-                    infer_response=service_pb2.ModelInferResponse(
-                        model_name=MODEL_NAME,
-                        outputs=[
-                            service_pb2.ModelInferResponse.InferOutputTensor(
-                                name=FRAME, datatype="BYTES", shape=[1]
-                            )
-                        ],
-                        raw_output_contents=[len(data).to_bytes(4, "little") + data],
-                    )
-                )
-            )
+            await self._context.write(response(MODEL_NAME, {FRAME: encode(frame)}))
 
     def skip_a_frame(self) -> None:
         """As if one had been lost on the way."""
@@ -482,25 +467,19 @@ class _FakeLane:
         """A request to the slot model, answered in a task of its own."""
         slots = self.worker.slots
         if slots is None:
-            await self._send_slot(failure("Request for unknown model: 'slot' is not found", ""))
+            await self.refuse("", "Request for unknown model: 'slot' is not found")
             return
-        serving = asyncio.create_task(slots.serve(request, self._send_slot, self._closed.set))
+        serving = asyncio.create_task(slots.serve(request, self._answer, self._closed.set))
         self._slots.add(serving)
         serving.add_done_callback(self._slots.discard)
 
-    async def _send_slot(self, response: object) -> None:
+    async def _answer(self, response: object) -> None:
         async with self._writing:
             await self._context.write(response)
 
     async def refuse(self, request_id: str, message: str) -> None:
         """An error in-band, as Triton has it."""
-        async with self._writing:
-            await self._context.write(
-                service_pb2.ModelStreamInferResponse(
-                    error_message=message,
-                    infer_response=service_pb2.ModelInferResponse(id=request_id),
-                )
-            )
+        await self._answer(failure(message, request_id))
 
     async def _apply(self, message: object, request_id: str) -> None:
         worker = self.worker
@@ -611,9 +590,6 @@ class _FakeLane:
             stop_token_id=plan.stop_token_id,
         )
         await self.send(ends=[end], stats=self.worker.stats())
-        if plan.talks_after_end:
-            ids = list(range(plan.talks_after_end))
-            await self.send(deltas=[Delta(job.handle, ids, ["late"] * len(ids))], ends=[end])
         await self.worker.tell()
 
     async def _produce(self, job: Submit, plan: Plan) -> tuple[int, FinishReason, Code | None, str]:

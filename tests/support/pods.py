@@ -31,7 +31,6 @@ class FakePod:
         self.model = "m"
         self.tokens = 3
         self.status = 200
-        self.metrics_path = "/metrics"
         self.has_metrics = True
         self.headers: list[dict[str, str]] = []
         """Headers of each request that came."""
@@ -59,7 +58,7 @@ class FakePod:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path.startswith("/metrics"):
-            if not self.has_metrics or request.path != self.metrics_path:
+            if not self.has_metrics or request.path != "/metrics":
                 return web.Response(status=404)
             return web.Response(text=self.page())
         self.headers.append(dict(request.headers))

@@ -12,17 +12,10 @@ from pathlib import Path
 from perf.load.connection import HOST
 from perf.stack import envoy
 from pool.process.ports import free_ports
+from tests.support.certificates import Pair
 
 RECIPES = Path(__file__).parents[2] / "docker" / "proxies"
 _PATIENCE_S = 20.0
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """What a proxy shows to its clients: a certificate and its key, in PEM."""
-
-    pem: bytes
-    key_pem: bytes
 
 
 @dataclass(frozen=True)
@@ -92,7 +85,7 @@ def configure(
     folder: Path,
     port: int,
     upstreams: tuple[str, str],
-    certificate: Certificate,
+    certificate: Pair,
     more: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the recipe as it runs here; ``more`` are further changes, old text to new. Raises
@@ -134,7 +127,7 @@ async def running(
     kind: Kind,
     folder: Path,
     *upstreams: str,
-    certificate: Certificate,
+    certificate: Pair,
     changes: Mapping[str, str] | None = None,
 ) -> AsyncIterator[int]:
     """Run the proxy before one or two upstreams (``http://host:port``), and say its port; it ends

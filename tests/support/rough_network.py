@@ -21,13 +21,10 @@ class RoughNetwork:
         """How much later the server's answers come."""
         self.refuses = False
         """Whether nobody gets through who connects from now on."""
-        self.rewrite: Callable[[bytes], bytes] = lambda piece: piece
-        """What becomes of each piece of an answer."""
         self.cut: Cut = lambda piece, streamed: None
         self.target = target
         self._passes = asyncio.Event()
         self._passes.set()
-        self._open: set[asyncio.WriteTransport] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def partition(self) -> None:
@@ -40,11 +37,6 @@ class RoughNetwork:
         self.refuses = False
         self._passes.set()
 
-    def reset(self) -> None:
-        """Break the connections that there are."""
-        for transport in tuple(self._open):
-            transport.abort()
-
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry one connection, until either end is gone."""
         carrying = asyncio.create_task(self._carry(reader, writer))
@@ -53,14 +45,12 @@ class RoughNetwork:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         transports = {writer.transport}
-        self._open |= transports
         try:
             await self._passes.wait()
             if self.refuses:
                 return
             there_reader, there = await asyncio.open_connection(HOST, self.target)
             transports.add(there.transport)
-            self._open |= transports
             async with asyncio.TaskGroup() as group:
                 ways = (self._ask(reader, there), self._answer(there_reader, writer))
                 both = [group.create_task(way) for way in ways]
@@ -72,7 +62,6 @@ class RoughNetwork:
         finally:
             for transport in transports:
                 transport.abort()
-            self._open -= transports
 
     async def close(self) -> None:
         """End all connections."""
@@ -94,7 +83,7 @@ class RoughNetwork:
                 due, piece = await late.get()
                 await asyncio.sleep(due - loop.time())
                 await self._passes.wait()
-                writer.write(self.rewrite(piece))
+                writer.write(piece)
                 late.task_done()
 
         delivering = asyncio.create_task(deliver())

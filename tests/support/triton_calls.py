@@ -22,7 +22,7 @@ from worker.core import Event, EventSink, Job, StepUnderWay
 from worker.errors import ResponderLost
 from worker.service.call import Call, Tensors, strings
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 """How long a test waits for what must come, on a machine that may do something else meanwhile."""
 
 

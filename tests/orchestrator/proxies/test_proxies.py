@@ -19,7 +19,7 @@ from tests.support.certificates import certificates
 from tests.support.cutting_proxy import losing_answers
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.h2_client import Exchange, H2Client
-from tests.support.proxies import CADDY, ENVOY, HAPROXY, KINDS, Certificate, Kind
+from tests.support.proxies import CADDY, ENVOY, HAPROXY, KINDS, Kind
 
 pytestmark = pytest.mark.slow
 
@@ -53,12 +53,6 @@ class Proxy:
 Front = Callable[..., AbstractAsyncContextManager[Proxy]]
 
 
-def shown() -> Certificate:
-    """Certificate of the tests for 127.0.0.1."""
-    pair = certificates().server
-    return Certificate(pair.pem, pair.key_pem)
-
-
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
 def kind(request: pytest.FixtureRequest) -> Kind:
     found: Kind = request.param
@@ -73,7 +67,7 @@ def front(kind: Kind, tmp_path: Path) -> Front:
     @asynccontextmanager
     async def run(*upstreams: str, **options: Any) -> AsyncIterator[Proxy]:
         async with proxies.running(
-            kind, tmp_path, *upstreams, certificate=shown(), **options
+            kind, tmp_path, *upstreams, certificate=certificates().server, **options
         ) as port:
             yield Proxy(port)
 
@@ -104,7 +98,7 @@ async def texts(exchange: Exchange) -> AsyncIterator[str]:
 
 def test_the_proxy_takes_its_recipe(kind: Kind, tmp_path: Path) -> None:
     upstreams = "127.0.0.1:1", "127.0.0.1:2"
-    proxies.check(kind, proxies.configure(kind, tmp_path, 8443, upstreams, shown()))
+    proxies.check(kind, proxies.configure(kind, tmp_path, 8443, upstreams, certificates().server))
 
 
 async def test_an_event_arrives_before_the_next_is_made(
