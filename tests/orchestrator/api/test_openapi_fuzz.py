@@ -89,13 +89,9 @@ async def test_no_request_breaks_it(service: Service, schemathesis: Any) -> None
             continue
         told = set(operation.definition.raw["responses"])
         for case in await asyncio.to_thread(_examples, operation):
-            for change in (_as_it_is, _aimed):
+            for change in (lambda same: same, _aimed):
                 status, text = await _sent(service, change(case))
                 is_broken = status >= 500 and status not in _OURS_TO_HAVE
                 if status and (is_broken or str(status) not in told):
                     wrong.append(f"{operation.label} {case.body!r:.300}: {status} {text}")
     assert not wrong, "\n".join(wrong)
-
-
-def _as_it_is(case: Any) -> Any:
-    return case

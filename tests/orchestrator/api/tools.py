@@ -31,6 +31,7 @@ SCHEMA = {
     "required": ["city"],
     "additionalProperties": False,
 }
+FUNCTION = {"name": "get_weather", "description": "Now.", "parameters": SCHEMA}
 ARGUMENTS = '{"city": "Köln"}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 

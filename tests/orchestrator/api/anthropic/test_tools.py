@@ -110,7 +110,12 @@ async def test_thinking_is_told_to_the_template(
     assert text["text"] == "Hm.</think>Yes."
 
 
+USED = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
 USER: Any = {"role": "user", "content": "x"}
+
+
+def turn(role: str, **block: object) -> dict[str, Any]:
+    return {"role": role, "content": [block]}
 
 
 @for_each(
@@ -120,26 +125,9 @@ USER: Any = {"role": "user", "content": "x"}
         ({"tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "any"}}, "grammars"),
-        (
-            {"messages": [USER, {"role": "assistant", "content": [{"type": "tool_use"}]}]},
-            "needs id and name",
-        ),
-        (
-            {
-                "messages": [
-                    USER,
-                    {
-                        "role": "assistant",
-                        "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}],
-                    },
-                ]
-            },
-            "tool_result",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": [{"type": "tool_result"}]}, USER]},
-            "is the user's",
-        ),
+        ({"messages": [USER, turn("assistant", type="tool_use")]}, "needs id and name"),
+        ({"messages": [USER, turn("assistant", **USED)]}, "tool_result"),
+        ({"messages": [turn("assistant", type="tool_result"), USER]}, "is the user's"),
     ],
 )
 async def test_what_is_wrong_with_tools_is_told(

@@ -10,7 +10,7 @@ from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
 JSON = {"Content-Type": "application/json"}
-PATHS = list(BODIES)
+PATHS = TASKS, CHATS, TEXTS = tuple(BODIES)
 
 ANYWHERE: list[tuple[object, int, str, str]] = [
     (b"", 400, "empty", ""),
@@ -56,56 +56,48 @@ ANYWHERE: list[tuple[object, int, str, str]] = [
     ({"on_disconnect": "cry"}, 400, "'cry'; expected one of: cancel, continue", "on_disconnect"),
 ]
 
-IN_PLACES: list[tuple[str, object, int, str, str]] = [
-    ("/v2/tasks", {"temprature": 1}, 400, "not a known field", "temprature"),
-    ("/v2/tasks", {"prompt": None}, 400, "exactly one", "prompt"),
-    ("/v2/tasks", {"messages": []}, 400, "exactly one", "messages"),
-    ("/v2/tasks", {"prompt": None, "messages": []}, 400, "empty", "messages"),
-    ("/v2/tasks", {"prompt": None, "prompt_token_ids": []}, 400, "empty", "prompt"),
-    ("/v2/tasks", {"prompt": None, "prompt_token_ids": [999]}, 400, "261", "prompt_token_ids"),
-    ("/v2/tasks", {"prompt": ""}, 400, "empty", "prompt"),
-    ("/v2/tasks", {"prompt": "x" * 512}, 400, "context", "prompt"),
-    ("/v2/tasks", {"logprobs": 21}, 400, "20", "logprobs"),
-    ("/v1/completions", {"prompt": [999]}, 400, "0 to 261", "prompt"),
-    ("/v1/completions", {"prompt": [1] * 512}, 400, "context", "prompt"),
-    ("/v1/completions", {"prompt": [1, "a"]}, 400, "a string, token ids", "prompt"),
-    ("/v1/completions", {"prompt_logprobs": 1}, 400, "echo and logprobs", "prompt_logprobs"),
-    ("/v1/completions", {"suffix": "x"}, 400, "markers", "suffix"),
-    ("/v1/completions", {"stream_options": {}}, 400, "stream: true", "stream_options"),
-    ("/v1/chat/completions", {"messages": []}, 400, "empty", "messages"),
-    ("/v1/chat/completions", {"messages": [{"role": "user"}]}, 400, "required", "content"),
+IN_PLACES: list[tuple[str, object, str, str]] = [
+    (TASKS, {"temprature": 1}, "not a known field", "temprature"),
+    (TASKS, {"prompt": None}, "exactly one", "prompt"),
+    (TASKS, {"messages": []}, "exactly one", "messages"),
+    (TASKS, {"prompt": None, "messages": []}, "empty", "messages"),
+    (TASKS, {"prompt": None, "prompt_token_ids": []}, "empty", "prompt"),
+    (TASKS, {"prompt": None, "prompt_token_ids": [999]}, "261", "prompt_token_ids"),
+    (TASKS, {"prompt": ""}, "empty", "prompt"),
+    (TASKS, {"prompt": "x" * 512}, "context", "prompt"),
+    (TASKS, {"logprobs": 21}, "20", "logprobs"),
+    (TEXTS, {"prompt": [999]}, "0 to 261", "prompt"),
+    (TEXTS, {"prompt": [1] * 512}, "context", "prompt"),
+    (TEXTS, {"prompt": [1, "a"]}, "a string, token ids", "prompt"),
+    (TEXTS, {"prompt_logprobs": 1}, "echo and logprobs", "prompt_logprobs"),
+    (TEXTS, {"suffix": "x"}, "markers", "suffix"),
+    (TEXTS, {"stream_options": {}}, "stream: true", "stream_options"),
+    (CHATS, {"messages": []}, "empty", "messages"),
+    (CHATS, {"messages": [{"role": "user"}]}, "required", "content"),
     (
-        "/v1/chat/completions",
+        CHATS,
         {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
-        400,
         "only text and images are supported, got 'input_audio'; expected one of: text",
         "type",
     ),
     (
-        "/v1/chat/completions",
+        CHATS,
         {"messages": [{"role": "robot", "content": "x"}]},
-        400,
         "expected one of: assistant, developer, function, system, tool, user",
         "messages[0].role",
     ),
-    ("/v1/chat/completions", {"tools": [{"type": "function"}]}, 400, "required", "function"),
-    ("/v1/chat/completions", {"tool_choice": "required"}, 400, "tool calls", "tool_choice"),
-    (
-        "/v1/chat/completions",
-        {"response_format": {"type": "json_object"}},
-        400,
-        "grammar",
-        "response_format",
-    ),
-    ("/v1/chat/completions", {"top_logprobs": 2}, 400, "logprobs: true", "top_logprobs"),
-    ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 40}, 400, "20", "top_logprobs"),
+    (CHATS, {"tools": [{"type": "function"}]}, "required", "function"),
+    (CHATS, {"tool_choice": "required"}, "tool calls", "tool_choice"),
+    (CHATS, {"response_format": {"type": "json_object"}}, "grammar", "response_format"),
+    (CHATS, {"top_logprobs": 2}, "logprobs: true", "top_logprobs"),
+    (CHATS, {"logprobs": True, "top_logprobs": 40}, "20", "top_logprobs"),
 ]
 
 NESTED = b'{"metadata": ' + b"[" * 100_000
-IN_PLACES.append(("/v1/completions", NESTED, 400, "nested", ""))
+IN_PLACES.append((TEXTS, NESTED, "nested", ""))
 ENDLESS = json.dumps(CHAT | {"functions": None}).replace("null", "1e999").encode()
 """A number that is read after the rest of the body."""
-IN_PLACES.append(("/v1/chat/completions", ENDLESS, 400, "", "functions"))
+IN_PLACES.append((CHATS, ENDLESS, "", "functions"))
 
 
 @for_each("path", PATHS)
@@ -114,7 +106,7 @@ async def test_what_is_wrong_is_told_in_the_dialect_of_the_path(
 ) -> None:
     # A third of what is wrong anywhere for each: all is read by the same code.
     cases = ANYWHERE[PATHS.index(path) :: 3]
-    cases += [case[1:] for case in IN_PLACES if case[0] == path]
+    cases += [(change, 400, *told) for at, change, *told in IN_PLACES if at == path]
     for change, status, word, field in cases:
         if isinstance(change, bytes):
             data = change

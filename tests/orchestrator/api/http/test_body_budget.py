@@ -19,10 +19,6 @@ from tests.support.fake_worker import FakeWorker
 TASK = b'{"prompt": "x", "max_tokens": 1}'
 
 
-def nothing() -> None:
-    """Nobody reads."""
-
-
 class Books(RuleBasedStateMachine):
     """Bodies come, grow, become whole and go in any order."""
 
@@ -34,7 +30,7 @@ class Books(RuleBasedStateMachine):
     @rule()
     def come(self) -> None:
         stack = ExitStack()
-        self.open.append((stack.enter_context(self.budget.share(nothing)), stack))
+        self.open.append((stack.enter_context(self.budget.share(lambda: None)), stack))
 
     @rule(at=strategies.integers(0, 9), count=strategies.integers(1, 120))
     def grow(self, at: int, count: int) -> None:
@@ -95,17 +91,12 @@ class Sender:
         return await self.reader.readuntil(b"\r\n\r\n")
 
 
-async def small_service(make_service: MakeService, worker: FakeWorker) -> Service:
-    service = await make_service(worker, http__max_body_bytes=65536)
-    service.runner.app[BODIES].most_bytes = 4 * 65536
-    return service
-
-
 async def test_bodies_that_never_end_take_no_more_than_the_budget(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
-    service = await small_service(make_service, worker)
+    service = await make_service(worker, http__max_body_bytes=65536)
     budget = service.runner.app[BODIES]
+    budget.most_bytes = 4 * 65536
     large = [await Sender.begin(service, 65536, 60000) for _ in range(12)]
     answers = [asyncio.create_task(sender.answer()) for sender in large]
     await service.until(lambda: sum(answer.done() for answer in answers) >= 8)

@@ -1,6 +1,5 @@
 """Web pages: what a browser can be made to send does nothing here, unless it is welcome (OR-12)."""
 
-import aiohttp
 import pytest
 
 from orchestrator.api.http.browsers import Browsers
@@ -14,12 +13,6 @@ from tests.support.sse import read_events
 TASK = {"prompt": "x", "max_tokens": 3}
 EVIL = "https://evil.example"
 UI = "https://ui.example"
-
-
-async def error_of(response: aiohttp.ClientResponse) -> str:
-    error = (await response.json())["error"]
-    assert isinstance(error["message"], str)
-    return error["message"]
 
 
 OURS = (
@@ -83,7 +76,7 @@ async def test_a_simple_request_submits_nothing(service: Service, worker: FakeWo
                 skip_auto_headers=("Content-Type",),
             ) as response:
                 assert response.status == 415
-                said = await error_of(response)
+                said = (await response.json())["error"]["message"]
             assert kind or "none" in said
             assert "-H 'Content-Type: application/json'" in said
     assert worker.submits == []

@@ -60,8 +60,7 @@ async def test_or24_large_bodies_of_one_key_keep_no_other_waiting(
     async def ask(key: str, padding: str) -> int:
         headers = JSON | {"x-api-key": f"sk-{key}"}
         data = json.dumps({"prompt": key, "max_tokens": 1}) + padding
-        async with service.http.post("/v2/tasks", data=data, headers=headers) as response:
-            return response.status
+        return (await service.answer("POST", "/v2/tasks", data=data, headers=headers))[0]
 
     def waiting() -> int:
         return sum(map(len, _large(service)._gate._waiting.values()))
@@ -88,7 +87,7 @@ async def test_a_deadline_in_the_headers_holds_while_a_large_body_waits(
     monkeypatch.setattr(bodies, "decode", slow)
     data = json.dumps({"model": "fake", "prompt": "x", "max_tokens": 3}) + LARGE
     first = asyncio.create_task(service.http.post(path, data=data, headers=JSON))
-    await service.until(lambda: threading.active_count() and _busy(service))
+    await service.until(lambda: _large(service).is_busy)
     headers = JSON | {"X-Timeout-Ms": "50"}
     error = await service.refused(504, path, data=data, headers=headers)
     assert error["code"] == "deadline_exceeded"
@@ -96,10 +95,6 @@ async def test_a_deadline_in_the_headers_holds_while_a_large_body_waits(
     async with await first as response:
         assert response.status in (200, 202)
     await worker.until(lambda: len(worker.submits) == 1)
-
-
-def _busy(service: Service) -> bool:
-    return _large(service).is_busy
 
 
 def _large(service: Service) -> LargeBodies:

@@ -49,23 +49,29 @@ def said(*messages: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [*messages]}
 
 
+def user(content: object) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: object, **more: object) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
 def called(arguments: object, **more: object) -> dict[str, Any]:
     """A chat in which the model has called ``f``."""
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     result = {"role": "tool", "tool_call_id": "1", "content": "x"}
-    return said(HI, {"role": "assistant", "content": None, "tool_calls": [call], **more}, result)
+    return said(HI, assistant(None, tool_calls=[call], **more), result)
 
 
 def used(block: dict[str, Any], **more: object) -> dict[str, Any]:
     """The same as Anthropic's blocks."""
     result = {"type": "tool_result", "tool_use_id": "1", "content": "x", **more}
-    return said(
-        HI, {"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}
-    )
+    return said(HI, assistant([block]), user([result]))
 
 
 def item(*items: dict[str, Any]) -> dict[str, Any]:
-    return {"input": [{"role": "user", "content": "hi"}, *items]}
+    return {"input": [HI, *items]}
 
 
 ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
@@ -99,18 +105,8 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (CHAT, called("{}", reasoning_content="hm"), ""),
     (CHAT, called("{}", reasoning_details=[{"type": "x"}]), "messages[].reasoning_details"),
     (CHAT, said(HI, {"role": "system", "content": "be brief"}, HI), ""),
-    (
-        CHAT,
-        said(
-            {"role": "user", "content": ["a", {"type": "text", "text": "b", "cache_control": ANY}]}
-        ),
-        "",
-    ),
-    (
-        CHAT,
-        said(HI, {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]}, HI),
-        "",
-    ),
+    (CHAT, said(user(["a", {"type": "text", "text": "b", "cache_control": ANY}])), ""),
+    (CHAT, said(HI, assistant([{"type": "thinking", "thinking": "hm"}]), HI), ""),
     (
         CHAT,
         said(
@@ -120,11 +116,7 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
         ),
         "",
     ),
-    (
-        CHAT,
-        said(HI | {"content": [{"type": "text", "text": "a", "x": 1}]}),
-        "messages[].content[].x",
-    ),
+    (CHAT, said(user([{"type": "text", "text": "a", "x": 1}])), "messages[].content[].x"),
     (MESSAGES, said(HI, {"role": "system", "content": "be brief"}), ""),
     (MESSAGES, used({"type": "tool_use", "id": "1", "name": "f", "input": "{"}), ""),
     (MESSAGES, used({"type": "tool_use", "id": "1", "name": "f", "input": {}}, content=None), ""),
@@ -142,11 +134,7 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
         (MESSAGES, used({"type": kind, "content": {}}), f"messages[].content[].type={kind}")
         for kind in ("server_tool_use", "web_search_tool_result", "mcp_tool_use")
     ),
-    (
-        MESSAGES,
-        {"messages": [{"role": "user", "content": [CALL | {"type": "fallback"}]}]},
-        Refused("empty"),
-    ),
+    (MESSAGES, said(user([CALL | {"type": "fallback"}])), Refused("empty")),
     (MESSAGES, used({"type": "container_upload"}), Refused("content[0].type: container_upload")),
     (
         MESSAGES,
@@ -157,11 +145,7 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
         "messages[].content[].type=tool_reference",
     ),
     (RESPONSES, item({"type": "reasoning", "summary": [], "encrypted_content": None}), ""),
-    (
-        RESPONSES,
-        item({"role": "developer", "content": "x"}, {"role": "user", "content": "y", "z": 1}),
-        "input[].z",
-    ),
+    (RESPONSES, item({"role": "developer", "content": "x"}, user("y") | {"z": 1}), "input[].z"),
     # tools
     (CHAT, {"tools": [TOOL | {"cache_control": ANY}]}, ""),
     (CHAT, {"tools": [TOOL | {"x": 1}]}, "tools[].x"),

@@ -45,24 +45,15 @@ async def test_the_last_turn_tells_it(service: Service, worker: FakeWorker) -> N
         assert prompt.endswith(f"<|user|>{end}") and ("look" in prompt) is has_tools, told
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/messages", {}),
-        ("/v1/responses", {"input": "And then?", "messages": None, "max_output_tokens": 4}),
-        ("/v2/tasks", {"durable": False}),
-    ],
-)
-async def test_every_dialect_says_it(
-    service: Service, worker: FakeWorker, path: str, body: dict[str, Any]
-) -> None:
-    sent = ASK | body | {"tell_time": True, "tools": None}
-    if path == "/v1/responses":
-        del sent["max_tokens"]
-    sent = {name: value for name, value in sent.items() if value is not None}
-    await service.ask("POST", path, 202 if path == "/v2/tasks" else 200, json=sent)
-    await service.until(lambda: bool(worker.submits))
-    assert prompt_of(service, worker).endswith(LEFT)
+async def test_every_dialect_says_it(service: Service, worker: FakeWorker) -> None:
+    told: dict[str, Any] = {"model": "fake", "deadline_ms": 45_000, "tell_time": True}
+    chat = told | {"messages": ASK["messages"], "max_tokens": 4}
+    words = told | {"input": "And then?"}
+    asked = {"/v1/messages": chat, "/v1/responses": words, "/v2/tasks": chat}
+    for count, (path, body) in enumerate(asked.items(), 1):
+        await service.ask("POST", path, 200, 202, json=body)
+        await worker.until(lambda known=count: len(worker.submits) == known)  # type: ignore[misc]
+        assert prompt_of(service, worker).endswith(LEFT)
 
 
 async def test_what_is_no_share_or_no_chat_is_refused_and_a_key_may_have_it_by_default(

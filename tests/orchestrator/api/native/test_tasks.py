@@ -8,6 +8,7 @@ import pytest
 from orchestrator.tasks.job import PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task
 from protocol import OnDeadline, Outcome
+from tests.orchestrator.api.asking import CHAT
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
@@ -94,9 +95,7 @@ async def test_logprobs(service: Service) -> None:
 
 async def test_every_field_reaches_the_worker(service: Service, worker: FakeWorker) -> None:
     headers = {"X-Correlation-Id": "abc-1"}
-    body = {
-        "model": "fake",
-        "messages": [{"role": "user", "content": "hi"}],
+    stated: dict[str, Any] = {
         "max_tokens": 4,
         "min_tokens": 2,
         "ignore_eos": True,
@@ -104,15 +103,13 @@ async def test_every_field_reaches_the_worker(service: Service, worker: FakeWork
         "top_p": 0.9,
         "top_k": 7,
         "seed": 11,
-        "stop": ["a", "b"],
         "min_p": 0.1,
         "repetition_penalty": 1.2,
         "presence_penalty": 0.5,
         "frequency_penalty": -0.5,
-        "logit_bias": {"7": -100, "3": 2.5},
-        "deadline_ms": 5000,
-        "on_deadline": "partial",
     }
+    body = CHAT | stated | {"deadline_ms": 5000, "on_deadline": "partial"}
+    body |= {"stop": ["a", "b"], "logit_bias": {"7": -100, "3": 2.5}}
     async with service.http.post("/v2/tasks", json=body, headers=headers) as response:
         assert response.headers["X-Correlation-Id"] == "abc-1"
         task = await response.json()
@@ -124,11 +121,8 @@ async def test_every_field_reaches_the_worker(service: Service, worker: FakeWork
     assert submit.deadline_unix_ms is not None
     assert submit.on_deadline is OnDeadline.PARTIAL
     sampling = submit.sampling
-    assert (sampling.max_tokens, sampling.min_tokens, sampling.ignore_eos) == (4, 2, True)
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 7)
-    assert (sampling.seed, sampling.stop, sampling.logprobs) == (11, ("a", "b"), None)
-    assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.2)
-    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
+    assert {name: getattr(sampling, name) for name in stated} == stated
+    assert (sampling.stop, sampling.logprobs) == (("a", "b"), None)
     assert sampling.logit_bias == ((7, -100.0), (3, 2.5))
 
 

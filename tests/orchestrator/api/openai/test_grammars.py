@@ -42,11 +42,7 @@ def strictly(schema: object) -> dict[str, Any]:
         ("response_format", {"type": "text"}, None),
         ("response_format", {"type": "json_object"}, Grammar(GrammarKind.JSON_OBJECT)),
         ("response_format", {"type": "json_object", "schema": SCHEMA}, as_json(SCHEMA)),
-        (
-            "response_format",
-            {"type": "json_schema", "json_schema": {"strict": True, "schema": SCHEMA}},
-            as_json(SCHEMA, lenient=False),
-        ),
+        ("response_format", *strictly(SCHEMA).values(), as_json(SCHEMA, lenient=False)),
         (
             "response_format",
             {"type": "structural_tag"} | TAG,
@@ -187,9 +183,7 @@ async def test_or24_many_new_grammars_of_one_tenant_keep_no_other_waiting(
 
     async def ask(tenant: str, pattern: str) -> int:
         body = CHAT | {"tenant": tenant, "guided_regex": pattern}
-        async with service.http.post("/v1/chat/completions", json=body) as response:
-            await response.read()
-            return response.status
+        return (await service.answer("POST", "/v1/chat/completions", json=body))[0]
 
     live = service.orchestrator
     asked = [asyncio.create_task(ask("many", f"many{number}")) for number in range(5)]

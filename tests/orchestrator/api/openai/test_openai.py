@@ -128,29 +128,22 @@ async def test_the_sdk_retries_what_may_help_and_nothing_else(
 
 
 @for_each(
-    ("path", "body", "param"),
+    ("change", "param"),
     [
-        ("/v1/chat/completions", CHAT | {"max_tokens": 10**6}, "max_tokens"),
-        (
-            "/v1/chat/completions",
-            CHAT | {"max_tokens": None, "max_completion_tokens": 10**6},
-            "max_completion_tokens",
-        ),
-        (
-            "/v1/chat/completions",
-            {**CHAT, "messages": [dict(role="user", content="x" * 9000)]},
-            "messages",
-        ),
-        ("/v1/completions", TEXT | {"prompt": [7] * 9000}, "prompt"),
+        ({"max_tokens": 10**6}, "max_tokens"),
+        ({"max_tokens": None, "max_completion_tokens": 10**6}, "max_completion_tokens"),
+        ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages"),
+        ({"prompt": [7] * 9000}, "prompt"),
     ],
 )
 async def test_a_context_overflow_is_recognisable(
-    service: Service, sdk: openai.AsyncOpenAI, path: str, body: dict[str, object], param: str
+    service: Service, sdk: openai.AsyncOpenAI, change: dict[str, object], param: str
 ) -> None:
     """OpenAI's own code for it, which libraries go by."""
-    create = sdk.chat.completions.create if "chat" in path else sdk.completions.create
+    is_text = param == "prompt"
+    create = sdk.completions.create if is_text else sdk.chat.completions.create
     with pytest.raises(openai.BadRequestError) as caught:
-        await create(**body)  # type: ignore[operator]
+        await create(**(TEXT if is_text else CHAT) | change)  # type: ignore[operator]
     assert caught.value.code == "context_length_exceeded"
     assert (caught.value.type, caught.value.param) == ("invalid_request_error", param)
     said = caught.value.body
@@ -169,9 +162,8 @@ async def test_completions_tell_the_sampled_token_among_the_most_likely(
         service.orchestrator.models.resolve("fake").tokens.token(i).text for i in (72, 73, 74)
     ]
     for count in (0, 2):
-        logprobs = (await service.ask("POST", "/v1/completions", json=TEXT | {"logprobs": count}))[
-            "choices"
-        ][0]["logprobs"]
+        answer = await service.ask("POST", "/v1/completions", json=TEXT | {"logprobs": count})
+        logprobs = answer["choices"][0]["logprobs"]
         assert len(logprobs["top_logprobs"]) == 4
         for top in logprobs["top_logprobs"]:
             assert set(top) == {sampled, *likelier[:count]}

@@ -9,19 +9,14 @@ import pytest
 
 from protocol import FinishReason, Grammar, GrammarKind
 from tests.orchestrator.api.openai.test_responses import ask, events_of
-from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, prompt_of, says
+from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, FUNCTION, SCHEMA, prompt_of, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 from tests.support.lazy import openai
 
-TOOL: Any = {
-    "type": "function",
-    "name": "get_weather",
-    "description": "Now.",
-    "parameters": SCHEMA,
-    "strict": False,
-}
+TOOL: Any = {"type": "function", **FUNCTION, "strict": False}
+HI = {"role": "user", "content": "hi"}
 ASK: Any = {"model": "fake", "input": "hi", "max_output_tokens": 512, "tools": [TOOL]}
 
 
@@ -45,15 +40,9 @@ async def test_an_agents_two_turns_with_the_sdk(
     worker.plan = lambda submit: says("It rains.")
     prompts = []
     for more in (
-        {"input": [{"role": "user", "content": "hi"}, *first.output, result]},
+        {"input": [HI, *first.output, result]},
         {"input": [result], "previous_response_id": first.id},
-        {
-            "input": [
-                {"role": "user", "content": "hi"},
-                {"type": "item_reference", "id": call.id},
-                result,
-            ]
-        },
+        {"input": [HI, {"type": "item_reference", "id": call.id}, result]},
     ):
         answer = await sdk.responses.create(**ASK | more)
         assert answer.output_text == "It rains."
@@ -170,7 +159,7 @@ async def test_tools_of_a_namespace_are_called_by_the_names_that_the_client_gave
     worker.plan = lambda submit: says("yes")
     prompts = []
     for more in (
-        {"input": [{"role": "user", "content": "hi"}, *whole["output"], *results]},
+        {"input": [HI, *whole["output"], *results]},
         {"input": results, "previous_response_id": whole["id"]},
     ):
         await ask(service, asked | more)
@@ -189,22 +178,19 @@ async def test_a_tool_of_free_text(service: Service, worker: FakeWorker) -> None
     told = [event.json() for event in await events_of(service, asked)]
     for answer in (whole, told[-1]["response"]):
         (call,) = answer["output"]
-        assert (call["type"], call["name"], call["input"]) == (
-            "custom_tool_call",
-            "apply_patch",
-            text,
-        )
+        own = ("custom_tool_call", "apply_patch", text)
+        assert (call["type"], call["name"], call["input"]) == own
         assert call["id"].startswith("ctc_") and "arguments" not in call
-    own = [event for event in told if event["type"].startswith("response.custom_tool_call_input")]
-    assert [event["type"].rpartition(".")[2] for event in own] == ["delta", "done"]
-    assert own[0]["delta"] == own[1]["input"] == text
+    parts = [e for e in told if e["type"].startswith("response.custom_tool_call_input")]
+    assert [event["type"].rpartition(".")[2] for event in parts] == ["delta", "done"]
+    assert parts[0]["delta"] == parts[1]["input"] == text
     assert not any("arguments" in event["type"] for event in told)
     (call,) = whole["output"]
     result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "ok"}
     worker.plan = lambda submit: says("yes")
     prompts = []
     for more in (
-        {"input": [{"role": "user", "content": "hi"}, call, result]},
+        {"input": [HI, call, result]},
         {"input": [result], "previous_response_id": whole["id"]},
     ):
         await ask(service, asked | more)

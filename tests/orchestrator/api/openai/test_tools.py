@@ -11,17 +11,14 @@ import pytest
 from orchestrator.api.http.outputs import format_of
 from protocol import FinishReason
 from tests.orchestrator.api.asking import CHAT, answer_of, chunks_of
-from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, SCHEMA, prompt_of, says
+from tests.orchestrator.api.tools import ARGUMENTS, CALL, CARD, FUNCTION, prompt_of, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import openai
 
 PATH = "/v1/chat/completions"
-TOOL: Any = {
-    "type": "function",
-    "function": {"name": "get_weather", "description": "Now.", "parameters": SCHEMA},
-}
+TOOL: Any = {"type": "function", "function": FUNCTION}
 ASK: Any = CHAT | {"max_tokens": 512, "tools": [TOOL]}
 
 
@@ -104,6 +101,10 @@ async def test_markers_that_are_special_tokens(
     assert call["function"]["arguments"] == ARGUMENTS
 
 
+USER = {"role": "user", "content": "x"}
+CALLED = {"function": {"name": "f"}}
+
+
 @for_each(
     ("change", "param"),
     [
@@ -123,14 +124,7 @@ async def test_markers_that_are_special_tokens(
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
-        (
-            {
-                "messages": [
-                    {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}
-                ]
-            },
-            "messages[0].tool_calls",
-        ),
+        ({"messages": [USER | {"tool_calls": [CALLED]}]}, "messages[0].tool_calls"),
     ],
 )
 async def test_what_is_wrong_with_tools_is_told(
@@ -226,7 +220,7 @@ async def test_a_call_that_must_be_made(
 
 
 async def test_strict_tools(service: Service, worker: FakeWorker) -> None:
-    strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+    strict = {"type": "function", "function": FUNCTION | {"strict": True}}
     await answer_of(service, PATH, ASK | {"tools": [strict]})
     grammar = worker.submits[-1].grammar
     assert grammar is not None and grammar.kind == "structural_tag"
