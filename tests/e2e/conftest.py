@@ -2,6 +2,8 @@
 timing-free fault tests (a generation that lasts as long as a test wants). They end with the last of
 them, and not with the session: idle Tritons take a share of the processor too."""
 
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.support.processes import eventually
+from tests.support.processes import Marked, eventually
 from tests.support.stack import Orchestrator, Triton, running, started
 from tests.support.triton_models import write_slow_model
 
@@ -96,6 +98,16 @@ def slots() -> Iterator[Triton]:
     triton = Triton(model="slot", **sizes, **{"clips.render.queue.MOST_WAITING": 200})
     with started(triton):
         yield triton
+
+
+@pytest.fixture
+def marks() -> Iterator[list[Marked]]:
+    """Every process of these is killed in the end, so that a failed test leaves none either."""
+    marks: list[Marked] = []
+    yield marks
+    for marked in marks:
+        for pid in marked.pids():
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

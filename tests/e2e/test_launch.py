@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class Up:
 
     def __init__(
         self,
+        marks: list[Marked],
         tmp_path: Path,
         *arguments: str,
         wrapper: tuple[str, ...] = (),
@@ -45,6 +46,7 @@ class Up:
     ) -> None:
         """``made_in``: a checkout in which ``make demo`` runs it."""
         self.marked = Marked()
+        marks.append(self.marked)
         self._state_file = tmp_path / "state.json"
         self._output = tmp_path / "output"
         words = ["--state-file", str(self._state_file), *arguments]
@@ -139,16 +141,6 @@ class Up:
         return self._state_file.exists() or self.process.poll() is not None
 
 
-@pytest.fixture
-def marks() -> Iterator[list[Marked]]:
-    """Every process of these is killed in the end, so that a failed test leaves none either."""
-    marks: list[Marked] = []
-    yield marks
-    for marked in marks:
-        for pid in marked.pids():
-            os.kill(pid, signal.SIGKILL)
-
-
 def lay_out(checkout: Path) -> None:
     """A checkout that is set up, with everything but most of the tests."""
     for part in (
@@ -200,13 +192,13 @@ def test_a_checkout_and_a_model_may_lie_anywhere(tmp_path: Path, marks: list[Mar
     # As the kernel would run it, had pip written it there.
     assert "It can serve" in runs(".venv/bin/python", ".venv/bin/tidegate", "doctor", "--port", "0")
     up = Up(
+        marks,
         checkout,
         *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
         *("--model", str(model), "--engine", "synthetic-paced"),
         made_in=checkout,
         env=env,
     )
-    marks.append(up.marked)
     assert up.generates("modèle ü")
     up.end(signal.SIGTERM, "modèle ü")
 
@@ -218,8 +210,7 @@ def test_who_is_killed_takes_everything_along(
     """The launcher, or the process that started it and that it is to follow."""
     wrapper = (sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])")
     options = ["--follow-parent"] if follows else []
-    up = Up(tmp_path, *PACED, *options, wrapper=wrapper if follows else ())
-    marks.append(up.marked)
+    up = Up(marks, tmp_path, *PACED, *options, wrapper=wrapper if follows else ())
     with up.stream(max_tokens=1000) as response:
         response.readline()
         up.process.kill()
@@ -229,8 +220,7 @@ def test_who_is_killed_takes_everything_along(
 
 def test_what_is_killed_comes_back_until_ctrl_c(tmp_path: Path, marks: list[Marked]) -> None:
     """Each half is started again on its ports; its shared memory of before is gone."""
-    up = Up(tmp_path, *PACED)
-    marks.append(up.marked)
+    up = Up(marks, tmp_path, *PACED)
     assert up.generates()
     url = up.state["url"]
     journal = journal_file(state_dir(), "127.0.0.1", int(str(url).rpartition(":")[2]))
@@ -262,8 +252,7 @@ def test_two_instances_serve_beside_each_other_until_the_terminal_goes(
 ) -> None:
     """On IPv6, where this machine has it."""
     host, at = ("::1", "[::1]") if is_free("::1", 0) else ("127.0.0.1",) * 2
-    up = Up(tmp_path, *PACED, "--instances", "2", "--host", host, "--triton-host", host)
-    marks.append(up.marked)
+    up = Up(marks, tmp_path, *PACED, "--instances", "2", "--host", host, "--triton-host", host)
     assert up.state["url"].startswith(f"http://{at}:")
     assert [each["name"] for each in up.state["instances"]] == ["triton-0", "triton-1"]
     assert up.generates()

@@ -142,14 +142,13 @@ class Load:
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[Pool]:
+def pool(tmp_path: Path, marks: list[Marked]) -> Iterator[Pool]:
     pool = Pool(tmp_path)
+    marks.append(pool.marked)
     yield pool
     if pool.manager is not None and pool.manager.poll() is None:
         pool.manager.kill()
         pool.manager.wait()
-    for pid in pool.marked.pids():
-        os.kill(pid, signal.SIGKILL)
 
 
 def test_pv1_a_pool_keeps_serving_whatever_is_killed_added_or_removed(pool: Pool) -> None:

@@ -15,21 +15,13 @@ class Forecast(BaseModel):
     days: int = Field(ge=1, le=7)
 
 
-def _create(url: str, mode: instructor.Mode) -> Forecast:
-    client = instructor.from_openai(
-        openai.OpenAI(base_url=f"{url}/v1", api_key="unused"), mode=mode
-    )
-    return client.chat.completions.create(
-        model=MODEL, messages=HELLO, response_model=Forecast, max_retries=0, max_tokens=200
-    )
-
-
-def check_tools(url: str) -> None:
-    assert _create(url, instructor.Mode.TOOLS).days < 8
-
-
-def check_json_schema(url: str) -> None:
-    assert _create(url, instructor.Mode.JSON_SCHEMA).days < 8
+def check_tools_and_json_schema(url: str) -> None:
+    plain = openai.OpenAI(base_url=f"{url}/v1", api_key="unused")
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+        found = instructor.from_openai(plain, mode=mode).chat.completions.create(
+            model=MODEL, messages=HELLO, response_model=Forecast, max_retries=0, max_tokens=200
+        )
+        assert found.days < 8
 
 
 run(globals())

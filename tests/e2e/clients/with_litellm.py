@@ -34,14 +34,10 @@ def check_stream(url: str) -> None:
     assert text == litellm.completion(**_asked(url)).choices[0].message.content
 
 
-def check_as_vllm(url: str) -> None:
-    asked = _asked(url, model=f"hosted_vllm/{MODEL}")
-    assert litellm.completion(**asked).choices[0].message.content
-
-
-def check_as_anthropic(url: str) -> None:
-    asked = _asked(url, model=f"anthropic/{MODEL}", api_base=url)
-    assert litellm.completion(**asked).choices[0].message.content
+def check_as_vllm_and_as_anthropic(url: str) -> None:
+    for provider, base in (("hosted_vllm", f"{url}/v1"), ("anthropic", url)):
+        asked = _asked(url, model=f"{provider}/{MODEL}", api_base=base)
+        assert litellm.completion(**asked).choices[0].message.content
 
 
 def check_responses(url: str) -> None:
