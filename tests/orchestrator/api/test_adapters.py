@@ -17,9 +17,9 @@ async def worker(make_worker: MakeWorker) -> FakeWorker:
 
 async def answered(service: Service, model: str) -> tuple[int, str]:
     """Status and the model that the answer names; for an error, what it says."""
-    async with service.http.post("/v1/chat/completions", json=CHAT | {"model": model}) as response:
-        body = await response.json()
-    return response.status, body.get("model") or body["error"]["message"]
+    path = "/v1/chat/completions"
+    status, body = await service.answer("POST", path, json=CHAT | {"model": model})
+    return status, body.get("model") or body["error"]["message"]
 
 
 async def test_each_name_is_served_and_listed(service: Service, worker: FakeWorker) -> None:

@@ -109,30 +109,17 @@ async def test_images_reach_the_worker_with_their_tokens(
 
 USED = {"type": "tool_use", "id": "c1", "name": "f"}
 RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": [text("r"), base64_of(CAT)]}
-RESULTS: list[tuple[str, str, list[dict[str, Any]]]] = [
-    (
-        CHAT,
-        "messages",
-        [
-            {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f"}}]},
-            {"role": "tool", "tool_call_id": "c1", "content": [text("r"), image_url(url(CAT))]},
-        ],
-    ),
-    (
-        RESPONSES,
-        "input",
-        [
-            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "c1"}
-            | {"output": [text("r"), input_image(url(CAT))]},
-        ],
-    ),
-    (
-        MESSAGES,
-        "messages",
-        [{"role": "assistant", "content": [USED]}, {"role": "user", "content": [RESULT]}],
-    ),
+BLOCKS = [{"role": "assistant", "content": [USED]}, {"role": "user", "content": [RESULT]}]
+TURNS = [
+    {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f"}}]},
+    {"role": "tool", "tool_call_id": "c1", "content": [text("r"), image_url(url(CAT))]},
 ]
+OUTPUT = {"output": [text("r"), input_image(url(CAT))]}
+ITEMS = [
+    {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1"} | OUTPUT,
+]
+RESULTS = [(CHAT, "messages", TURNS), (RESPONSES, "input", ITEMS), (MESSAGES, "messages", BLOCKS)]
 
 
 @for_each(("path", "field", "turns"), RESULTS)

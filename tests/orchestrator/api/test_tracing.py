@@ -38,9 +38,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 async def complete(service: Service, flags: str = "01", **changes: object) -> int:
     headers = {"traceparent": f"00-{TRACE}-{CALLER}-{flags}", "X-Correlation-Id": "mine"}
     url = "/v1/completions?what=hidden"
-    async with service.http.post(url, json=BODY | changes, headers=headers) as response:
-        await response.read()
-        return response.status
+    return (await service.answer("POST", url, json=BODY | changes, headers=headers))[0]
 
 
 def tree(spans: Any) -> dict[str, str]:

@@ -208,13 +208,10 @@ async def test_what_is_not_served_says_what_is(service: Service, sdk: openai.Asy
     with pytest.raises(openai.APIStatusError, match="/v1/tokenize counts"):
         await sdk.responses.input_tokens.count(input="hi")
     for query in ("stream=true", "starting_after=1"):
-        async with service.http.get(f"/v1/responses/{name}?{query}") as response:
-            error = (await response.json())["error"]
-        assert (response.status, error["param"]) == (400, query.partition("=")[0])
-        assert "/v2/tasks" in error["message"]
-    async with service.http.post("/v1/messages/batches", json={}) as response:
-        error = (await response.json())["error"]
-    assert response.status == 404 and "/v1/batches" in error["message"]
+        error = (await service.ask("GET", f"/v1/responses/{name}?{query}", 400))["error"]
+        assert error["param"] == query.partition("=")[0] and "/v2/tasks" in error["message"]
+    error = await service.refused(404, "/v1/messages/batches", json={})
+    assert "/v1/batches" in error["message"]
 
 
 async def test_bad_input_is_told_what_was_wrong(service: Service, worker: FakeWorker) -> None:
