@@ -30,6 +30,11 @@ class Faults:
     endless_redirect: bool = False
 
 
+def not_found(what: str, code: str) -> web.Response:
+    error = {"error": f"{what} not found"}
+    return web.json_response(error, status=404, headers={"X-Error-Code": code})
+
+
 class Hub:
     """``files`` of one repository, ``org/model``. What is large is told as LFS tells it."""
 
@@ -58,17 +63,9 @@ class Hub:
 
     async def _info(self, request: web.Request) -> web.Response:
         if request.match_info["name"] != "model":
-            return web.json_response(
-                {"error": "Repository not found"},
-                status=404,
-                headers={"X-Error-Code": "RepoNotFound"},
-            )
+            return not_found("Repository", "RepoNotFound")
         if request.match_info.get("revision", "main") not in ("main", COMMIT):
-            return web.json_response(
-                {"error": "Revision not found"},
-                status=404,
-                headers={"X-Error-Code": "RevisionNotFound"},
-            )
+            return not_found("Revision", "RevisionNotFound")
         siblings = []
         for path, content in self.files.items():
             git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()

@@ -16,6 +16,8 @@ from orchestrator.errors import BodyTooSlow, InvalidRequest, NoCapacity
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker
 
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+PART = b'{"prompt": "' + b"x" * 60000
 TASK = b'{"prompt": "x", "max_tokens": 1}'
 
 
@@ -68,27 +70,18 @@ TestBooks.settings = settings(max_examples=15, stateful_step_count=20, deadline=
 # ── over HTTP ────────────────────────────────────────────────────────────────────────────────
 
 
-def head(length: int) -> bytes:
-    return (
+async def begin(service: Service, length: int, data: bytes) -> Client:
+    """A client of a body of ``length`` bytes that has sent its beginning."""
+    reader, writer = await asyncio.open_connection(*service.runner.addresses[0][:2])
+    writer.write(
         b"POST /v2/tasks HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n" % length
+        b"Content-Length: %d\r\n\r\n%s" % (length, data)
     )
+    return reader, writer
 
 
-class Sender:
-    """A client that sends a body of ``length`` bytes in parts."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    @classmethod
-    async def begin(cls, service: Service, length: int, part: int) -> "Sender":
-        self = cls(*await asyncio.open_connection(*service.runner.addresses[0][:2]))
-        self.writer.write(head(length) + b'{"prompt": "' + b"x" * part)
-        return self
-
-    async def answer(self) -> bytes:
-        return await self.reader.readuntil(b"\r\n\r\n")
+async def answer_to(client: Client) -> bytes:
+    return await client[0].readuntil(b"\r\n\r\n")
 
 
 async def test_bodies_that_never_end_take_no_more_than_the_budget(
@@ -97,8 +90,8 @@ async def test_bodies_that_never_end_take_no_more_than_the_budget(
     service = await make_service(worker, http__max_body_bytes=65536)
     budget = service.runner.app[BODIES]
     budget.most_bytes = 4 * 65536
-    large = [await Sender.begin(service, 65536, 60000) for _ in range(12)]
-    answers = [asyncio.create_task(sender.answer()) for sender in large]
+    large = [await begin(service, 65536, PART) for _ in range(12)]
+    answers = [asyncio.create_task(answer_to(client)) for client in large]
     await service.until(lambda: sum(answer.done() for answer in answers) >= 8)
     assert budget.total_bytes <= budget.most_bytes
     refused = next(answer.result() for answer in answers if answer.done())
@@ -109,8 +102,8 @@ async def test_bodies_that_never_end_take_no_more_than_the_budget(
     await service.ask(
         "POST", "/v2/tasks", 202, data=TASK, headers={"Content-Type": "application/json"}
     )
-    for sender in large:
-        sender.writer.close()
+    for _, writer in large:
+        writer.close()
     await service.until(lambda: budget.total_bytes == 0)
     await asyncio.gather(*answers, return_exceptions=True)
     labels = {"status": "503", "code": "no_capacity"}
@@ -136,14 +129,13 @@ async def test_the_room_is_given_back_however_it_ends(
     service = await make_service(worker, http__max_body_bytes=65536)
     budget = service.runner.app[BODIES]
     length = 200 if end == "refused" else 65536 if end != "served" else len(TASK)
-    sender = Sender(*await asyncio.open_connection(*service.runner.addresses[0][:2]))
-    sender.writer.write(head(length) + (b"{" * 200 if end == "refused" else TASK))
+    client = await begin(service, length, b"{" * 200 if end == "refused" else TASK)
     if end == "client gone":
         await service.until(lambda: budget.total_bytes > 0)
     else:
         status = {"refused": b"400", "too slow": b"408", "served": b"202"}[end]
-        assert (await sender.answer()).startswith(b"HTTP/1.1 " + status)
-    sender.writer.close()
+        assert (await answer_to(client)).startswith(b"HTTP/1.1 " + status)
+    client[1].close()
     await service.until(lambda: budget.total_bytes == 0)
 
 
@@ -159,7 +151,7 @@ async def test_what_nobody_reads_is_not_buffered_beside_the_budget(
         raise InvalidRequest("not read")
 
     monkeypatch.setattr("orchestrator.api.native.routes.read_body", stand_still)
-    sender = await Sender.begin(service, 4_000_000, 3_000_000)
-    assert (await sender.answer()).startswith(b"HTTP/1.1 400 ")
+    client = await begin(service, 4_000_000, 50 * PART)
+    assert (await answer_to(client)).startswith(b"HTTP/1.1 400 ")
     assert held[0] <= 2 * READ_BUFFER_BYTES + 2**18
-    sender.writer.close()
+    client[1].close()

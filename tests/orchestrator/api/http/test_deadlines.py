@@ -113,9 +113,12 @@ async def test_dl5_missed_mid_stream_is_a_terminal_error_event(
     await worker.until(lambda: not worker.running)
 
 
-@pytest.mark.parametrize(
-    ("part", "body"), [("", {"deadline_ms": 20_000}), ("first_token", {"first_token_ms": 20_000})]
+EITHER = pytest.mark.parametrize(
+    ("part", "body"), [("", {"deadline_ms": 60_000}), ("first_token", {"first_token_ms": 60_000})]
 )
+
+
+@EITHER
 async def test_dl8_what_expires_in_the_queue_never_leaves_it(
     make_worker: MakeWorker, make_service: MakeService, part: str, body: dict[str, Any]
 ) -> None:
@@ -128,7 +131,7 @@ async def test_dl8_what_expires_in_the_queue_never_leaves_it(
     await worker.until(lambda: worker.running == 1)
     asking = asyncio.create_task(service.http.post("/v1/completions", json=TEXT | body))
     await service.until(lambda: len(service.orchestrator.queue) == 1)
-    service.leap(21)
+    service.leap(61)
     async with await asking as response:
         error = (await response.json())["error"]
         assert_exceeded(response.status, response.headers, error)
@@ -155,9 +158,7 @@ def stuck(service: Service) -> tuple[threading.Event, threading.Event]:
     return begun, gate
 
 
-@pytest.mark.parametrize(
-    ("part", "body"), [("", {"deadline_ms": 60_000}), ("first_token", {"first_token_ms": 60_000})]
-)
+@EITHER
 async def test_a_deadline_that_passes_in_the_tokenizer_ends_the_wait(
     service: Service, worker: FakeWorker, part: str, body: dict[str, Any]
 ) -> None:

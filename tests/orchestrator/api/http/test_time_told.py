@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator.prompts.time_left import with_time_left
 from orchestrator.tasks.job import Chat, Message
+from tests.orchestrator.api.asking import TEXT
 from tests.orchestrator.api.tools import CARD, SCHEMA, prompt_of, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.tasks.test_runs import Bench
@@ -64,11 +65,10 @@ async def test_what_is_no_share_or_no_chat_is_refused_and_a_key_may_have_it_by_d
     for more, field in (({"wind_down": 1.5}, "wind_down"), ({"tools_until": -1}, "tools_until")):
         answer = await service.ask("POST", PATH, 400, json=ASK | more, headers=own)
         assert answer["error"]["param"] == field
-    plain = {"model": "fake", "prompt": "hi", "max_tokens": 4}
-    told = plain | {"tell_time": True}
+    told = TEXT | {"tell_time": True}
     answer = await service.ask("POST", "/v1/completions", 400, json=told, headers=own)
     assert answer["error"]["param"] == "tell_time"
-    await service.ask("POST", "/v1/completions", json=plain, headers=own)
+    await service.ask("POST", "/v1/completions", json=TEXT, headers=own)
     await service.ask("POST", PATH, json=ASK, headers=own)
     assert prompt_of(service, worker).endswith(LEFT)
 

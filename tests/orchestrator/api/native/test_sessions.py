@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from orchestrator.sessions import store
 from orchestrator.sessions.extension import SessionRoom
 from protocol import Submit
+from tests.orchestrator.api.asking import CHAT
 from tests.orchestrator.conftest import MakeService, Service, bearer
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan, tokenizer_json
@@ -250,9 +251,8 @@ async def test_one_deadline_for_a_run_of_calls(service: Service, worker: FakeWor
     worker.submits.clear()
     headers = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-00"}
     first = {"X-Chain-Calls-Left": "1", "X-Timeout-Ms": "20000"}
-    chat = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
     for path, more in (("/v1/chat/completions", first), ("/v1/messages", {})):
-        await service.ask("POST", path, 200, 201, 202, json=chat, headers=headers | more)
+        await service.ask("POST", path, 200, 201, 202, json=CHAT, headers=headers | more)
     assert shares(worker) == [0.5, None]
     assert worker.submits[1].budget_ms <= 20_000
 

@@ -182,13 +182,12 @@ async def test_wk9_how_long_a_session_is_kept_reaches_the_worker(
     worker: FakeWorker, service: Service
 ) -> None:
     """In the body or by header, in every dialect; half a minute where it is not stated."""
-    chat = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
     for path, body, headers in (
         ("/v2/tasks", ASK, {}),
         ("/v2/tasks", ASK | {"session_id": "s"}, {}),
         ("/v2/tasks", ASK | {"session_id": "s", "idle_keep_s": 0}, {}),
-        ("/v1/chat/completions", chat | {"idle_keep_s": 60}, {"X-Session-Id": "s"}),
-        ("/v1/messages", chat, {"X-Session-Id": "s"}),
+        ("/v1/chat/completions", CHAT | {"idle_keep_s": 60}, {"X-Session-Id": "s"}),
+        ("/v1/messages", CHAT, {"X-Session-Id": "s"}),
     ):
         await service.ask("POST", path, 200, 201, 202, json=body, headers=headers)
         await worker.until(lambda: not worker.running)

@@ -1,9 +1,10 @@
 """What vLLM's clients tell a chat template, and ``tokenize`` and ``detokenize`` (OR-3)."""
 
-import json
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from tests.orchestrator.api.asking import CHAT, answer_of
 from tests.orchestrator.api.tools import prompt_of
@@ -123,17 +124,11 @@ async def test_tokens_of_a_chat_are_those_of_its_request(
 async def test_with_and_without_the_tokenizers_own(
     make_service: MakeService, make_worker: Any
 ) -> None:
-    tokenizer = json.loads(tokenizer_json())
-    tokenizer["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [
-            {"SpecialToken": {"id": "<|bos|>", "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}},
-        ],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
-        "special_tokens": {"<|bos|>": {"id": "<|bos|>", "ids": [0], "tokens": ["<|bos|>"]}},
-    }
-    worker = await make_worker(tokenizer_json=json.dumps(tokenizer).encode())
+    tokenizer = Tokenizer.from_buffer(tokenizer_json())
+    tokenizer.post_processor = TemplateProcessing(
+        single="<|bos|> $A", special_tokens=[("<|bos|>", 0)]
+    )
+    worker = await make_worker(tokenizer_json=tokenizer.to_str().encode())
     service = await make_service(worker)
     whole = (await answer_of(service, "/tokenize", {"prompt": "hi"}))["tokens"]
     bare = await answer_of(service, "/tokenize", {"prompt": "hi", "add_special_tokens": False})
