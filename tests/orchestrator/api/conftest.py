@@ -1,4 +1,4 @@
-"""The orchestrator as a process of its own, and OpenAI's SDK, unmodified, in front of one."""
+"""The orchestrator as a process of its own, and the official SDKs, unmodified."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.orchestrator.conftest import Service
-from tests.support.lazy import openai
+from tests.support.lazy import anthropic, openai
 
 
 @pytest.fixture
@@ -20,6 +20,15 @@ async def sdk(service: Service) -> AsyncIterator[openai.AsyncOpenAI]:
     # It reads certificates when it is made, which would block the loop.
     client = await asyncio.to_thread(
         lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x")
+    )
+    async with client:
+        yield client
+
+
+@pytest.fixture
+async def claude(service: Service) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    client = await asyncio.to_thread(
+        lambda: anthropic.AsyncAnthropic(base_url=service.url, api_key="x")
     )
     async with client:
         yield client

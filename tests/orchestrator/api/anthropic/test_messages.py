@@ -40,9 +40,9 @@ async def events_of(service: Service, body: dict[str, Any]) -> list[Event]:
     return events
 
 
-async def test_a_message_with_the_sdk(worker: FakeWorker, sdk: anthropic.AsyncAnthropic) -> None:
+async def test_a_message_with_the_sdk(worker: FakeWorker, claude: anthropic.AsyncAnthropic) -> None:
     worker.plan = lambda submit: Plan(cached=5)
-    message = await sdk.messages.create(**HI)
+    message = await claude.messages.create(**HI)
     assert (message.type, message.role, message.model) == ("message", "assistant", "fake")
     assert [(block.type, block.text) for block in message.content] == [("text", "w0 w1 w2 w3 ")]
     assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
@@ -139,11 +139,11 @@ async def test_what_a_prompt_is_made_of(service: Service, worker: FakeWorker) ->
 
 
 async def test_tokens_are_counted_as_they_are_computed(
-    service: Service, worker: FakeWorker, sdk: anthropic.AsyncAnthropic
+    service: Service, worker: FakeWorker, claude: anthropic.AsyncAnthropic
 ) -> None:
     asked = {key: HI[key] for key in ("model", "messages")} | {"system": "s"}
-    counted = await sdk.messages.count_tokens(**asked)
-    message = await sdk.messages.create(**HI, system="s")
+    counted = await claude.messages.count_tokens(**asked)
+    message = await claude.messages.create(**HI, system="s")
     assert counted.input_tokens == message.usage.input_tokens == 9
     long = {"role": "user", "content": "x" * 4000}
     status, error = await error_of(
@@ -181,10 +181,10 @@ async def test_bad_input_is_told_what_was_wrong(
 
 
 async def test_errors_are_anthropics(
-    service: Service, worker: FakeWorker, sdk: anthropic.AsyncAnthropic
+    service: Service, worker: FakeWorker, claude: anthropic.AsyncAnthropic
 ) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
-        await sdk.messages.create(**HI | {"model": "none"})
+        await claude.messages.create(**HI | {"model": "none"})
     assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
     assert missing.value.request_id
     status, error = await error_of(service, {}, "/v1/messages/none")
@@ -199,7 +199,7 @@ async def test_errors_are_anthropics(
 
 
 async def test_overload_is_529_and_tried_again(
-    service: Service, worker: FakeWorker, sdk: anthropic.AsyncAnthropic
+    service: Service, worker: FakeWorker, claude: anthropic.AsyncAnthropic
 ) -> None:
     full = worker.does(Plan(refuse=(Code.QUEUE_FULL, "full")))
     status, error = await error_of(service, HI)
@@ -210,7 +210,7 @@ async def test_overload_is_529_and_tried_again(
 
     assert refused() == 1
     worker.plan = lambda submit: Plan() if refused() > 1 else full
-    assert (await sdk.messages.create(**HI)).stop_reason == "max_tokens"
+    assert (await claude.messages.create(**HI)).stop_reason == "max_tokens"
     assert refused() == 2
 
 

@@ -24,10 +24,10 @@ async def worker(make_worker: MakeWorker) -> FakeWorker:
     return await make_worker(**CARD)
 
 
-async def test_calls_with_the_sdk(worker: FakeWorker, sdk: anthropic.AsyncAnthropic) -> None:
+async def test_calls_with_the_sdk(worker: FakeWorker, claude: anthropic.AsyncAnthropic) -> None:
     worker.plan = lambda submit: says(f"<think>Hm.</think>\nLet me see.\n{CALL}")
-    message = await sdk.messages.create(**ASK)
-    async with sdk.messages.stream(**ASK) as stream:
+    message = await claude.messages.create(**ASK)
+    async with claude.messages.stream(**ASK) as stream:
         streamed = await stream.get_final_message()
     for answer in (message, streamed):
         thought, text, call = answer.content
