@@ -99,7 +99,8 @@ if redis.call('EXISTS', KEYS[1]) == 1 then return {} end
 local claimed = {}
 for _, id in ipairs(redis.call('SPOP', KEYS[2], ARGV[3])) do
   local task = ARGV[4] .. id
-  if redis.call('HEXISTS', task, 'request') == 1 then
+  -- A record of another type must not lose the other ids, which are no longer in the set.
+  if redis.pcall('HEXISTS', task, 'request') == 1 then
     redis.call('HSET', task, 'owner', ARGV[2])
     redis.call('SADD', KEYS[3], id)
     claimed[#claimed + 1] = id

@@ -99,11 +99,14 @@ class Takeover:
             for task_id in ids:
                 pipe.hgetall(names.task(task_id))
                 pipe.lrange(names.tokens(task_id), 0, -1)
-            answers = await pipe.execute()
+            answers = await pipe.execute(raise_on_error=False)
         found = []
         for at, task_id in enumerate(ids):
+            own = answers[2 * at : 2 * at + 2]
             try:
-                found.append(self._tasks.claimed(task_id, *answers[2 * at : 2 * at + 2]))
+                if odd := [each for each in own if isinstance(each, Exception)]:
+                    raise msgspec.DecodeError(f"its record has another type: {odd[0]}")
+                found.append(self._tasks.claimed(task_id, *own))
             except msgspec.DecodeError:
                 service_log.exception(
                     "cannot read a task of another orchestrator", extra=fields(task_id=task_id)

@@ -79,6 +79,23 @@ async def test_a_task_whose_record_is_damaged_in_the_store_is_said_to_be_gone(
     await one.ask("GET", f"/v2/tasks/{32 * '0'}", 410)
 
 
+async def test_a_record_of_another_type_keeps_no_task_from_being_taken_on(
+    sharing: Sharing, worker: FakeWorker
+) -> None:
+    one, two = await sharing.members(worker)
+    task_id = await running(one, worker)
+    names, odd = state_of(one).tasks.names, ["0" * 32, "1" * 32]
+    async with sharing.store.client() as client:
+        await client.sadd(names.held(state_of(one).tasks.tag), *odd)
+        await client.set(names.task(odd[0]), "?")
+        await client.hset(names.task(odd[1]), "request", "")
+        await client.set(names.tokens(odd[1]), "?")
+    worker.plan = lambda job: speaking(two, shift=0)
+    freeze(one)
+    await two.until(lambda: state_of(two).taken == 1)
+    assert (await events_of(two, task_id))[-1].event == "end"
+
+
 async def test_a_task_that_is_being_taken_on_is_not_said_to_be_gone(
     sharing: Sharing, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
