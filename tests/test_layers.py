@@ -60,7 +60,7 @@ def test_each_upward_import_is_found(tmp_path: Path) -> None:
 
 
 class Class(NamedTuple):
-    """A class of a module, and how many arguments its constructor takes beside ``self``."""
+    """A class of a module, and how many arguments its constructor takes in addition to ``self``."""
 
     name: str
     place: str

@@ -1,4 +1,4 @@
-"""Where state goes: beside a checkout, and never into an installed package."""
+"""Where state goes: next to a checkout, and never into an installed package."""
 
 from pathlib import Path
 

@@ -28,7 +28,7 @@ def ask(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Ask:
-    """Run a command beside the service; its exit status, stdout and stderr."""
+    """Run a command next to the service; its exit status, stdout and stderr."""
     keep_operators_key(service, tmp_path)
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
     monkeypatch.setenv("TIDEGATE_URL", service.url)
@@ -224,7 +224,7 @@ async def test_or25_without_the_operators_key_a_command_says_where_it_is(
     assert "the operators' key" in err and "TIDEGATE_HOME/operator" in err
 
 
-async def test_or14_settings_are_read_anew(ask: Ask, service: Service) -> None:
+async def test_or14_settings_are_read_again(ask: Ask, service: Service) -> None:
     assert await ask("reload") == (0, "changed: nothing\n", "")
     changed = service.parts.settings.model_copy(
         update={"queue": QueueSettings(max_waiting=7), "port": 1}

@@ -59,7 +59,7 @@ def test_needs_nothing_but_its_http_and_json_libraries() -> None:
 
 
 def test_what_serves_is_importable_only_where_it_serves(tmp_path: Path) -> None:
-    """Names such as ``worker`` belong to whoever uses the client."""
+    """Names such as ``worker`` belong to the client's users."""
     probe = "import importlib.util as u, tidegate; print(u.find_spec('orchestrator'))"
     assert python("-c", probe, cwd=tmp_path).stdout == "None\n"
 

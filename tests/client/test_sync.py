@@ -1,4 +1,4 @@
-"""The client for plain code, in a thread beside a real orchestrator's loop."""
+"""The client for plain code, in a thread next to a real orchestrator's loop."""
 
 import asyncio
 import signal

@@ -37,7 +37,7 @@ TRIGGERS = {"cpu": {"value"}, "prometheus": {"serverAddress", "query", "threshol
 """Fields of KEDA's triggers, by type."""
 SECRET_KEYS = {"token", "admin-token", "lane-token", "plain-token", "valkey-password"}
 LAUNCHER = {"TIDEGATE_LANES__TOKEN"}
-"""Variables that the launcher of a worker reads, besides the worker's own."""
+"""Variables that the launcher of a worker reads, in addition to the worker's own."""
 
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 

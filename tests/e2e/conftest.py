@@ -91,7 +91,7 @@ def paced() -> Iterator[Stack]:
 
 @pytest.fixture(scope="package")
 def slots() -> Iterator[Triton]:
-    """The slot model on the CPU, without a text model beside it."""
+    """The slot model on the CPU, without a text model next to it."""
     pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
     pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
     sizes = {"size": 96, "seconds": 6, "buffer_s": 0.2, "slots": 2}

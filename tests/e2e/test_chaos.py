@@ -38,7 +38,7 @@ async def test_every_request_is_accounted_for_though_an_orchestrator_dies(paced:
     assert {kind for counts in ledger.outcomes.values() for kind, _ in counts} == set(KINDS)
 
 
-async def test_or17_a_fleet_ends_each_durable_task_once_whoever_is_killed() -> None:
+async def test_or17_a_fleet_ends_each_durable_task_once_who_is_killed() -> None:
     """Three orchestrators, two Tritons, a store: one of each is killed."""
     program = store_program()
     if program is None:

@@ -247,7 +247,7 @@ def test_what_is_killed_comes_back_until_ctrl_c(tmp_path: Path, marks: list[Mark
     assert not list(journal.parent.glob(f"{journal.name}*"))  # at a port that nobody asks again
 
 
-def test_two_instances_serve_beside_each_other_until_the_terminal_goes(
+def test_two_instances_serve_next_to_each_other_until_the_terminal_goes(
     tmp_path: Path, marks: list[Marked]
 ) -> None:
     """On IPv6, where this machine has it."""

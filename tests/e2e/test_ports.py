@@ -1,4 +1,4 @@
-"""Triton's own ports, as a stranger finds them; and a model loaded anew under a running service."""
+"""Triton's own ports, as strangers find them; and a model loaded again under a running service."""
 
 import shutil
 from collections.abc import Iterator
@@ -98,7 +98,7 @@ def test_nobody_unloads_a_model_or_has_triton_write_files(guarded: Stack) -> Non
     assert generates(guarded)
 
 
-def test_a_model_loaded_anew_serves_and_the_old_one_lets_go(tmp_path: Path) -> None:
+def test_a_model_loaded_again_serves_and_the_old_one_lets_go(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     shutil.copytree(MODEL_REPOSITORY, repository)
     triton = Triton(repository=repository, is_locked=False, engine="synthetic-paced")

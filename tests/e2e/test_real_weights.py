@@ -1,5 +1,5 @@
-"""A real chat model, fetched from PyPI: SmolLM2-135M-Instruct in float32, beside what transformers
-said (``smollm2.json``)."""
+"""A real chat model, fetched from PyPI: SmolLM2-135M-Instruct in float32, compared with
+what transformers said (``smollm2.json``)."""
 
 import asyncio
 import json

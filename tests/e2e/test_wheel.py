@@ -61,7 +61,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of an environment that has the wheel, and what it depends on: our own, borrowed by a path,
     which leaves out the editable install of the checkout. Without numba, an extra, whose machine
-    code would be made anew for this place."""
+    code would be made again for this place."""
     environment = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = environment / "bin" / "python"

@@ -58,7 +58,7 @@ def on_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     with blockbuster_ctx() as blockbuster, pytest.MonkeyPatch.context() as patch:
-        # Whoever drops the last gRPC channel waits for gRPC's own thread, wherever that happens.
+        # The code that drops the last gRPC channel waits for gRPC's own thread.
         blockbuster.functions["threading.Lock.acquire"].can_block_in("threading.py", "join")
         patch.setattr(reconnector, "FIRST_PAUSE_S", 0.01)
         patch.setattr(reconnector, "LONGEST_PAUSE_S", 0.05)
@@ -71,7 +71,7 @@ OPERATOR = {"Authorization": f"Bearer {OPERATORS_KEY}"}
 
 
 def bearer(token: str) -> dict[str, str]:
-    """Headers of whoever has the token; none where there is none."""
+    """Headers of a client that has the token; none where there is none."""
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 

@@ -1,4 +1,4 @@
-"""Settings and keys are read anew without dropping a stream (SIGHUP, POST /admin/reload)."""
+"""Settings and keys are read again without dropping a stream (SIGHUP, POST /admin/reload)."""
 
 import asyncio
 import os
@@ -86,7 +86,7 @@ async def test_or24_prefixes_are_isolated_from_the_second_key_on(
         assert worker.submits.pop().cache_salt == salt
 
 
-async def test_or6_instances_that_are_listed_anew_come_and_go(
+async def test_or6_instances_that_are_listed_again_come_and_go(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     first, second = await make_worker(), await make_worker()

@@ -1,4 +1,4 @@
-"""TLS and mutual TLS on every way to Triton, beside gRPC's own servers (OR-25)."""
+"""TLS and mutual TLS on every way to Triton, against gRPC's own servers (OR-25)."""
 
 import ast
 import asyncio
@@ -227,7 +227,7 @@ def test_a_pool_has_its_tritons_and_its_orchestrator_speak_it() -> None:
 
 
 def test_no_connection_to_triton_passes_by_the_settings_of_tls() -> None:
-    """gRPC channels are opened in one module, and whoever opens a call or a channel there hands
+    """gRPC channels are opened in one module, and code that opens a call or a channel there hands
     over these settings."""
     root = Path(__file__).parents[2]
     opened = 0

@@ -1,4 +1,4 @@
-"""The benchmark beside peers, its own parts: turns, judgement, skips (PF-3)."""
+"""The benchmark against peers, its own parts: turns, judgement, skips (PF-3)."""
 
 import asyncio
 import os

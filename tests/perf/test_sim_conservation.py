@@ -37,7 +37,7 @@ def chat(at_s: float, length: int, **changes: object) -> SimArrival:
 
 
 @pytest.mark.parametrize("before", [0, pytest.param(12, marks=pytest.mark.slow)])
-def test_dl15_chats_are_met_beside_one_busy_slot_of_64(before: int) -> None:
+def test_dl15_chats_are_met_next_to_one_busy_slot_of_64(before: int) -> None:
     """On a fresh service, and on one that has only seen answers too long for any such deadline;
     whatever a chat wants at its deadline."""
     arrivals = [

@@ -48,7 +48,7 @@ def urgent_ones(ended: SimRun) -> list[SimResult]:
 def test_dl19_urgent_requests_overtake_batch_work_that_fills_every_slot(
     more: int, count: int
 ) -> None:
-    """However much of it waits beside them: nowhere, in the worker only, or in the queue too."""
+    """However much of it waits next to them: nowhere, in the worker only, or in the queue too."""
     arrivals = [batch() for _ in range(SLOTS * count + more)]
     arrivals += [urgent(1.0 + 0.5 * i, 3000.0 + 1400.0 * i) for i in range(6)]
     for result in urgent_ones(run(arrivals, Fleet(SPEC, count))):

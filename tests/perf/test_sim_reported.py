@@ -1,4 +1,4 @@
-"""DL-16 and DL-17 on the simulator: what clients are told, beside what comes of it."""
+"""DL-16 and DL-17 on the simulator: what clients are told, compared with what happens."""
 
 import random
 from dataclasses import replace

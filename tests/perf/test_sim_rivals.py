@@ -59,7 +59,7 @@ def test_qoserve_relegates_once_what_will_miss_and_serves_it_last() -> None:
     late, tight, loose = job(0.2), job(1.0), job(3.0)
     assert policy.pick(0.0, [], [late, loose, tight], 0) == [tight, loose, late]
     assert (late.is_relegated, tight.is_relegated) == (True, False)
-    # A long prompt counts beside the deadline.
+    # A long prompt counts in addition to the deadline.
     long = job(2.9, prompt=2000)
     assert policy.pick(0.0, [], [long, loose], 0) == [loose, long]
 

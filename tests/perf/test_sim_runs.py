@@ -1,4 +1,4 @@
-"""One deadline for a whole run, on the simulator: whoever says what is to come keeps more runs."""
+"""One deadline for a whole run, on the simulator: clients that say what comes keep more runs."""
 
 import pytest
 

@@ -71,7 +71,7 @@ def test_metrics_tell_the_pace_and_what_is_certain() -> None:
     assert prospect.finish_ms(STATED) == pytest.approx(500.0, rel=0.2)
     # 0.8 of the fastest step, for every token that the client insists on.
     assert 300.0 < prospect.least_ms(STATED) <= 400.0
-    told(pod, 0, 10.0)  # another process: its totals begin anew
+    told(pod, 0, 10.0)  # another process: its totals begin again
     assert pod.prospect(4.0).pace == prospect.pace
 
 

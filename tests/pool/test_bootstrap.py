@@ -55,7 +55,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     return commands
 
 
-def test_the_build_backend_first_then_triton_beside_everything_else(commands: Commands) -> None:
+def test_the_build_backend_first_then_triton_next_to_everything_else(commands: Commands) -> None:
     assert bootstrap.main() == 0
     first, *others = commands.installed
     assert first == "setuptools"

@@ -59,7 +59,7 @@ def test_plain_lines_where_nobody_looks() -> None:
 def test_the_operators_key_is_shown_on_a_terminal_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever reads the log of a service manager is not to operate the service."""
+    """A reader of a service manager's log may not operate the service."""
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
     key = keep_key(key_file(tmp_path, "127.0.0.1", 9000))
     assert f"in a browser: http://127.0.0.1:9000/#key={key}\n" in shown(terminal=True)

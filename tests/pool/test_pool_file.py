@@ -167,7 +167,7 @@ def test_one_more_changes_no_other_and_what_an_instance_is_does() -> None:
         assert instances(ONE + "count = 2\n" + change)["a"].digest != before["a"].digest
 
 
-def test_the_orchestrator_beside_has_its_settings() -> None:
+def test_the_orchestrator_on_this_machine_has_its_settings() -> None:
     told = (
         "[orchestrator]\nport = 0\nsettings = { queue.max_waiting = 7, dispatch.pause = false }\n"
     )

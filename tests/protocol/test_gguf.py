@@ -9,7 +9,7 @@ from tests.support.gguf import write_gguf
 from worker.models.folder import model_name
 
 
-def test_a_checkpoint_beside_it_comes_first(tmp_path: Path) -> None:
+def test_a_checkpoint_next_to_it_comes_first(tmp_path: Path) -> None:
     assert is_gguf(tmp_path / "a.gguf") and not is_gguf(tmp_path)
     (tmp_path / "a.gguf").touch()
     assert is_gguf(tmp_path)

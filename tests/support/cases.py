@@ -1,4 +1,4 @@
-"""Many cases in one test, where what costs is the service that each would start anew, or the test
+"""Many cases in one test, where what costs is the service that each would start again, or the test
 itself: each is collected by every process, set up, reported and sent around for 10 ms of CPU."""
 
 import inspect

@@ -1,4 +1,4 @@
-"""Certificates for servers and clients on this machine, made anew for a test run."""
+"""Certificates for servers and clients on this machine, made again for a test run."""
 
 import atexit
 import datetime
@@ -21,7 +21,7 @@ _VALID = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Pair:
-    """A certificate and its key, as files and for whoever signs with them."""
+    """A certificate and its key, as files and for those who sign with them."""
 
     certificate: Path
     key: Path

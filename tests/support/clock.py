@@ -61,7 +61,7 @@ class ManualClock:
 
 
 class LeapTimer:
-    """A timer of a ``LeapingClock``, which arms it anew at every leap."""
+    """A timer of a ``LeapingClock``, which arms it again at every leap."""
 
     def __init__(self, clock: "LeapingClock", when: float, callback: Callable[[], object]) -> None:
         self._clock = clock

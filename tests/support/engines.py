@@ -62,7 +62,7 @@ ENGINES = (
 
 
 class Served:
-    """A worker over an engine, with a lane of its own for whoever asks."""
+    """A worker over an engine, with a lane of its own for each test."""
 
     def __init__(self, case: EngineCase) -> None:
         self.case = case

@@ -77,7 +77,7 @@ class FakeDevice:
         self.fail_next_collect = False
         self.closed = False
         self.not_finite: list[int] = []
-        """Tokens that make a text's numbers NaN, and those of whoever reads a cell of it."""
+        """Tokens that make a text's numbers NaN, and those of the texts that read a cell of it."""
 
     def launch(self, plan: Plan) -> LaunchedFake:
         if self.fail_next_launch:

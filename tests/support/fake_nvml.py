@@ -92,7 +92,7 @@ class FakeNvml(ModuleType):
 
 
 def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    """Whoever imports ``pynvml`` gets it."""
+    """Code that imports ``pynvml`` gets it."""
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     return fake

@@ -34,7 +34,7 @@ class FakeSpec:
 
 @dataclass
 class Server:
-    """Something that runs on the fake machine, whoever watches it."""
+    """Something that runs on the fake machine, watched or not."""
 
     name: str
     digest: str

@@ -1,4 +1,4 @@
-"""A slot model that can be made to fail on demand, beside ``fake_worker``'s text model.
+"""A slot model that can be made to fail on demand, next to ``fake_worker``'s text model.
 
 What a slot does is its ``FakePlan``; by default each stage is begun and done at once.
 """

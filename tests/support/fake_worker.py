@@ -191,7 +191,7 @@ class FakeWorker:
         """Names of the blocks that it holds; None: it reports none."""
         self.describes = 0
         self.generation = 0
-        """How often the model was loaded anew: older lanes live on, and get nothing through."""
+        """How often the model was loaded again: older lanes live on, and get nothing through."""
         self.is_unloaded = False
         """Triton refuses whatever is sent; lanes live on."""
         self.step_ms: float | None = None
@@ -420,7 +420,7 @@ class _FakeLane:
         await self.worker.tell()
 
     async def send(self, **parts: object) -> None:
-        """Write a frame; one that has begun is written to its end, whoever is cancelled."""
+        """Write a frame; one that has begun is written to its end, even if its job is cancelled."""
         if self.worker.silent or self.silent:
             return
         write = asyncio.create_task(self._write(parts))
@@ -537,7 +537,7 @@ class _FakeLane:
             case Drain():
                 await worker.drain()
             case Swap():
-                # On its own: whoever asked may go.
+                # On its own: the asker may leave.
                 worker.swapping = asyncio.create_task(worker.swap(message, self, request_id))
 
     async def _beat(self) -> None:

@@ -1,7 +1,7 @@
 """Writes a Hugging Face checkpoint as GGUF, for tests of what reads such files.
 
 For the architectures that our own engine runs (Llama, Mistral, Qwen2, Qwen3) with a
-``tokenizer.json`` of BPE. The file carries that tokenizer as it is, besides llama.cpp's own form.
+``tokenizer.json`` of BPE. The file carries that tokenizer as it is, and in llama.cpp's own form.
 """
 
 import json
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 _UNUSED, _BYTE = 5, 6
-"""Kinds of tokens, besides those of ``vocabulary``."""
+"""Kinds of tokens, in addition to those of ``vocabulary``."""
 TYPES: Final = ("f32", "f16", "bf16", "q8_0")
 _Q8_ROW: Final = 32
 _ARCHITECTURES: Final = {

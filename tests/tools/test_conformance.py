@@ -1,4 +1,4 @@
-"""``deadline-conformance``: rules, each beside a server that keeps it and one that breaks it."""
+"""``deadline-conformance``: rules, each against a server that keeps it and one that breaks it."""
 
 import asyncio
 import json

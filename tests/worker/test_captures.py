@@ -1,4 +1,4 @@
-"""CUDA graphs: what is captured beside an engine that serves, as the source has it."""
+"""CUDA graphs: what is captured next to an engine that serves, as the source has it."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_capture_leaves_the_device_to_other_threads() -> None:
-    """A swap loads beside the model that serves: in CUDA's own mode ("global") a capture there
+    """A swap loads next to the model that serves: in CUDA's own mode ("global") a capture there
     fails with what the engine's thread does meanwhile."""
     modes = {}
     for path in (*(ROOT / "worker").rglob("*.py"), *(ROOT / "perf").rglob("*.py")):

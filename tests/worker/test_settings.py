@@ -1,4 +1,4 @@
-"""Settings of the worker and of the slot model: one naming rule, and answers to whoever errs."""
+"""Settings of the worker and of the slot model: one naming rule, and answers to mistakes."""
 
 import json
 from pathlib import Path

@@ -155,7 +155,7 @@ async def test_a_silent_instance_is_suspect_then_down(
     await service.until(lambda: fake_of(near).cancelled == 1)
     status = await until_ended(service, clip)
     assert (status["outcome"], status["instance"]) == ("met", far.address)
-    # It is connected to anew, and may take its time to answer that.
+    # It is connected to again, and may take its time to answer that.
     broken: list[str] = []
     watching = clips_of(service.orchestrator).fleet._links[near.address]
     monkeypatch.setattr(watching, "break_off", broken.append)

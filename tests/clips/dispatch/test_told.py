@@ -89,7 +89,7 @@ def test_dl16_the_deadline_that_is_named_is_taken_and_hardly_longer_than_it_take
     monkeypatch: pytest.MonkeyPatch, is_long: bool
 ) -> None:
     """The clip waits behind more of the others by a later deadline: of those that came again by
-    when they would have been done at once, every other one was refused anew. Where the line
+    when they would have been done at once, every other one was refused again. Where the line
     ``is_long``, its end is as good."""
     if is_long:
         monkeypatch.setattr(admission, "_MAX_PLACES", 1)

@@ -101,7 +101,7 @@ async def test_dl19_a_clip_is_tried_after_a_busy_start_and_teaches_its_pace(
     assert machine.predicted_s() == pytest.approx(CALM, rel=0.5)
 
 
-async def test_sl2_a_video_behind_its_pace_is_begun_anew_with_less(machine: Machine) -> None:
+async def test_sl2_a_video_behind_its_pace_is_begun_again_with_less(machine: Machine) -> None:
     machine.video_s = 6.0
     clip = await machine.clip(deadline_s=5.0, degrade=True)
     assert clip.plan.given_up == ("12 frames a second instead of 24",)

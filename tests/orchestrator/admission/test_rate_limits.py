@@ -41,7 +41,7 @@ def test_or12_no_stretch_of_time_sees_more_than_its_rate(
     per_min: int, asks: list[tuple[float, int, int]]
 ) -> None:
     """OR-12: in every window of w seconds at most limit · (1 + w/60), what is given back aside;
-    and whoever waits as long as told gets in."""
+    and a client that waits as long as told gets in."""
     rate, now = Rate(per_min), 0.0
     taken: list[tuple[float, int]] = []
     for pause_s, count, back in asks:

@@ -58,7 +58,7 @@ async def test_tenants_make_a_bounded_number_of_series(service: Service) -> None
 async def test_tenants_are_named_to_operators_only(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
-    """Whoever may scrape without a token learns nothing that one would protect."""
+    """A scraper without a token learns nothing that one would protect."""
     service = await make_service(worker, token="a-key", admin_token="the-admin")
     headers = {"Authorization": "Bearer a-key"}
     await service.ask("POST", "/v1/completions", json=TEXT, headers=headers)

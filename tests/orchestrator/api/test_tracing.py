@@ -93,7 +93,7 @@ async def test_a_trace_that_nobody_keeps_makes_no_spans(spans: Any, service: Ser
 async def test_each_attempt_is_a_span(
     spans: Any, make_service: MakeService, make_worker: MakeWorker
 ) -> None:
-    """OR-10: a lost instance shows as the lane that failed, beside the one that went on."""
+    """OR-10: a lost instance shows as the lane that failed, next to the one that went on."""
     workers = [await make_worker(), await make_worker()]
     service = await make_service(*workers)
     for worker in workers:

@@ -124,7 +124,7 @@ def test_or24_a_tenant_takes_rows_of_its_own_or_of_one_that_has_more() -> None:
     assert rig.victims(rig.task("w", 0.0, tenant="new")) == ["large 1"]
 
 
-def test_surplus_rows_are_paused_the_least_urgent_of_whoever_has_more_than_a_share() -> None:
+def test_surplus_rows_are_paused_the_least_urgent_of_who_has_more_than_a_share() -> None:
     rig = Rig()
     rig.runs("small", -9.0, tenant="small")
     for number in range(4):
@@ -504,7 +504,7 @@ class Reading:
 
 @pytest.fixture
 def soon_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever does not read for some hundredths of a second may be paused."""
+    """A client that does not read for some hundredths of a second may be paused."""
     monkeypatch.setattr(event_stream, "PAUSE_AFTER_S", 0.05)
 
 

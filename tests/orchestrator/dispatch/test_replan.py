@@ -1,4 +1,4 @@
-"""Plans are made anew in small slices; a fault in one neither ends it nor costs the others."""
+"""Plans are made again in small slices; a fault in one neither ends it nor costs the others."""
 
 import logging
 

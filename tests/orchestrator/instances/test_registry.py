@@ -115,7 +115,7 @@ async def test_or6_instances_follow_a_file_under_load(
     assert (await listing(service))[first.address]["leaving"] is True
     await asyncio.to_thread(write, path, first, second)
     await service.until(lambda: registry.instances[first.address].ready)
-    assert len(first.opens) == 1  # kept, not connected anew
+    assert len(first.opens) == 1  # kept, not connected again
 
     await asyncio.to_thread(write, path, second)
     await service.until(lambda: registry.instances[first.address].retiring_since is not None)

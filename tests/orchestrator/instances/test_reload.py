@@ -1,4 +1,4 @@
-"""A model that Triton loads anew or unloads under open lanes: the old instance's heartbeats go on,
+"""A model that Triton loads again or unloads under open lanes: the old instance's heartbeats go on,
 and what is sent does not reach it any more."""
 
 import asyncio

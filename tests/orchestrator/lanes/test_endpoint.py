@@ -68,7 +68,7 @@ def test_settings_take_urls_and_refuse_two_of_one_name() -> None:
         load_settings(instances=f"{one},{other}")
 
 
-def test_a_file_may_name_them_beside_others() -> None:
+def test_a_file_may_name_them_with_others() -> None:
     text = b"gpu-1:8001\nvllm+http://h:1?tokenizer=a  # ours\n"
     assert parse_addresses(text) == {"gpu-1:8001", "vllm+http://h:1?tokenizer=a"}
     with pytest.raises(SourceError, match="line 2: another line already has an instance vllm@h:1"):

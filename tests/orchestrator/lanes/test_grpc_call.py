@@ -1,4 +1,4 @@
-"""A gRPC call on the event loop: beside gRPC's own server, and against peers that misbehave."""
+"""A gRPC call on the event loop: against gRPC's own server, and against peers that misbehave."""
 
 import asyncio
 import struct
@@ -323,7 +323,7 @@ async def test_what_the_taker_raises_ends_the_call() -> None:
     assert wire.is_aborted
 
 
-# ── beside gRPC's own server ─────────────────────────────────────────────────────────────────
+# ── against gRPC's own server ─────────────────────────────────────────────────────────────────
 
 
 async def test_a_status_comes_with_its_words() -> None:

@@ -76,7 +76,7 @@ async def peer(pauses: list[float]) -> AsyncIterator[Peer]:
     await peer.reconnector.close()
 
 
-async def test_pauses_grow_up_to_the_longest_and_begin_anew_once_it_was_up(
+async def test_pauses_grow_up_to_the_longest_and_begin_again_once_it_was_up(
     peer: Peer, pauses: list[float]
 ) -> None:
     peer.steps = [peer.fails] * 20 + [peer.was_up, peer.lasts]

@@ -40,7 +40,7 @@ async def test_wk7_an_instance_serves_another_model_on_the_lanes_that_it_has(
     service = await make_service(worker, lanes__per_instance=2)
     status, told = await swap(service, worker, model="other", wait=True)
     assert (status, told["phase"], told["model"], told["error"]) == (200, "done", "other", None)
-    assert len(worker.opens) == 2, "no lane was opened anew"
+    assert len(worker.opens) == 2, "no lane was opened again"
     await service.ask("POST", "/v1/chat/completions", json=chat("other"))
     assert worker.submits[-1].serving == 1
     instance = await described(service)
@@ -65,7 +65,7 @@ async def _streamed(service: Service, model: str) -> int:
 async def test_wk7_what_begins_while_the_new_model_loads_may_end_too(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
-    """The drain comes after a load beside the old model: what ran when the swap was asked for says
+    """The drain comes after a load next to the old model: what ran when the swap was asked for says
     nothing of what runs then. Jobs end by their deadlines, and the drain with the last of them."""
     alone = await make_worker(model="demo")
     alone.can_load("other")
@@ -139,7 +139,7 @@ async def reload(service: Service, worker: FakeWorker, **body: object) -> tuple[
     return await service.answer("POST", path, json=body or None, headers=OPERATOR)
 
 
-async def test_or2_an_instance_loads_its_model_anew(worker: FakeWorker, service: Service) -> None:
+async def test_or2_an_instance_loads_its_model_again(worker: FakeWorker, service: Service) -> None:
     """What runs there ends first, and what comes meanwhile waits."""
     plan = worker.does(Plan(stall_at=1))
     running = asyncio.create_task(_streamed(service, "fake"))

@@ -51,7 +51,7 @@ def test_what_is_neutral_needs_nothing() -> None:
     assert needs({"session_id": "s", "idle_keep_s": 9.0}) == set(), "what is kept spares work only"
 
 
-def test_a_job_needs_what_it_says_beside_its_sampling() -> None:
+def test_a_job_needs_what_it_says_in_addition_to_its_sampling() -> None:
     grammar = Grammar(GrammarKind.REGEX, "a+")
     constraint = PlacementConstraint(capabilities=frozenset({Feature.STEP_ABORT}))
     assert needs({"grammar": grammar}) == {Feature.GRAMMAR}

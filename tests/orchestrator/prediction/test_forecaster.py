@@ -1,4 +1,4 @@
-"""What tasks will take, beside what has been learnt of lengths and steps."""
+"""What tasks will take, given what was learned about lengths and steps."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -26,7 +26,7 @@ def test_what_a_chance_came_to_is_what_it_means_and_more_is_never_less() -> None
     assert len(found.bins) == BINS
 
 
-def test_another_time_is_learnt_anew() -> None:
+def test_another_time_is_learnt_again() -> None:
     found = Reliability()
     for _ in range(4 * HALF_LIFE):
         found.add(0.75, met=False)

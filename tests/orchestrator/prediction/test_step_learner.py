@@ -341,7 +341,7 @@ def test_dl7_a_machine_that_is_slower_than_at_load_keeps_the_shape_of_its_steps(
         assert learner.model.plain_step_ms(rows) == pytest.approx(2 * ms, rel=0.1)
 
 
-def test_dl7_what_was_measured_beside_others_work_is_doubted_until_enough_steps_ran() -> None:
+def test_dl7_what_was_measured_next_to_others_work_is_doubted_until_enough_steps_ran() -> None:
     learner = StepLearner(32, 512, msgspec.structs.replace(AT_LOAD, doubt=1.5))
     assert learner.model.spread > 1.5 > StepLearner(32, 512, AT_LOAD).model.spread
     assert learner.model.plain_step_ms(16) == pytest.approx(4.9 + 15 / 31 * (15.1 - 4.9))

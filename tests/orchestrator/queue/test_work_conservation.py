@@ -53,7 +53,7 @@ async def leaves_nothing(service: Service, *workers: FakeWorker) -> None:
 
 
 @pytest.mark.parametrize("chance", [0.0, 1.0])
-async def test_dl15_a_free_slot_takes_whoever_waits_whatever_is_predicted(
+async def test_dl15_a_free_slot_takes_who_waits_whatever_is_predicted(
     make_worker: MakeWorker,
     make_service: MakeService,
     monkeypatch: pytest.MonkeyPatch,

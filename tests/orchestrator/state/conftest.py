@@ -51,7 +51,7 @@ class Sharing:
         self.far_url = store.url_at(network.port)
 
     async def member(self, *workers: FakeWorker, **changes: object) -> Service:
-        """One that has joined, with these settings beside the usual ones."""
+        """One that has joined, with these settings in addition to the usual ones."""
         service = await self.loner(*workers, **changes)
         await service.until(lambda: bool(state_of(service).members.has_renewed))
         return service

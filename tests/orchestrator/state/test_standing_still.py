@@ -174,7 +174,7 @@ async def test_or23_a_stream_of_an_orchestrator_that_stands_still_is_kept_alive_
 async def test_or23_a_stream_has_headers_and_keep_alives_while_the_lease_decides(
     sharing: Sharing, worker: FakeWorker, way: RoughNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then its events from whoever took the task on, or why there will be none."""
+    """Then its events from the orchestrator that took the task on, or why there will be none."""
     monkeypatch.setattr(forwarding, "HEADERS_WITHIN_S", 0.05)
     one, two = await pair(sharing, worker, way, streams__keepalive_s=0.05)
     task_id = await running(one, worker)

@@ -94,7 +94,7 @@ def test_by_trace_or_session_and_nobody_elses() -> None:
     bench = Bench()
     bench.end(bench.call(3, due_s=10, trace="a" * 32))
     assert bench.call(session="", trace="a" * 32).calls_left == 2
-    assert bench.call(session="s").calls_left == 1, "beside the one above"
+    assert bench.call(session="s").calls_left == 1, "next to the one above"
     assert bench.call(session="", trace="b" * 32).calls_left == 0
     assert bench.call(key="other", trace="a" * 32).calls_left == 0
     assert bench.call(2, due_s=10, session="").calls_left == 2, "alone it still counts for itself"

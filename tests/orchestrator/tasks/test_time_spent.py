@@ -31,7 +31,7 @@ def test_dl9_the_worker_divides_the_time_to_the_first_token() -> None:
     )
 
 
-def test_dl18_a_lost_attempt_keeps_its_parts_and_the_next_one_begins_anew() -> None:
+def test_dl18_a_lost_attempt_keeps_its_parts_and_the_next_one_begins_again() -> None:
     spent = spent_at(100.0, sent=100.1, started=100.2, token=100.5)
     spent.waits(100.6)
     spent.sent(101.0)

@@ -87,7 +87,7 @@ async def test_a_disk_that_is_full_when_the_catalog_is_written_keeps_the_old_one
     catalog.touch(entry)
 
 
-async def test_a_damaged_catalog_is_set_aside_and_made_anew_from_the_folders(
+async def test_a_damaged_catalog_is_set_aside_and_made_again_from_the_folders(
     catalog: ModelCatalog, tmp_path: Path
 ) -> None:
     entry = await add(catalog, make_folder(tmp_path / "mine"))

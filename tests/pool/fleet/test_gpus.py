@@ -71,7 +71,7 @@ async def test_the_cpu_needs_no_gpu_and_asks_for_none() -> None:
     assert rig.fake.looks == 0
 
 
-async def test_room_beside_is_looked_at_and_not_kept() -> None:
+async def test_room_next_to_is_looked_at_and_not_kept() -> None:
     rig = Rig(15.0)
     for _ in range(2):
         assert await rig.gpus.fits_beside(spec("0"), ANYWHERE)

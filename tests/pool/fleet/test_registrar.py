@@ -167,7 +167,7 @@ async def test_a_list_has_one_writer_and_the_next_one_once_that_is_gone(
     first, second = AddressList(path), AddressList(path)
     await first.tell(frozenset({"a:1"}))
     (tmp_path / "instances.lock").unlink()
-    await first.tell(frozenset({"a:1"}))  # makes the lock anew
+    await first.tell(frozenset({"a:1"}))  # makes the lock again
     async with Rig(second) as rig:
         await rig.tell("b:1", within_s=0.1)
         assert f"another pool manager writes {path}" in rig.registrar.errors[second.name]

@@ -1,4 +1,4 @@
-"""What is asked of a port on this machine, whoever listens there."""
+"""What is asked of a port on this machine, whatever listens there."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Processes that outlive whoever started them: found again, ended, and nothing left (PV-1)."""
+"""Processes that outlive those who started them: found again, ended, and nothing left (PV-1)."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ async def test_a_command_that_cannot_run_is_a_failed_start(home: Home, tmp_path:
 
 @pytest.mark.parametrize("outlives", [True, False])
 @pytest.mark.parametrize("victim", ["command", "guardian"])
-async def test_whoever_is_killed_nothing_is_left(home: Home, victim: str, outlives: bool) -> None:
+async def test_who_is_killed_nothing_is_left(home: Home, victim: str, outlives: bool) -> None:
     home.outlives = outlives
     process = await home.start()
     region = f"{process.found.label.mark}region"
@@ -124,7 +124,7 @@ def test_a_process_id_that_was_given_away_again_gets_no_signal() -> None:
 async def test_another_users_processes_are_never_ours(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever adopts one has clients' prompts go to its ports."""
+    """The service that adopts one sends clients' prompts to its ports."""
     process = await home.start()
     with monkeypatch.context() as patched:
         patched.setattr(os, "geteuid", lambda: 4_000_000)

@@ -92,7 +92,7 @@ def test_the_device_shares_keys_out_as_the_host_does(contexts: list[int]) -> Non
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_invariant_results_depend_on_nothing_but_the_row(dtype: torch.dtype) -> None:
-    """WK-3: a text's last query, computed as a decode, in any chunk, alone or beside others."""
+    """WK-3: a text's last query, computed as a decode, in any chunk, alone or next to others."""
     from tests.support.shared_batches import company_of
 
     outs = company_of(

@@ -32,7 +32,7 @@ def test_functions_of_different_constants_keep_apart() -> None:
     assert times(2).__qualname__ == two.__qualname__
 
 
-def test_compiled_code_in_a_closure_is_refused_since_each_start_would_compile_it_anew() -> None:
+def test_compiled_code_in_a_closure_is_refused_since_each_start_would_compile_it_again() -> None:
     inner = times(7)
     with pytest.raises(TypeError, match="takes inner"):
 

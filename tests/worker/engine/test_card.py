@@ -35,7 +35,7 @@ NO_SAY = {
 
 
 def test_the_engine_digest_covers_every_part_of_the_worker_that_makes_tokens() -> None:
-    """PF-6: whoever adds a folder decides whether results depend on it."""
+    """PF-6: the author of a new folder decides whether results depend on it."""
     root = Path(worker.__file__).parent
     parts = {
         path.name

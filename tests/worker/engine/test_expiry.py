@@ -124,7 +124,7 @@ def test_a_dip_of_pace_ends_nobody(is_warm: bool) -> None:
 
 @pytest.mark.slow
 def test_partial_is_told_before_its_deadline() -> None:
-    """DL-6, DL-16: in 99 of 100, beside others whose prompts and endings come at any time."""
+    """DL-6, DL-16: in 99 of 100, next to others whose prompts and endings come at any time."""
     draw = random.Random(11)
 
     def factor() -> float:

@@ -57,7 +57,7 @@ def failed(job: Job, events: list[Event]) -> bool:
     return is_named
 
 
-def test_whoever_has_the_blocks_next_is_spared(poisoned: Path, settings: dict[str, object]) -> None:
+def test_who_has_the_blocks_next_is_spared(poisoned: Path, settings: dict[str, object]) -> None:
     """0 times NaN is NaN: what is masked must be finite all the same."""
     expected = ids_of(job := greedy(prompt(21), 12), run(build(poisoned, **settings), [job]))
     # No more blocks than one of them needs: the other one's are all there are.
@@ -118,7 +118,7 @@ def test_a_padded_row_has_nothing_of_anothers(poisoned: Path, settings: dict[str
 
 
 def test_who_shares_the_head_of_a_spoilt_text_keeps_it(poisoned: Path) -> None:
-    """Their blocks are not cleared while they run; the head is computed anew by whoever is next."""
+    """Their blocks are not cleared while they run; the head is computed again by the next one."""
     engine = build(poisoned)
     expected = ids_of(job := greedy(prompt(40), 30), run(engine, [job]))
     engine = build(poisoned)

@@ -31,7 +31,7 @@ def expected_of(path: Path, ids: list[int]) -> torch.Tensor:
 
 
 def test_they_are_those_of_transformers(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In chunks, beside others, and made a few at a time."""
+    """In chunks, next to others, and made a few at a time."""
     monkeypatch.setattr(prompt_results, "_MAX_TOKENS", 3)
     ids = prompt(23)
     jobs = [greedy(ids, 2, prompt_logprobs=4), greedy(prompt(9, seed=2)), greedy(ids[:2], 3)]

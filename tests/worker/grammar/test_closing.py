@@ -290,7 +290,7 @@ def test_a_block_of_code_is_closed_first() -> None:
     assert hand.write(b"```") == [b""]
 
 
-# ── beside others' prompts ───────────────────────────────────────────────────────────────────
+# ── next to others' prompts ───────────────────────────────────────────────────────────────────
 
 STORY = {
     "type": "object",

@@ -80,7 +80,7 @@ def check_weather(text: str) -> None:
     assert all(tag in ("wet", "dry") for tag in value.get("tags", [])[:3])
 
 
-def test_schemas_hold_beside_free_rows(loaded: LoadedEngine) -> None:
+def test_schemas_hold_next_to_free_rows(loaded: LoadedEngine) -> None:
     """Whatever else is asked of the sampler; rows without a grammar get what they always do."""
     alone = job(loaded, None, temperature=0.0, max_tokens=24)
     expected = ids_of(alone, run(loaded, [alone]))
@@ -107,7 +107,7 @@ def test_schemas_hold_beside_free_rows(loaded: LoadedEngine) -> None:
 
 
 def test_a_schema_holds_behind_what_may_stand_before_it(loaded: LoadedEngine) -> None:
-    """As a model's thinking, whose text is free; beside the same schema from the first token on."""
+    """As a model's thinking, whose text is free; next to a job with the same schema alone."""
     before = 'before: "<think>" /[a-z ]{4,12}/ "</think>\\n\\n"\n'
     thinks = job(loaded, schema(WEATHER).behind(before), max_tokens=300)
     plain = job(loaded, schema(WEATHER), max_tokens=300)
@@ -178,7 +178,7 @@ def test_a_begun_text_goes_on_where_it_stopped(loaded: LoadedEngine) -> None:
     ],
 )
 def test_a_hostile_grammar_costs_its_sender_only(loaded: LoadedEngine, grammar: Grammar) -> None:
-    """It ends with what is wrong, at once or at a step; a job beside it gets its text."""
+    """It ends with what is wrong, at once or at a step; a job next to it gets its text."""
     beside = Grammar(GrammarKind.CHOICE, '["yes", "no"]')
     jobs = [job(loaded, grammar, max_tokens=40), job(loaded, beside)]
     events = run(loaded, jobs)

@@ -38,7 +38,7 @@ class Server:
     """An engine on its own thread; ``say`` waits for the whole answer."""
 
     def __init__(self, disk: Path | None, model: Path = DEMO, **changes: object) -> None:
-        # What is computed anew comes in other chunks than before: the same bits in this mode only.
+        # What is computed again comes in other chunks than before: the same bits in this mode only.
         values = {"device": "cpu", "deterministic": True, "kv__disk_path": disk} | changes
         bundle = build_engine(WorkerSettings(model_path=model, **nested(values)))
         assert isinstance(bundle.engine, Engine)

@@ -56,7 +56,7 @@ def test_a_path_that_is_no_folder_says_what_it_is(tmp_path: Path) -> None:
         read_config(tmp_path / "nothing")
 
 
-def test_a_merged_model_beside_its_adapter_is_a_model(tmp_path: Path) -> None:
+def test_a_merged_model_next_to_its_adapter_is_a_model(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "adapter_config.json", "model.gguf"):
         (tmp_path / name).touch()
     assert why_unservable(tmp_path) is None

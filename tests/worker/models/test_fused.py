@@ -1,4 +1,4 @@
-"""What a fused kernel gives, beside torch's own operators.
+"""What a fused kernel gives, compared with torch's own operators.
 
 On CUDA, and under triton's interpreter in a process of its own (``test_interpreted.py``).
 """

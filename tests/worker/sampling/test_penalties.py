@@ -102,7 +102,7 @@ def test_a_step_that_is_tried_again_counts_nothing_twice() -> None:
         assert again[0, 7] == 8.0
 
 
-def test_a_text_that_grew_by_several_tokens_is_read_anew() -> None:
+def test_a_text_that_grew_by_several_tokens_is_read_again() -> None:
     on, request = sampler(1), request_of([1], presence_penalty=0.5, frequency_penalty=0.25)
     on.begin(0, request)
     request.tokens += [3, 3, 4]

@@ -67,7 +67,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def spoil(self, data: st.DataObject) -> None:
-        """WK-12. Whoever shares some of them continues with them."""
+        """WK-12. A request that shares some of them continues with them."""
         blocks = self.held[data.draw(st.integers(0, len(self.held) - 1))]
         self.pool.spoil(blocks)
         self.spoilt.update(blocks)

@@ -69,7 +69,7 @@ def test_what_is_certain_is_not_learnt_from_few_steps_or_from_batches() -> None:
     assert step_time.least_token_s == pytest.approx(0.008)
 
 
-def test_a_machine_that_gets_faster_is_measured_anew() -> None:
+def test_a_machine_that_gets_faster_is_measured_again() -> None:
     """DL-3: what was measured in a dip is not certain once the dip is over."""
     step_time = StepTime()
     decode(step_time, 0.1, 200)

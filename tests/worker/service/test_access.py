@@ -163,7 +163,7 @@ def test_a_job_that_cannot_be_is_refused_before_the_engine(
 
 
 def test_a_message_for_a_lane_of_another_instance_says_so(harness: Harness) -> None:
-    """The orchestrator takes this code for a lane that it has to open anew."""
+    """The orchestrator takes this code for a lane that it has to open again."""
     request = harness.send(Cancel("somewhere else", [1]))
     assert request.refusal()[0] == Code.LANE_CLOSED
 

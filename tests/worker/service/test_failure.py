@@ -86,7 +86,7 @@ def test_a_gpus_step_is_told_of_within_two_seconds_where_steps_are_short(
     assert not watch.has_hung, "that takes as long as anywhere"
 
 
-def test_another_step_and_none_at_all_begin_the_count_anew() -> None:
+def test_another_step_and_none_at_all_begin_the_count_again() -> None:
     clock, engine = ManualClock(), Steps()
     watch = StepWatch(60.0, clock.now)
     for at in range(10):

@@ -127,7 +127,7 @@ def test_pause_and_resume_reach_the_engine_and_come_back_in_frames(harness: Harn
 
 
 def test_a_frame_tells_where_pauses_and_resumes_have_led() -> None:
-    """Several within one frame: whoever is in both continues."""
+    """Several within one frame: a job that is in both continues."""
     for told, paused, resumed in (
         ("pr", [1], [1]),
         ("prp", [1], []),

@@ -36,7 +36,7 @@ from worker.text import Tokenizer
 
 
 class Models:
-    """Loads fake engines. ``broken`` are names that fail, ``beside`` whether both would fit."""
+    """Loads fake engines. ``broken`` are names that fail, ``next to`` whether both would fit."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -97,7 +97,7 @@ def phases(responder: FakeResponder) -> list[str]:
     return [report.phase.value for report in reports(responder)]
 
 
-def test_wk7_another_model_is_loaded_beside_the_old_one_and_announced_on_the_same_lane(
+def test_wk7_another_model_is_loaded_next_to_the_old_one_and_announced_on_the_same_lane(
     harness: Harness, models: Models
 ) -> None:
     harness.engine.reports.append(KvReport([b"old"], [], full=True))
@@ -312,7 +312,7 @@ def test_wk7_a_swap_can_be_taken_back(harness: Harness, models: Models) -> None:
     assert outcome(harness.send(Swap({}, 1000.0))).model == "second"
 
 
-def test_or2_the_model_that_is_served_is_loaded_anew_only_where_that_is_asked_for(
+def test_or2_the_model_that_is_served_is_loaded_again_only_where_that_is_asked_for(
     harness: Harness, models: Models
 ) -> None:
     outcome(swap(harness, "second"))

@@ -96,7 +96,7 @@ async def test_bodies_that_never_end_take_no_more_than_the_budget(
     assert budget.total_bytes <= budget.most_bytes
     refused = next(answer.result() for answer in answers if answer.done())
     assert refused.startswith(b"HTTP/1.1 503 ") and b"\r\nRetry-After: 1\r\n" in refused
-    # what is small gets through beside them, and a large one that ends does too
+    # what is small gets through next to them, and a large one that ends does too
     error = await service.refused(400, "/v2/tasks", json={"prompt": "x" * 30000})
     assert "context" in error["message"]
     await service.ask(
@@ -139,7 +139,7 @@ async def test_the_room_is_given_back_however_it_ends(
     await service.until(lambda: budget.total_bytes == 0)
 
 
-async def test_what_nobody_reads_is_not_buffered_beside_the_budget(
+async def test_what_nobody_reads_is_not_buffered_outside_the_budget(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One read of the socket brings up to 256 KiB; a connection then waits for its reader."""

@@ -73,7 +73,7 @@ def bodies(path: str) -> list[bytes]:
         json.dumps(usual | {LONG: 1}).encode(),
         json.dumps(usual | {" - at `$" * 9999: 1}).encode(),
     ]
-    huge = MARK * 15_000  # such a body is read beside the event loop
+    huge = MARK * 15_000  # such a body is read off the event loop
     made += [huge.encode(), json.dumps(usual | {"user": huge, huge: 1}).encode()]
     made += [LONG.encode(), json.dumps(LONG).encode(), json.dumps([LONG]).encode(), DIGITS.encode()]
     return made

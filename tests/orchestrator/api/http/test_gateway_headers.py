@@ -1,4 +1,4 @@
-"""DL-20: what gateways, SDKs and other servers' clients say beside the body, over HTTP."""
+"""DL-20: what gateways, SDKs and other servers' clients say outside the body, over HTTP."""
 
 from typing import Any
 
@@ -121,7 +121,7 @@ CLASSES: list[tuple[dict[str, Any], dict[str, str], str]] = [
     ({}, {"x-dynamo-request-priority": "-1"}, "batch"),
     ({"priority": 0}, {"x-dynamo-request-priority": "-1"}, "interactive"),
 ]
-"""What a body and a request's headers say beside the rest, and the class that is theirs."""
+"""What a body and a request's headers say in addition, and the class that is theirs."""
 
 
 async def test_dl20_service_tiers_priorities_and_objectives_are_classes(

@@ -1,4 +1,4 @@
-"""Large bodies are read and checked beside the event loop, not on it (OR-11)."""
+"""Large bodies are read and checked off the event loop, not on it (OR-11)."""
 
 import asyncio
 import json

@@ -120,7 +120,7 @@ async def test_dl14_an_slo_is_a_wish_and_does_not_cut(service: Service, worker: 
     end = await run(service, {}, x_llm_d_slo_ttft_ms="5")
     assert (end["kind"], end["outcome"], end["missed_part"]) == ("end", "missed", "first_token")
     assert end["tokens"] == 4
-    # With a timeout beside it, that is what cuts, and the wish is what is judged.
+    # With a timeout as well, that is what cuts, and the wish is what is judged.
     end = await run(service, {"first_token_ms": 60_000}, x_llm_d_slo_ttft_ms="5")
     assert (end["kind"], end["missed_part"], end["tokens"]) == ("end", "first_token", 4)
     worker.plan = lambda submit: Plan(stall_at=0)

@@ -181,7 +181,7 @@ def register_whole(home: Path) -> ModelEntry:
     return catalog.activate(msgspec.structs.replace(entry, files=files, digest=digest))
 
 
-async def test_a_model_is_verified_beside_the_service(service: Service, home: Path) -> None:
+async def test_a_model_is_verified_next_to_the_service(service: Service, home: Path) -> None:
     catalog = ModelCatalog(home)
     entry = await asyncio.to_thread(register_whole, home)
 
@@ -194,7 +194,7 @@ async def test_a_model_is_verified_beside_the_service(service: Service, home: Pa
     assert told["problem"].startswith("config.json has 2 bytes")
 
 
-async def test_an_engine_is_verified_beside_the_service(service: Service, home: Path) -> None:
+async def test_an_engine_is_verified_next_to_the_service(service: Service, home: Path) -> None:
     root = await asyncio.to_thread(make_server, home / "triton")
     entry = await asyncio.to_thread(lambda: registered(home, find_triton(root, home)))
     for harm, state in ((b"server", "passed"), (b"Server", "failed")):

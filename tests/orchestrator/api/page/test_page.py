@@ -1,4 +1,4 @@
-"""The page's files over HTTP: whoever may load them, and what a browser is told of them."""
+"""The page's files over HTTP: who may load them, and what a browser is told about them."""
 
 import posixpath
 import re

@@ -129,7 +129,7 @@ def restarts(make_service: MakeService, tmp_path: Path) -> Restarts:
 
 
 class Disk:
-    """What the disk does to whoever writes."""
+    """What the disk does to a writer."""
 
     def __init__(self) -> None:
         self.error: sqlite3.Error | None = None

@@ -180,7 +180,7 @@ async def test_a_disk_that_hangs_for_who_reads_does_not_hold_other_work(
 async def test_a_disk_that_hangs(
     restarts: Restarts, worker: FakeWorker, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A submission does not wait for ever, nor does whoever follows a task to its end."""
+    """A submission does not wait for ever, nor does a client that follows a task to its end."""
     service = await restarts.start(worker)
     held = worker.does(Plan(stall_at=1))
     task_id = await task_of(service)

@@ -42,7 +42,7 @@ def test_nobody_else_may_read_it(path: Path) -> None:
     finally:
         os.umask(old)
     with closing(connect(JournalConfig(path))) as db:
-        db.execute("INSERT INTO meta VALUES ('a', x'00')")  # makes the log beside it
+        db.execute("INSERT INTO meta VALUES ('a', x'00')")  # makes the log next to it
         modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert db.execute("PRAGMA synchronous").fetchone() == (2,)
@@ -82,7 +82,7 @@ def test_who_else_reads_it_takes_nothing_away(path: Path) -> None:
     command = [sys.executable, "-c", look, str(path), "SELECT name FROM meta ORDER BY name"]
     with closing(connect(config)) as db:
         db.execute("INSERT INTO meta VALUES ('a', x'00')")
-        connect(config).close()  # as of whoever looks a task up
+        connect(config).close()  # as when a task is looked up
         subprocess.run(command, check=True, capture_output=True)
         db.execute("INSERT INTO meta VALUES ('b', x'00')")
         found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -184,14 +184,14 @@ def remove(path: Path) -> None:
         file.unlink()
 
 
-def test_a_removed_lock_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_removed_lock_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lock = JournalLock(tmp_path / "journal.db")
     lock.require()
     assert not caplog.records
     beside = tmp_path / "journal.db.lock"
     beside.unlink()
     with pytest.raises(JournalError, match="belongs to another"):
-        JournalLock(tmp_path / "journal.db")  # not in the moment before it is made anew either
+        JournalLock(tmp_path / "journal.db")  # not in the moment before it is made again either
     beside.unlink()
     lock.require()
     assert beside.read_text() == f"{os.getpid()}\n"

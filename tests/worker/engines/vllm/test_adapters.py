@@ -1,4 +1,4 @@
-"""LoRA adapters: which are served beside a model, and on the real vLLM what they make of texts."""
+"""LoRA adapters: which are served next to a model, and on the real vLLM what they make of texts."""
 
 from collections.abc import Iterator
 from pathlib import Path

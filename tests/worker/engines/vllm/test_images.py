@@ -49,7 +49,7 @@ PAGES = {"enforce_eager": "true", "block_size": "32"}
 
 
 class Model:
-    """A model that reads images, beside the library's own way to run it."""
+    """A model that reads images, compared with the library's own way to run it."""
 
     def __init__(self, path: Path, loaded: LoadedEngine) -> None:
         self.path = path
