@@ -179,9 +179,13 @@ class StepCost:
 
     def of(self, plan: Plan) -> float:
         """Seconds that the device takes for ``plan``."""
-        tokens = plan.tokens - plan.decodes
-        prompts_s = self.prompt_step_s + self.prompt_token_s * tokens if tokens else 0.0
-        return self.step_s + self.row_s * len(plan.rows) + prompts_s
+        return self.of_size(len(plan.rows), plan.tokens - plan.decodes)
+
+    def of_size(self, rows: int, prompt_tokens: int) -> float:
+        """Seconds that the device takes for a step of ``rows`` with ``prompt_tokens`` in all."""
+        tokens_s = self.prompt_token_s * prompt_tokens
+        prompts_s = self.prompt_step_s + tokens_s if prompt_tokens else 0.0
+        return self.step_s + self.row_s * rows + prompts_s
 
 
 class PacedDevice:

@@ -222,10 +222,8 @@ class RivalFleet:
             self._caches[job.instance].add(ids, self._spec.kv_tokens - kv)
 
     def _step_s(self, rows: Sequence[Job], chunks: dict[Job, int]) -> float:
-        cost = self._spec.cost
         live = sum(job in chunks or not job.prompt_left for job in rows)
-        step_s = cost.step_s + cost.row_s * live + cost.prompt_token_s * sum(chunks.values())
-        step_s += cost.prompt_step_s if chunks else 0.0
+        step_s = self._spec.cost.of_size(live, sum(chunks.values()))
         return step_s * self._rng.lognormvariate(0.0, self._spec.noise)
 
     def _step_over(self, now: float, rows: Sequence[Job], chunks: dict[Job, int]) -> None:
