@@ -4,7 +4,6 @@ A cell is one contestant at one load, with one or more turns. Policies of one or
 (``perf.goodput``) and compared servers (``perf.peers``) both use them.
 """
 
-import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from typing import Final, Self
 
 from perf.load.open_loop import Result, StreamRequest
 from perf.report.bundle import Better, Figure
-from perf.report.stats import bootstrap
 
 _WHOLE: Final = ("stop", "length")
 """Finish reasons of an answer that is complete."""
@@ -180,16 +178,9 @@ class Cell:
             rates = [turn.met_per_s for turn in self.turns]
             return Figure.of(key, label, unit, rates, better="higher")
         (turn,) = self.turns
-        met, per_s = [float(each) for each in turn.met], len(turn.met) / turn.window_s
-        low, high = bootstrap(met, lambda drawn: sum(drawn) / len(drawn), random.Random(_SEED))
-        return Figure(
-            key=key,
-            label=label,
-            unit=unit,
-            median=turn.met_per_s,
-            low=per_s * low,
-            high=per_s * high,
-            spread="bootstrap 95 %",
-            n=len(met),
-            better="higher",
-        )
+        met = [float(each) for each in turn.met]
+
+        def per_s(drawn: Sequence[float]) -> float:
+            return sum(drawn) / turn.window_s
+
+        return Figure.resampled(key, label, unit, met, per_s, better="higher", seed=_SEED)

@@ -4,7 +4,8 @@
         [--rates R … | --loads X …] [--seconds S] [--json PATH]
 
 goodput: chats of clients with three different deadlines, at each offered rate or multiple of the
-capacity; also with Tidegate without deadlines, first come, first served.
+capacity; also with Tidegate without deadlines, first come, first served. Not with llama.cpp's
+server.
 speed: tokens per second at 1, 8 and 32 streams, a prompt's first token, the longest gap meanwhile.
 
 All servers are up for the whole run, and idle outside their turns. With ``--alone``, each server

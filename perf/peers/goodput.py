@@ -4,7 +4,6 @@ Every client hangs up at its deadline. Tidegate gets each deadline with the requ
 servers have no deadlines, so they only notice the closed connection.
 """
 
-import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,7 +15,6 @@ from perf.load.open_loop import StreamRequest
 from perf.load.outcomes import Cell, OfferedTurn
 from perf.peers.servers import MODEL, Served
 from perf.report.bundle import Figure
-from perf.report.stats import bootstrap
 
 _WARM_PER_S = 12.0
 _FLOOD = 48
@@ -90,19 +88,12 @@ def met_more(
         for mine, theirs in zip(own, others, strict=True)
         for one, other in zip(mine.met, theirs.met, strict=True)
     ]
-    per_s = 1 / sum(turn.window_s for turn in own)
-    low, high = bootstrap(met, sum, random.Random(len(met)))
-    return Figure(
-        key=key,
-        label=label,
-        unit="requests/s",
-        median=per_s * sum(met),
-        low=per_s * low,
-        high=per_s * high,
-        spread="bootstrap 95 %",
-        n=len(met),
-        better="higher",
-    )
+    window_s = sum(turn.window_s for turn in own)
+
+    def per_s(drawn: Sequence[float]) -> float:
+        return sum(drawn) / window_s
+
+    return Figure.resampled(key, label, "requests/s", met, per_s, better="higher", seed=len(met))
 
 
 async def _capacity(server: Served, load: GoodputLoad, seed: int) -> float:

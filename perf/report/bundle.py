@@ -1,7 +1,7 @@
 """Bundles written by benchmark runs (PF-6): figures, machine, command, versions, digests."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -82,7 +82,22 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         def statistic(values: Sequence[float]) -> float:
             return percentile(values, q)
 
-        low, high = bootstrap(samples, statistic, random.Random(_BOOTSTRAP_SEED))
+        return cls.resampled(key, label, unit, samples, statistic)
+
+    @classmethod
+    def resampled(
+        cls,
+        key: str,
+        label: str,
+        unit: str,
+        samples: Sequence[float],
+        statistic: Callable[[Sequence[float]], float],
+        *,
+        better: Better = "lower",
+        seed: int = _BOOTSTRAP_SEED,
+    ) -> Self:
+        """Figure with a ``statistic`` of samples, its spread a bootstrap interval."""
+        low, high = bootstrap(samples, statistic, random.Random(seed))
         return cls(
             key=key,
             label=label,
@@ -92,7 +107,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
             high=high,
             spread="bootstrap 95 %",
             n=len(samples),
-            better="lower",
+            better=better,
         )
 
 
