@@ -1,6 +1,6 @@
 """Optional rooms: packages that the service finds but never names (OR-28).
 
-A room is a package with a module ``extension`` that defines one subclass of ``Extension``. The
+A room is a package with a module ``extension`` that defines subclasses of ``Extension``. The
 service finds these modules when it is built: to remove a room, delete its folder; to add one,
 create its folder. A room's settings are a ``Section`` in its module ``section``, which is read
 without the rest of the room.

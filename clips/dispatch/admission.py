@@ -8,8 +8,8 @@ clips is admitted, to measure how often a refusal is wrong (DL-17).
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from clips.dispatch.fleet import ClipFleet, ClipInstance
 from clips.dispatch.forecast import (
@@ -23,12 +23,7 @@ from clips.dispatch.forecast import (
 from clips.dispatch.task import ClipTask
 from clips.dispatch.waiting import WaitingClips
 from orchestrator.clock import Clock
-from orchestrator.errors import (
-    DeadlineInfeasible,
-    NotReady,
-    QueueFull,
-    TidegateError,
-)
+from orchestrator.errors import DeadlineInfeasible, NotReady, QueueFull, TidegateError
 from orchestrator.fair_share import is_over_share
 from orchestrator.prediction.feasibility import (
     AdmissionMode,
@@ -38,6 +33,8 @@ from orchestrator.prediction.feasibility import (
 )
 from orchestrator.telemetry.log import fields, service_log
 
+MOST_WAITING: Final = 100
+"""Maximum number of clips that wait for an instance."""
 _MAX_PLACES = 16
 """Queue positions to try for a feasible deadline before the last position."""
 _RESENT_S = 0.001
@@ -57,28 +54,23 @@ class ClipAdmission:
 
     def __init__(
         self,
-        enter: Callable[[ClipTask], None],
         fleet: ClipFleet,
         waiting: WaitingClips,
         clock: Clock,
         rng: random.Random,
         config: FeasibilityConfig,
-        *,
-        max_waiting: int,
     ) -> None:
+        """``rng`` draws the sample."""
         self.stats = RefusalStats[ClipTask](lambda clip: rng.random() < config.sample)
         self.refuses = config.mode is AdmissionMode.ENFORCE
         """Whether clips that are certain to be late are refused."""
         self._config = config
-        self._enter = enter
         self._fleet = fleet
         self._waiting = waiting
         self._clock = clock
-        self._max_waiting = max_waiting
 
     def admit(self, clip: ClipTask) -> None:
         """Admit ``clip``, or raise the error that refuses it; checks the cheapest reason first."""
-        self._enter(clip)
         ready = self._fleet.ready()
         if not ready:
             raise NotReady("no instance that renders slots is ready; try again shortly")
@@ -120,7 +112,7 @@ class ClipAdmission:
 
     def _require_room(self, clip: ClipTask, ready: list[ClipInstance], now: float) -> None:
         """Raise ``QueueFull`` if too many clips already wait, or more than the key's share."""
-        own, left = 0, self._max_waiting - len(self._waiting)
+        own, left = 0, MOST_WAITING - len(self._waiting)
         if left > 0:
             own = sum(other.job.key == clip.job.key for other in self._waiting)
         if (left > 0 and not is_over_share(own, 1, left)) or any(one.free for one in ready):

@@ -1,7 +1,7 @@
 """One clip on one instance. It has its own stream; ending the stream cancels the clip."""
 
 import asyncio
-from typing import Protocol
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -18,103 +18,69 @@ from orchestrator.telemetry.log import fields, lane_log
 _EVENT_FIELDS = frozenset(("event", "stage", "percent"))
 
 
-class AttemptSink(Protocol):
-    """Receives the end of an attempt: exactly one of these calls, unless it was stopped."""
-
-    def finished(self, attempt: "ClipAttempt") -> None:
-        """The clip is complete, with its facts and files."""
-
-    def refused(self, attempt: "ClipAttempt", error: str) -> None:
-        """The worker, or Triton, ended the clip with this error."""
-
-    def lost(self, attempt: "ClipAttempt", reason: str) -> None:
-        """The attempt was lost; no more events come."""
+class AttemptLost(Exception):
+    """The instance was lost; the message says how."""
 
 
 class ClipAttempt:
-    """A clip that was sent to ``address``; ``begun`` is its progress. With ``keep_on``, only its
+    """A clip that is sent to ``address``; ``begun`` is its progress. With ``keep_on``, only its
     deadline stops it."""
 
     def __init__(
-        self,
-        clip: ClipTask,
-        address: str,
-        begun: Begun,
-        sink: AttemptSink,
-        clock: Clock,
-        *,
-        keep_on: bool = False,
+        self, clip: ClipTask, address: str, begun: Begun, clock: Clock, *, keep_on: bool = False
     ) -> None:
         self.clip = clip
         self.address = address
         self.begun = begun
-        self._sink = sink
+        self.runner: asyncio.Task[None] | None = None
+        """The task that runs the attempt."""
         self._clock = clock
         self._keep_on = keep_on
-        self._answered: asyncio.Future[str] | None = None
-        self._call: GrpcCall | None = None
-        self._runner: asyncio.Task[None] | None = None
+        self._answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._lost_for = ""
-        self._is_over = False
-
-    def start(self, config: LaneConfig) -> None:
-        """Send the clip."""
-        name = f"slot {self.clip.id} on {self.address}"
-        self._runner = asyncio.create_task(self._run(config), name=name)
-
-    @property
-    def runner(self) -> "asyncio.Task[None]":
-        """The task that runs the attempt, to wait for its end."""
-        assert self._runner is not None
-        return self._runner
 
     def stop(self) -> None:
         """End the stream because the clip is no longer wanted; that cancels it on the worker."""
-        if self._runner is not None and not self._is_over:
-            self._runner.cancel()
+        if self.runner is not None:
+            self.runner.cancel()
 
     def give_up(self, reason: str) -> None:
         """Count the attempt as lost, because its instance is silent."""
         self._lost_for = reason
-        if self._answered is not None and not self._answered.done():
-            self._answered.cancel()
+        self._answered.cancel()
 
-    async def _run(self, config: LaneConfig) -> None:
-        answered = self._answered = asyncio.get_running_loop().create_future()
-        reason, error = "", ""
+    async def run(self, config: LaneConfig) -> str:
+        """Send the clip and wait for its end. Returns the error with which the worker, or Triton,
+        ended it; empty if the clip is complete. Raises ``AttemptLost``."""
+        call: GrpcCall | None = None
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
-                call = self._call = await open_call(
+                call = await open_call(
                     self.address, METHOD, self._take, config.keepalive_s, config.tls
                 )
             call.send(self._request())
-            await asyncio.wait([answered, call.ended], return_when=asyncio.FIRST_COMPLETED)
-            if answered.done() and not answered.cancelled():
-                error = answered.result()
-            elif not call.ended.done():
-                reason = self._lost_for or "given up"
-            else:
-                call.ended.result()
-                reason = "the stream ended"
+            either: list[asyncio.Future[Any]] = [self._answered, call.ended]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self._answered.cancelled():
+                raise AttemptLost(self._lost_for)
+            if self._answered.done():
+                return self._answered.result()
+            call.ended.result()
+            raise AttemptLost("the stream ended")
         except TimeoutError:
-            reason = f"no connection within {OPEN_TIMEOUT_S:g} s"
+            raise AttemptLost(f"no connection within {OPEN_TIMEOUT_S:g} s") from None
+        except AttemptLost:
+            raise
         except (CallEnded, BadAnswer, DecodeError) as failure:
-            reason = str(failure)
+            raise AttemptLost(str(failure)) from None
         except Exception as failure:
             lane_log.exception(
                 "a slot's stream failed unexpectedly", extra=fields(instance=self.address)
             )
-            reason = f"unexpected {type(failure).__name__}"
+            raise AttemptLost(f"unexpected {type(failure).__name__}") from None
         finally:
-            if self._call is not None:
-                await self._call.close()
-        self._is_over = True
-        if reason:
-            self._sink.lost(self, reason)
-        elif error:
-            self._sink.refused(self, error)
-        else:
-            self._sink.finished(self)
+            if call is not None:
+                await call.close()
 
     def _request(self) -> bytes:
         job = self.clip.job
@@ -129,16 +95,14 @@ class ClipAttempt:
         return request(job.recipe_json, f"{self.clip.id}/{job.correlation_id}", parameters)
 
     def _take(self, messages: list[bytes]) -> None:
-        answered = self._answered
-        assert answered is not None
         for message in messages:
             answer = read_answer(message)
-            if answer is None or answered.done():
+            if answer is None or self._answered.done():
                 continue
             if answer.error:
-                answered.set_result(answer.error)
+                self._answered.set_result(answer.error)
             elif self._take_event(answer):
-                answered.set_result("")
+                self._answered.set_result("")
 
     def _take_event(self, answer: ClipAnswer) -> bool:
         """Process an event. Returns whether it was the last."""

@@ -24,13 +24,13 @@ from clips.dispatch.wire import (
     watch_request,
 )
 from clips.state import ClipsState
-from orchestrator.clock import Clock
-from orchestrator.instances.registry import Registry
+from orchestrator.extension import Core
 from orchestrator.lanes import LaneConfig, ServerKind
 from orchestrator.lanes.config import DOWN_AFTER_S, OPEN_TIMEOUT_S, SUSPECT_AFTER_S
 from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
 from orchestrator.lanes.reconnector import GROWTH, LONGEST_PAUSE_S, Reconnector, SessionEnd
 from orchestrator.telemetry.log import fields, lane_log
+from orchestrator.telemetry.metrics import MetricRow, Samples
 
 LOOK_AGAIN_S: Final = 5.0
 """Maximum seconds between checks of an instance that never had the model."""
@@ -213,35 +213,25 @@ class ClipInstance:
 class ClipFleet:
     """All instances. ``on_change`` is called when clips may be placed differently."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        config: LaneConfig,
-        clock: Clock,
-        rng: random.Random,
-        *,
-        is_watching: bool = True,
-    ) -> None:
-        """Without ``is_watching``, no instance is queried: for instances that are not Tritons."""
+    def __init__(self, core: Core) -> None:
         self.instances: dict[str, ClipInstance] = {}
-        self.on_change: Callable[[], None] = _nothing
-        self._registry = registry
-        self._config = config
-        self._is_watching = is_watching
-        self._clock = clock
-        self._rng = rng
+        self.on_change: Callable[[], None] = lambda: None
+        self._core = core
+        self._registry = core.registry
+        self._clock = core.clock
         self._links: dict[str, ClipLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._checked_at = clock.now()
+        self._checked_at = core.clock.now()
         self._is_running = False
         self._known_version = -1
+        core.metrics.watch(self, _ROWS)
 
     def __iter__(self) -> Iterator[ClipInstance]:
         return iter(self.instances.values())
 
     def start(self) -> None:
         """Start to look for the slot model on every instance."""
-        if self._is_watching:
+        if not self._core.is_simulated:  # simulated instances are no Tritons
             self._is_running = True
             self._registry.listen(self)
             self.instances_changed()
@@ -325,7 +315,7 @@ class ClipFleet:
         for address in known.keys() - self._links.keys():
             if not known[address].removed and known[address].kind is ServerKind.TIDEGATE:
                 self.instances[address] = ClipInstance(address)
-                link = ClipLink(address, self._config, self, self._rng)
+                link = ClipLink(address, self._core.settings.lanes, self, self._core.rng)
                 self._links[address] = link
                 link.start()
         gone = [a for a in self._links if a not in known or known[a].removed]
@@ -392,5 +382,37 @@ def _told(state: ClipsState) -> tuple[object, ...]:
     return (state.stages, *limits)
 
 
-def _nothing() -> None:
-    pass
+def _buffers(fleet: ClipFleet) -> Samples:
+    for instance in fleet:
+        if instance.is_known:
+            yield (instance.address, "total"), instance.ability.slots
+            yield (instance.address, "free"), instance.free
+
+
+def _aborts(fleet: ClipFleet) -> Samples:
+    for instance in fleet:
+        state = instance.state
+        if state is not None and state.abort_to_free_p50_ms is not None:
+            yield (instance.address, "0.5"), state.abort_to_free_p50_ms
+        if state is not None and state.abort_to_free_p99_ms is not None:
+            yield (instance.address, "0.99"), state.abort_to_free_p99_ms
+
+
+_ROWS: tuple[MetricRow[ClipFleet], ...] = (
+    MetricRow(
+        "gauge",
+        "instance_slot_buffers",
+        "slots",
+        "Clips that an instance can render at once, and how many more it can take now",
+        _buffers,
+        ("instance", "kind"),
+    ),
+    MetricRow(
+        "gauge",
+        "slot_abort_to_freed_ms",
+        "ms",
+        "From a cancel or a deadline to the slot's buffers being free, as the worker has it",
+        _aborts,
+        ("instance", "quantile"),
+    ),
+)

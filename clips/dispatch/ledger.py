@@ -1,15 +1,13 @@
 """Records the end of every clip: its outcome, then metrics and one log line (DL-10)."""
 
 from collections import deque
-from collections.abc import Iterator
 
-from clips.dispatch.fleet import ClipFleet, ClipInstance
 from clips.dispatch.task import ClipTask
 from clips.plan.budgets import ClipStage, quantile
 from orchestrator.clock import Clock
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.settle import log_end
-from orchestrator.telemetry.metrics import MetricRow, Metrics
+from orchestrator.telemetry.metrics import MetricRow, Metrics, Samples
 from protocol import Outcome
 
 TIMES = (*(stage.value for stage in ClipStage), "total")
@@ -80,7 +78,7 @@ def _number(value: object) -> float | int | None:
     return value if isinstance(value, int | float) else None
 
 
-def _quantiles(ledger: ClipLedger) -> Iterator[tuple[tuple[str, ...], float]]:
+def _quantiles(ledger: ClipLedger) -> Samples:
     for name, times in ledger.recent.items():
         if times:
             for q in QUANTILES:
@@ -97,41 +95,3 @@ _ROWS: tuple[MetricRow[ClipLedger], ...] = (
         ("stage", "quantile"),
     ),
 )
-
-
-def _each(instance: ClipInstance) -> Iterator[tuple[tuple[str, ...], float]]:
-    yield (instance.address, "total"), instance.ability.slots
-    yield (instance.address, "free"), instance.free
-
-
-def _aborts(fleet: ClipFleet) -> Iterator[tuple[tuple[str, ...], float]]:
-    for instance in fleet:
-        state = instance.state
-        if state is not None:
-            for q, ms in (
-                ("0.5", state.abort_to_free_p50_ms),
-                ("0.99", state.abort_to_free_p99_ms),
-            ):
-                if ms is not None:
-                    yield (instance.address, q), ms
-
-
-FLEET: tuple[MetricRow[ClipFleet], ...] = (
-    MetricRow(
-        "gauge",
-        "instance_slot_buffers",
-        "slots",
-        "Clips that an instance can render at once, and how many more it can take now",
-        lambda fleet: (sample for one in fleet if one.is_known for sample in _each(one)),
-        ("instance", "kind"),
-    ),
-    MetricRow(
-        "gauge",
-        "slot_abort_to_freed_ms",
-        "ms",
-        "From a cancel or a deadline to the slot's buffers being free, as the worker has it",
-        _aborts,
-        ("instance", "quantile"),
-    ),
-)
-"""Metrics read from the fleet."""

@@ -7,13 +7,11 @@ that it could finish in time.
 """
 
 import asyncio
-import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from clips.dispatch.admission import ClipAdmission
-from clips.dispatch.attempt import ClipAttempt
+from clips.dispatch.attempt import AttemptLost, ClipAttempt
 from clips.dispatch.fleet import ClipFleet, ClipInstance
 from clips.dispatch.forecast import NOMINAL_ABILITY, Begun, Expected, InstanceTimeline, place
 from clips.dispatch.job import ClipJob
@@ -21,64 +19,48 @@ from clips.dispatch.ledger import ClipLedger
 from clips.dispatch.task import TO_BE_SENT_AGAIN, ClipTask, code_of, judged, overdue, rendered
 from clips.dispatch.waiting import WaitingClips
 from clips.dispatch.wire import is_absence
-from orchestrator.clock import Clock
+from orchestrator.dispatch.retry import ATTEMPTS
 from orchestrator.errors import Draining, InstanceLost, TidegateError
+from orchestrator.extension import Core
 from orchestrator.ids import Ids
-from orchestrator.lanes import LaneConfig
-from orchestrator.prediction.feasibility import FeasibilityConfig, RefusalStats
-from orchestrator.retention import KeptStore
+from orchestrator.prediction.feasibility import RefusalStats
+from orchestrator.prediction.metrics import refusals
+from orchestrator.retention import KeptStore, Retention
+from orchestrator.settings.derived import feasibility_config
 from orchestrator.tasks.deadline import REPORT_GRACE_S
 from orchestrator.tasks.verdicts import aborted, failed, refused
 from orchestrator.telemetry.log import fields, service_log
+from orchestrator.telemetry.metrics import MetricRow
 from orchestrator.telemetry.narration import RETRIED, narrate
 from protocol import AbortCause, Code
 
-MOST_WAITING: Final = 100
-"""Maximum number of clips that wait for an instance."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClipsConfig:
-    """Settings of clips. ``attempts``: maximum number of times a clip is sent. ``tag``: prefix of
-    ids."""
-
-    feasibility: FeasibilityConfig
-    attempts: int
-    lane: LaneConfig
-    tag: str = ""
+KEPT: Final = Retention(keep_count=200, keep_s=600.0, keep_bytes=256 * 2**20)
+"""Number of ended clips to keep, with their files, for late downloads."""
 
 
 class Clips:
     """Every clip of one orchestrator."""
 
-    def __init__(
-        self,
-        enter: Callable[[ClipTask], None],
-        fleet: ClipFleet,
-        ledger: ClipLedger,
-        store: KeptStore[ClipTask],
-        config: ClipsConfig,
-        clock: Clock,
-        rng: random.Random,
-    ) -> None:
-        """``enter`` runs the checks that clips share with tasks, and counts a clip until its end.
-        ``rng`` makes the ids, which give the owner of the key access to a clip's files. It also
-        draws the sample of refusals, which are admitted."""
-        self.fleet = fleet
-        self.ledger = ledger
-        self.store = store
-        self.on_end: Callable[[], None] = _nothing
+    def __init__(self, core: Core) -> None:
+        self.fleet = ClipFleet(core)
+        self.ledger = ClipLedger(core.metrics, core.clock)
+        self.store: KeptStore[ClipTask] = KeptStore(core.clock, KEPT, "slot")
+        self.on_end: Callable[[], None] = lambda: None
         """Called whenever a clip has ended."""
-        self._config = config
-        self._clock = clock
-        self._ids = Ids(rng, config.tag)
+        self._core = core
+        self._clock = core.clock
+        self._lanes = core.settings.lanes
+        self._ids = Ids(core.rng, core.sharing.tag)
         self._live: set[ClipTask] = set()
-        self._waiting = waiting = WaitingClips(fleet, clock)
+        self._waiting = WaitingClips(self.fleet, core.clock)
         self._admission = ClipAdmission(
-            enter, fleet, waiting, clock, rng, config.feasibility, max_waiting=MOST_WAITING
+            self.fleet, self._waiting, core.clock, core.rng, feasibility_config(core.settings)
         )
         self._passing = False
-        fleet.on_change = self._pass
+        self.fleet.on_change = self._pass
+        core.metrics.watch(self, _ROWS)
+        core.metrics.keeps("slots", self.store.kept)
+        core.metrics.watch(self.refusals, refusals("slot_", "slots"))
 
     # ── for clients ──────────────────────────────────────────────────────────────────────────
 
@@ -92,6 +74,8 @@ class Clips:
         self._live.add(clip)
         clip.on_end.append(self._ended)
         try:
+            self._core.admission.begin(clip)
+            self._core.limiter.begin(clip)
             self._admission.admit(clip)
         except TidegateError as error:
             self.ledger.settle(clip, refused(error))
@@ -129,7 +113,7 @@ class Clips:
         """Forecast for ``clip``; None if there is none."""
         if clip.ending is not None:
             return None
-        if isinstance(clip.attempt, ClipAttempt):
+        if clip.attempt is not None:
             return self._expected_there(clip.attempt, self._clock.now())
         return self._waiting.expected(clip)
 
@@ -163,10 +147,6 @@ class Clips:
         """How many clips wait, with no instance."""
         return len(self._waiting)
 
-    def start(self) -> None:
-        """Start to look for instances with the slot model."""
-        self.fleet.start()
-
     def upkeep(self) -> None:
         """Check for silence, forget old clips, end hopeless ones; call it about every 250 ms."""
         self.fleet.check_heartbeats()
@@ -181,31 +161,47 @@ class Clips:
             for clip in self._waiting
             if (found := self._waiting.expected(clip)) is None or found.finish_at > at
         ]
-        for clip in late:
-            self.ledger.settle(clip, failed(Draining("the service is shutting down; use another")))
+        self._drain(late)
         return len(late)
 
     def end_all(self) -> None:
         """End every live clip, because the service is shutting down."""
-        for clip in list(self._live):
+        self._drain(self.live)
+
+    def _drain(self, clips: list[ClipTask]) -> None:
+        for clip in clips:
             self.ledger.settle(clip, failed(Draining("the service is shutting down; use another")))
 
     async def close(self) -> None:
         """Close every stream; workers stop what still runs."""
-        runners = [attempt.runner for instance in self.fleet for attempt in instance.attempts]
-        for runner in runners:
-            runner.cancel()
+        attempts = [attempt for instance in self.fleet for attempt in instance.attempts]
+        for attempt in attempts:
+            attempt.stop()
+        runners = (attempt.runner for attempt in attempts if attempt.runner is not None)
         await asyncio.gather(*runners, return_exceptions=True)
         await self.fleet.close()
 
-    # ── as the attempts' sink ────────────────────────────────────────────────────────────────
+    # ── attempts ─────────────────────────────────────────────────────────────────────────────
 
-    def finished(self, attempt: ClipAttempt) -> None:
-        clip, now = attempt.clip, self._clock.now()
+    async def _attempt(self, attempt: ClipAttempt) -> None:
+        """Have an instance render a clip, and act on the end."""
+        clip = attempt.clip
+        try:
+            error = await attempt.run(self._lanes)
+        except AttemptLost as lost:
+            clip.attempt = None
+            self._lost(attempt, str(lost))
+            return
+        clip.attempt = None
+        if error:
+            self._refused(attempt, error)
+            return
+        now = self._clock.now()
         self._count_stop(clip, None, now)
         self.ledger.settle(clip, rendered(clip, now))
 
-    def refused(self, attempt: ClipAttempt, error: str) -> None:
+    def _refused(self, attempt: ClipAttempt, error: str) -> None:
+        """Act on an error of the worker, or of Triton."""
         clip, now = attempt.clip, self._clock.now()
         code, message = code_of(error)
         instance = self.fleet.instances.get(attempt.address)
@@ -219,7 +215,7 @@ class Clips:
             self._count_stop(clip, code, now)
             self.ledger.settle(clip, judged(clip, code, message, now))
 
-    def lost(self, attempt: ClipAttempt, reason: str) -> None:
+    def _lost(self, attempt: ClipAttempt, reason: str) -> None:
         service_log.warning(
             "a slot's instance was lost: %s",
             reason,
@@ -272,11 +268,12 @@ class Clips:
         clip.dispatched(instance.address, now)
         begun = Begun(found.plan, clip.percents)
         keep_on = self.refusals.runs_on(clip)
-        attempt = ClipAttempt(clip, instance.address, begun, self, self._clock, keep_on=keep_on)
+        attempt = ClipAttempt(clip, instance.address, begun, self._clock, keep_on=keep_on)
         clip.attempt = attempt
         instance.attempts.append(attempt)
         self.fleet.count(instance.address)
-        attempt.start(self._config.lane)
+        name = f"slot {clip.id} on {instance.address}"
+        attempt.runner = asyncio.create_task(self._attempt(attempt), name=name)
         attempt.runner.add_done_callback(lambda _: self._left(instance, attempt))
 
     def _left(self, instance: ClipInstance, attempt: ClipAttempt) -> None:
@@ -294,7 +291,7 @@ class Clips:
         clip.attempts += 1
         clip.failed_on |= {attempt.address}
         clip.loss = error or InstanceLost("the instance could not continue this")
-        if clip.attempts >= self._config.attempts or clip.deadline.left_ms(now) <= 0:
+        if clip.attempts >= ATTEMPTS or clip.deadline.left_ms(now) <= 0:
             self.ledger.settle(clip, failed(clip.loss))
             return
         clip.requeued()
@@ -318,8 +315,6 @@ class Clips:
         self._waiting.remove(clip)
         self.on_end()
 
-    # ── upkeep ──────────────────────────────────────────────────────────────────────────────
-
     def _expected_there(self, attempt: ClipAttempt, now: float) -> Expected:
         """Forecast for a clip on an instance, which renders clips in the order of arrival."""
         instance = self.fleet.instances.get(attempt.address)
@@ -331,5 +326,19 @@ class Clips:
         return Expected(attempt.address, attempt.begun.plan, finish_at, True)
 
 
-def _nothing() -> None:
-    pass
+_ROWS: tuple[MetricRow[Clips], ...] = (
+    MetricRow(
+        "gauge",
+        "slots_waiting",
+        "slots",
+        "Clips that wait for an instance",
+        lambda clips: clips.waiting,
+    ),
+    MetricRow(
+        "gauge",
+        "slots_running",
+        "slots",
+        "Clips that an instance has",
+        lambda clips: len(clips.live) - clips.waiting,
+    ),
+)

@@ -5,7 +5,7 @@ All code here runs on the event loop's thread and never blocks.
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from clips.dispatch.forecast import ClipNeeds
 from clips.dispatch.job import MODEL, ClipJob
@@ -22,6 +22,9 @@ from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.verdicts import failed, refused
 from orchestrator.tasks.work import Stage, WorkItem
 from protocol import Code, FinishReason, Outcome
+
+if TYPE_CHECKING:
+    from clips.dispatch.attempt import ClipAttempt
 
 CLIP_BYTES = 8192
 """Approximate bytes of a stored clip with its events and facts, without its files."""
@@ -45,13 +48,6 @@ class ClipListener(Protocol):
         """``clip.ending`` is set; this is the last call."""
 
 
-class Stoppable(Protocol):
-    """A clip's work on an instance, which can be stopped."""
-
-    def stop(self) -> None:
-        """Stop the work: the clip is no longer wanted."""
-
-
 class ClipTask(WorkItem[ClipJob, ClipListener]):
     """One submitted clip, from its submission to its end."""
 
@@ -66,7 +62,7 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
         """Time after which it leaves the queue, because it is certain to be late."""
         self.start_by = job.deadline.at
         """Latest start time at which its minimum plan can be in time; orders waiting clips."""
-        self.attempt: Stoppable | None = None
+        self.attempt: ClipAttempt | None = None
         self.loss: TidegateError | None = None
         """Why the last instance did not finish it; None if no instance failed."""
         self.percents: dict[str, int] = {}

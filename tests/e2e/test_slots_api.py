@@ -19,7 +19,7 @@ SHORT = RECIPE | {"text": "Hi.", "video": {"fps": 6, "size": 64}}
 
 @pytest.fixture(scope="module")
 def front(slots: Triton) -> Iterator[Orchestrator]:
-    most = {"clips.dispatch.service.MOST_WAITING": 200}
+    most = {"clips.dispatch.admission.MOST_WAITING": 200}
     orchestrator = Orchestrator(slots.grpc, slots__serve=True, **most)
     with running(orchestrator):
         yield orchestrator

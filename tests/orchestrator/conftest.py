@@ -271,7 +271,7 @@ HOMES: Final = {
     "MAX_PIXELS": "orchestrator.admission.images",
     "MIN_RESIDENCY_S": "orchestrator.loading.demand",
     "MOST_BACKLOG": "orchestrator.instances.concurrency",
-    "MOST_WAITING": "clips.dispatch.service",
+    "MOST_WAITING": "clips.dispatch.admission",
     "REFUSAL_SAMPLE": "orchestrator.prediction.feasibility",
     "RETRY_SHARE": "orchestrator.dispatch.retry",
     "RETURN_MARGIN_S": "orchestrator.dispatch.time_limits",

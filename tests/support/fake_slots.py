@@ -7,7 +7,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from tritonclient.grpc import service_pb2
@@ -190,4 +190,4 @@ def failure(message: str, request_id: str) -> Any:
 
 def clips_of(orchestrator: Orchestrator) -> Clips:
     """The clips of an orchestrator that serves them."""
-    return cast(Clips, room(orchestrator, ClipsRoom).clips)
+    return room(orchestrator, ClipsRoom).clips

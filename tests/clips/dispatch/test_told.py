@@ -39,13 +39,11 @@ class Scene:
         )
         self.waiting = WaitingClips(fleet, clock)
         self.admission = ClipAdmission(
-            lambda clip: None,
             fleet,
             self.waiting,
             clock,
             rng,
             FeasibilityConfig(AdmissionMode.ENFORCE, 0.0, refusal_cap=1.0, sample=0.0),
-            max_waiting=100,
         )
 
     def _instance(self, address: str) -> ClipInstance:
