@@ -185,6 +185,7 @@ class ClipAdmission:
         """The error with the reason for the refusal of ``needs``, and a feasible deadline."""
         expected = found.expected
         ability = self._fleet.instances[expected.address].ability
+        work = ability.work(expected.plan)
         fits_idle = best_plan(needs, InstanceTimeline(ability, now, ()))[2]
         finish_at = expected.finish_at + ability.buffer_s
         why = f"it would be done after {1000 * (finish_at - now):.0f} ms at the least"
@@ -197,9 +198,7 @@ class ClipAdmission:
             f" {math.ceil(1000 * (feasible_at - now))} ms from now",
             predicted_finish_ms=1000 * (finish_at - now),
             earliest_feasible_unix_ms=math.ceil(1000 * (self._clock.unix() + feasible_at - now)),
-            binding_constraint="queue"
-            if fits_idle
-            else needs.longest_stage(expected.plan, ability),
+            binding_constraint="queue" if fits_idle else max(work, key=lambda stage: work[stage]),
         )
 
     def _feasible_at(

@@ -27,16 +27,6 @@ Work = Mapping[ClipStage, float]
 """Seconds of work that each stage has for one clip."""
 
 
-def units_of(plan: ClipPlan) -> dict[ClipStage, float]:
-    """Work of each stage for a plan, in the units of the workers' reported rates."""
-    return {
-        ClipStage.SPEECH: plan.seconds,
-        ClipStage.PORTRAIT: plan.image_units,
-        ClipStage.VIDEO: plan.video_units,
-        ClipStage.CHECK: 1.0 if plan.has_check else 0.0,
-    }
-
-
 def alone_s(work: Work) -> float:
     """Seconds that ``work`` takes on an otherwise idle instance."""
     return (
@@ -80,15 +70,12 @@ class Ability:
         return self.fastest or self
 
     def work(self, plan: ClipPlan) -> Work:
-        return {stage: units * self.rates[stage] for stage, units in units_of(plan).items()}
+        return {stage: units * self.rates[stage] for stage, units in plan.units.items()}
 
 
-def _nominal() -> Ability:
-    units = units_of(NOMINAL)
-    return Ability({stage: BUDGETS[stage].target_s / units[stage] for stage in ClipStage})
-
-
-NOMINAL_ABILITY: Final = _nominal()
+NOMINAL_ABILITY: Final = Ability(
+    {stage: BUDGETS[stage].target_s / units for stage, units in NOMINAL.units.items()}
+)
 """The ability of an instance that reports none."""
 
 
@@ -148,13 +135,8 @@ class ClipNeeds:
     def is_known(self, ability: Ability) -> bool:
         """Whether all stages that the clip needs have run there recently."""
         least = ability.at_best.work(self.whole(ability))
-        needed = units_of(self.whole(ability))
+        needed = self.whole(ability).units
         return all(least[stage] > 0 for stage in ClipStage if needed[stage])
-
-    def longest_stage(self, plan: ClipPlan, ability: Ability) -> ClipStage:
-        """The stage that takes most of ``plan``'s time."""
-        work = ability.work(plan)
-        return max(ClipStage, key=lambda stage: work[stage])
 
 
 @dataclass(slots=True)

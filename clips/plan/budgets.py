@@ -113,7 +113,7 @@ class StageTimes:
 
     def __init__(self, budget: StageBudget, units: float, activity: Activity | None = None) -> None:
         """``units``: the work for which ``budget`` is. ``activity``: that of the pipeline."""
-        self._budget = budget
+        self.budget = budget
         self._units = units
         self.activity = activity or Activity()
         self._seen: deque[_Seen] = deque(maxlen=_KEPT)
@@ -124,10 +124,6 @@ class StageTimes:
         """Number of the spell with the latest observation."""
         self._slow_rate = 0.0
         """Seconds per unit that work rarely exceeds: the P95 of observed rates."""
-
-    @property
-    def budget(self) -> StageBudget:
-        return self._budget
 
     def observe(self, seconds: float, units: float) -> None:
         """Record a finished run of the stage."""
@@ -195,8 +191,8 @@ class StageTimes:
         than the budget's."""
         scale = max(1.0, units / self._units)
         if len(self._seen) < _ENOUGH:
-            return self._budget.timeout_s * scale
-        least, most = self._budget.target_s, _MAX_OVER_STATED * self._budget.timeout_s
+            return self.budget.timeout_s * scale
+        least, most = self.budget.target_s, _MAX_OVER_STATED * self.budget.timeout_s
         return min(max(_TIMEOUT_OVER_P95 * self._slow_rate * units, least * scale), most * scale)
 
     @property

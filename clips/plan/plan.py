@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from clips.plan.budgets import ClipStage
 from clips.plan.recipe import Recipe
 
 SAMPLE_RATE = 24_000
@@ -47,23 +48,6 @@ class ClipPlan:
         )
         return tuple(words for is_less, words in each if is_less)
 
-    def changed(
-        self,
-        *,
-        seconds: float | None = None,
-        fps: int | None = None,
-        size: int | None = None,
-        has_check: bool | None = None,
-    ) -> "ClipPlan":
-        """A plan with other figures; ``asked`` stays the original one."""
-        return ClipPlan(
-            self.seconds if seconds is None else seconds,
-            self.fps if fps is None else fps,
-            self.size if size is None else size,
-            self.has_check if has_check is None else has_check,
-            self.asked or self,
-        )
-
     @property
     def frames(self) -> int:
         """Number of frames, rounded up: the picture never ends before the sound."""
@@ -74,14 +58,15 @@ class ClipPlan:
         return round(self.seconds * SAMPLE_RATE)
 
     @property
-    def video_units(self) -> float:
-        """Pixels of all frames, in millions."""
-        return self.frames * self.size**2 / 1e6
-
-    @property
-    def image_units(self) -> float:
-        """Pixels of the portrait, in millions."""
-        return self.size**2 / 1e6
+    def units(self) -> dict[ClipStage, float]:
+        """Work of each stage: seconds of speech, millions of pixels, checks."""
+        pixels = self.size**2 / 1e6
+        return {
+            ClipStage.SPEECH: self.seconds,
+            ClipStage.PORTRAIT: pixels,
+            ClipStage.VIDEO: self.frames * pixels,
+            ClipStage.CHECK: float(self.has_check),
+        }
 
 
 NOMINAL = ClipPlan(seconds=45.0, fps=24, size=512, has_check=True)
@@ -107,11 +92,11 @@ def fit(plan: ClipPlan, fits: Callable[[ClipPlan], bool]) -> ClipPlan | None:
     if found is None or found is plan:
         return found
     # Restore what was dropped without saving the time.
-    while found.size * 2 <= plan.size and fits(larger := found.changed(size=found.size * 2)):
+    while found.size * 2 <= plan.size and fits(larger := replace(found, size=found.size * 2)):
         found = larger
-    if fits(smoother := found.changed(fps=plan.fps)):
+    if fits(smoother := replace(found, fps=plan.fps)):
         found = smoother
-    if fits(checked := found.changed(has_check=plan.has_check)):
+    if fits(checked := replace(found, has_check=plan.has_check)):
         found = checked
     return found
 
@@ -125,15 +110,12 @@ def least(plan: ClipPlan) -> ClipPlan:
 def ladder(plan: ClipPlan) -> Iterator[ClipPlan]:
     """``plan``, then smaller and smaller versions of it."""
     yield plan
+    plan = replace(plan, asked=plan.asked or plan)
     if plan.has_check:
-        plan = plan.changed(has_check=False)
-        yield plan
+        yield (plan := replace(plan, has_check=False))
     if plan.fps // 2 >= MIN_FPS:
-        plan = plan.changed(fps=plan.fps // 2)
-        yield plan
+        yield (plan := replace(plan, fps=plan.fps // 2))
     while plan.size // 2 >= MIN_SIZE:
-        plan = plan.changed(size=plan.size // 2)
-        yield plan
+        yield (plan := replace(plan, size=plan.size // 2))
     while plan.seconds / 2 >= MIN_SECONDS:
-        plan = plan.changed(seconds=plan.seconds / 2)
-        yield plan
+        yield (plan := replace(plan, seconds=plan.seconds / 2))

@@ -5,6 +5,7 @@ Only the lease can return its buffers, and only once: it then drops its referenc
 cannot be returned twice or out of order.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from typing import Self
 import torch
 
 CHANNELS = 3
-_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,11 @@ class _Buffers:
     video: torch.Tensor
     audio: torch.Tensor
 
+    def clear(self) -> None:
+        """Overwrite all of the buffers with zeros."""
+        for buffer in (self.actor, self.video, self.audio):
+            buffer.zero_()
+
 
 class LeaseEnded(RuntimeError):
     """The lease has returned its buffers; their contents belong to another clip."""
@@ -63,10 +68,6 @@ class Lease:
         self._buffers: _Buffers | None = buffers
         self._give_back = give_back
         self._lock = threading.Lock()
-
-    @property
-    def is_open(self) -> bool:
-        return self._buffers is not None
 
     def actor(self, size: int) -> torch.Tensor:
         """``[3, size, size]`` float32, 0 to 1."""
@@ -82,9 +83,7 @@ class Lease:
 
     def clear(self) -> None:
         """Overwrite all of the buffers with zeros."""
-        buffers = self._open()
-        for buffer in (buffers.actor, buffers.video, buffers.audio):
-            buffer.zero_()
+        self._open().clear()
 
     def close(self) -> None:
         """Return the buffers. A second call does nothing."""
@@ -106,9 +105,7 @@ class Lease:
 
     @staticmethod
     def _view(buffer: torch.Tensor, *shape: int) -> torch.Tensor:
-        count = 1
-        for length in shape:
-            count *= length
+        count = math.prod(shape)
         if count > buffer.numel():
             raise ValueError(f"{list(shape)} does not fit into {buffer.numel()} elements")
         return buffer[:count].view(shape)
@@ -147,12 +144,8 @@ class BufferPool:
         """Overwrite free buffers with zeros, so that no data of a clip outlives it."""
         with self._lock:
             for buffers in self._free:
-                for buffer in (buffers.actor, buffers.video, buffers.audio):
-                    buffer.zero_()
+                buffers.clear()
 
     def _return(self, buffers: _Buffers) -> None:
         with self._lock:
             self._free.append(buffers)
-
-    def __str__(self) -> str:
-        return f"{self.slots} slots of {self.sizes.bytes / _MIB:.0f} MiB"

@@ -10,12 +10,12 @@ import time
 
 import torch
 
-from clips.plan.budgets import ClipStage
-from clips.plan.plan import SAMPLE_RATE
+from clips.plan.budgets import BUDGETS, Activity, StageTimes
+from clips.plan.plan import NOMINAL, SAMPLE_RATE
 from clips.plan.recipe import Portrait, Recipe, Video
 from clips.render import encode
 from clips.render.buffers import BufferPool, BufferSizes
-from clips.render.clip import Unfinished
+from clips.render.clip import ClipOrder, Unfinished
 from clips.render.errors import ClipError
 from clips.render.memory import (
     CountedMemory,
@@ -25,10 +25,8 @@ from clips.render.memory import (
     clips_within,
     media_log,
 )
-from clips.render.pipeline import ClipPipeline, PipelineConfig, nominal_times
-from clips.render.reporter import ClipReporter
+from clips.render.pipeline import ClipPipeline
 from clips.render.settings import RenderSettings
-from clips.render.stage_runner import NICE
 from clips.render.stages.providers import load_providers
 from clips.render.worker import ClipWorker
 from worker.errors import RequestError
@@ -66,15 +64,17 @@ def build_clips(settings: RenderSettings) -> ClipWorker:
         meter = CudaMemory(device.index or 0)
     guard = clip_guard(meter, limits)
     guard.check(plan.bytes - meter.used_bytes(), "the residency plan")
-    config = PipelineConfig(settings.size, settings.seconds, settings.buffer_s, NICE)
     probe = probe_of(device, _PROBE_S)
     check_device = None if probe is None else probe.check
-    pipeline = ClipPipeline(providers, nominal_times(), guard, device, config, check_device)
+    activity = Activity()
+    times = {
+        stage: StageTimes(BUDGETS[stage], units, activity) for stage, units in NOMINAL.units.items()
+    }
+    pipeline = ClipPipeline(providers, times, guard, device, settings, check_device)
     media_log.info("the slot pipeline is loaded in %.2f s", time.monotonic() - began)
     pool = BufferPool(sizes, slots, device)
     asyncio.run(warm_up(pipeline, pool))
-    reporter = ClipReporter(settings, providers, pipeline.times, guard)
-    return ClipWorker(pipeline, pool, settings, reporter)
+    return ClipWorker(pipeline, pool)
 
 
 def cap_memory(device: torch.device, hard_bytes: int) -> None:
@@ -99,25 +99,16 @@ async def warm_up(pipeline: ClipPipeline, pool: BufferPool) -> None:
     began = time.monotonic()
     recipe = Recipe("1.1", _TEXT, portrait=Portrait(seed=1), video=Video(seconds=1.0))
     for _ in range(2):
-        if time.monotonic() - began < _ENOUGH_S:
-            await _render(pipeline, pool, recipe, time.monotonic() + _DEADLINE_S)
-    pipeline.end_warm_up()
+        if time.monotonic() - began >= _ENOUGH_S:
+            break
+        lease = pool.lease()
+        assert lease is not None, "nothing else runs yet"
+        order = ClipOrder(recipe, time.monotonic() + _DEADLINE_S)
+        with lease:
+            try:
+                await pipeline.run(order, pipeline.whole(recipe), lease, lambda stage, done: None)
+            except (Unfinished, ClipError, RequestError) as error:
+                media_log.warning("the warm-up did not finish: %s", error)
+    for times in pipeline.times.values():
+        times.end_warm_up()
     media_log.info("warmed up in %.2f s", time.monotonic() - began)
-
-
-async def _render(
-    pipeline: ClipPipeline, pool: BufferPool, recipe: Recipe, deadline_at: float
-) -> None:
-    lease = pool.lease()
-    assert lease is not None, "nothing else runs yet"
-    try:
-        plan = pipeline.whole(recipe)
-        await pipeline.run(recipe, plan, lease, deadline_at, _unsaid, degrade=False)
-    except (Unfinished, ClipError, RequestError) as error:
-        media_log.warning("the warm-up did not finish: %s", error)
-    finally:
-        lease.close()
-
-
-def _unsaid(stage: ClipStage, done: float) -> None:
-    """A callback that ignores progress."""

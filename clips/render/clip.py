@@ -1,6 +1,7 @@
-"""A clip during rendering, and its check: two models score five keyframes (SL-7). A check marks a
-clip, but never fails it."""
+"""A request for a clip, the clip during rendering, and its check: two models score five keyframes
+(SL-7). A check marks a clip, but never fails it."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -9,6 +10,7 @@ import torch
 
 from clips.plan.budgets import ClipStage
 from clips.plan.plan import ClipPlan
+from clips.plan.recipe import Recipe
 from clips.render.buffers import Lease
 from clips.render.stages.base import ModelScore
 
@@ -51,6 +53,23 @@ def judge(models: Sequence[ModelScore]) -> CheckResult:
         outliers=tuple(sorted(outliers)),
         passed=reached and not outliers,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ClipOrder:
+    """A request for a clip. ``deadline_at`` is on ``time.monotonic``."""
+
+    recipe: Recipe
+    deadline_at: float
+    degrade: bool = False
+    """Whether parts may be dropped to be in time."""
+    keep_on: bool = False
+    """Whether only its deadline stops it, not a prediction that it will be late."""
+    outputs: tuple[str, ...] = ()
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline_at - time.monotonic()
 
 
 @dataclass(slots=True)

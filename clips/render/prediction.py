@@ -1,11 +1,12 @@
 """Predicts which parts of a recipe can be rendered in the remaining time (SL-2)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from clips.plan.budgets import StageTimes
+from clips.plan.budgets import ClipStage, StageTimes
 from clips.plan.plan import ClipPlan, fit, least
+from clips.render.clip import ClipOrder
 from clips.render.errors import OutOfTime
 
 Pace = Callable[[StageTimes, float], float]
@@ -19,41 +20,39 @@ LEAST: Final[Pace] = StageTimes.least_s
 class ClipPrediction:
     """Predicts times of the stages; ``buffer_s`` seconds of every deadline are reserved."""
 
-    speech: StageTimes
-    portrait: StageTimes
-    video: StageTimes
-    check: StageTimes
+    times: Mapping[ClipStage, StageTimes]
     buffer_s: float
+
+    def stage_s(self, stage: ClipStage, plan: ClipPlan, pace: Pace) -> float:
+        """Seconds that a stage takes for ``plan``."""
+        return pace(self.times[stage], plan.units[stage])
+
+    def first_s(self, plan: ClipPlan, pace: Pace) -> float:
+        """Seconds that speech and portrait take in parallel."""
+        both = ClipStage.SPEECH, ClipStage.PORTRAIT
+        return max(self.stage_s(stage, plan, pace) for stage in both)
+
+    def from_video_s(self, plan: ClipPlan, pace: Pace) -> float:
+        """Seconds that video and check take."""
+        both = ClipStage.VIDEO, ClipStage.CHECK
+        return sum(self.stage_s(stage, plan, pace) for stage in both)
 
     def all_s(self, plan: ClipPlan, pace: Pace) -> float:
         """Seconds that all of ``plan`` takes."""
         return self.first_s(plan, pace) + self.from_video_s(plan, pace)
 
-    def first_s(self, plan: ClipPlan, pace: Pace) -> float:
-        """Seconds that speech and portrait take in parallel."""
-        return max(pace(self.speech, plan.seconds), pace(self.portrait, plan.image_units))
-
-    def from_video_s(self, plan: ClipPlan, pace: Pace) -> float:
-        """Seconds that video and check take."""
-        return pace(self.video, plan.video_units) + self.check_s(plan, pace)
-
-    def check_s(self, plan: ClipPlan, pace: Pace) -> float:
-        """Seconds that the check takes; 0 without one."""
-        return pace(self.check, 1.0) if plan.has_check else 0.0
-
     def fitted(
         self,
         plan: ClipPlan,
         where: str,
-        remaining_s: float,
+        order: ClipOrder,
         takes_s: Callable[[ClipPlan, Pace], float],
-        *,
-        degrade: bool,
     ) -> ClipPlan:
-        """``plan``, or with ``degrade`` the best version of it that fits in the time. Raises
+        """``plan``, or the best version of it that fits in the time if parts may be dropped. Raises
         ``OutOfTime`` if it is certain to be late; if it is only probably late, it is tried."""
+        remaining_s = order.left_s
         left_s = remaining_s - self.buffer_s
-        if degrade:
+        if order.degrade:
             found = fit(plan, lambda one: takes_s(one, HOPED) <= left_s)
             if found is not None:
                 return found

@@ -31,11 +31,8 @@ MOST_WAITING: Final = 64
 class ClipQueue:
     """Hands out leases. All code except the return of buffers runs on one event loop."""
 
-    def __init__(
-        self, pool: BufferPool, max_waiting: int, now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, pool: BufferPool, now: Callable[[], float] = time.monotonic) -> None:
         self._pool = pool
-        self._max_waiting = max_waiting
         self._now = now
         self._waiting: list[_Waiting] = []
         self._numbers = count()
@@ -61,20 +58,18 @@ class ClipQueue:
             ends = sorted((*ends[1:], ends[0] + each_s))
         return ends[0] if ends else 0.0
 
-    async def acquire(
-        self, start_by: float, takes_s: float, give_up_at: float | None = None
-    ) -> Lease:
+    async def acquire(self, start_by: float, takes_s: float, give_up_at: float) -> Lease:
         """Wait for this clip's turn and return its buffers, which it uses for ``takes_s``.
 
-        ``start_by`` orders the clips. ``give_up_at`` (by default ``start_by``) is when to stop
-        waiting; it is later if a reduced clip can still start then. Raises ``ClipQueueFull``, or
-        ``OutOfTime`` if the clip's turn has not come by then.
+        ``start_by`` orders the clips. ``give_up_at`` is when to stop waiting; it is later if a
+        reduced clip can still start then. Raises ``ClipQueueFull``, or ``OutOfTime`` if the clip's
+        turn has not come by then.
         """
         lease = self._pool.lease() if not self._waiting else None
         if lease is None:
-            if len(self._waiting) >= self._max_waiting:
-                raise ClipQueueFull(f"{self._max_waiting} slots wait already")
-            lease = await self._wait(start_by, start_by if give_up_at is None else give_up_at)
+            if len(self._waiting) >= MOST_WAITING:
+                raise ClipQueueFull(f"{MOST_WAITING} slots wait already")
+            lease = await self._wait(start_by, give_up_at)
         self._running[lease] = self._now() + takes_s
         return lease
 

@@ -1,15 +1,12 @@
 """Collects the slot model's state for its watchers."""
 
 from collections import Counter, deque
-from collections.abc import Mapping
 
-from clips.plan.budgets import ClipStage, StageTimes, quantile
+from clips.plan.budgets import quantile
 from clips.render.buffers import BufferPool
+from clips.render.pipeline import ClipPipeline
 from clips.render.queue import MOST_WAITING, ClipQueue
-from clips.render.settings import RenderSettings
-from clips.render.stages.base import StageProviders
 from clips.state import AbortState, ClipsState, StageState
-from worker.memory import MemoryGuard
 
 _KEPT = 256
 
@@ -42,42 +39,28 @@ class AbortTimes:
         }
 
 
-class ClipReporter:
-    """Assembles the slot model's state."""
-
-    def __init__(
-        self,
-        settings: RenderSettings,
-        providers: StageProviders,
-        times: Mapping[ClipStage, StageTimes],
-        memory: MemoryGuard,
-    ) -> None:
-        self._settings = settings
-        self._names = {stage: each.name for stage, each in providers.by_stage().items()}
-        self._times = times
-        self._memory = memory
-
-    def state(self, pool: BufferPool, queue: ClipQueue, aborts: AbortTimes) -> ClipsState:
-        """The current state."""
-        settings = self._settings
-        return ClipsState(
-            max_size=settings.size,
-            max_seconds=settings.seconds,
-            buffer_s=settings.buffer_s,
-            slots_total=pool.slots,
-            slots_free=pool.free,
-            waiting=queue.waiting,
-            max_waiting=MOST_WAITING,
-            free_in_s=queue.free_in_s(),
-            stages={stage: self._stage(stage) for stage in ClipStage},
-            memory_used_bytes=self._memory.meter.used_bytes(),
-            abort_to_free_p50_ms=aborts.quantile_ms(0.50),
-            abort_to_free_p99_ms=aborts.quantile_ms(0.99),
-            aborts=aborts.by_cause(),
-        )
-
-    def _stage(self, stage: ClipStage) -> StageState:
-        times = self._times[stage]
-        return StageState(
-            self._names[stage], times.seconds_per_unit, times.p95_ms, times.least_per_unit
-        )
+def state_of(
+    pipeline: ClipPipeline, pool: BufferPool, queue: ClipQueue, aborts: AbortTimes
+) -> ClipsState:
+    """The slot model's current state."""
+    settings, providers = pipeline.settings, pipeline.providers.by_stage()
+    return ClipsState(
+        max_size=settings.size,
+        max_seconds=settings.seconds,
+        buffer_s=settings.buffer_s,
+        slots_total=pool.slots,
+        slots_free=pool.free,
+        waiting=queue.waiting,
+        max_waiting=MOST_WAITING,
+        free_in_s=queue.free_in_s(),
+        stages={
+            stage: StageState(
+                providers[stage].name, times.seconds_per_unit, times.p95_ms, times.least_per_unit
+            )
+            for stage, times in pipeline.times.items()
+        },
+        memory_used_bytes=pipeline.memory.meter.used_bytes(),
+        abort_to_free_p50_ms=aborts.quantile_ms(0.50),
+        abort_to_free_p99_ms=aborts.quantile_ms(0.99),
+        aborts=aborts.by_cause(),
+    )

@@ -5,8 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 import torch
 
@@ -30,16 +29,6 @@ NICE: Final = 10
 T = TypeVar("T")
 Progress = Callable[[float], None]
 """Called on the stage's thread with the stage's progress, 0 to 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageJob(Generic[T]):
-    """One run of a stage: ``units`` of work and their known times."""
-
-    work: Callable[[Step], T]
-    units: float
-    times: StageTimes
-    progress: Progress
 
 
 class _Steps:
@@ -75,6 +64,10 @@ class _Steps:
         self.done = done
         self._said(done)
 
+    def halt(self) -> None:
+        """End the stage in its next step."""
+        self.halted = True
+
     def finish(self) -> None:
         """Report the stage as done, if the provider has not."""
         if self.done < 1.0:
@@ -87,14 +80,15 @@ class StageRunner:
     def __init__(
         self,
         stage: ClipStage,
+        times: StageTimes,
         memory: MemoryGuard,
         device: torch.device,
-        nice: int = 0,
         check_device: Callable[[], None] | None = None,
     ) -> None:
         """``check_device`` is called after a failure; it raises ``DeviceLost`` if the device is no
         longer usable."""
         self.stage = stage
+        self._times = times
         self._memory = memory
         self._check_device = check_device
         self._turn = asyncio.Lock()
@@ -103,7 +97,7 @@ class StageRunner:
             thread_name_prefix=f"slot {stage}",
             # On a GPU the thread only launches work, which should not wait for a core.
             initializer=lower_priority,
-            initargs=(nice if device.type == "cpu" else 0,),
+            initargs=(NICE if device.type == "cpu" else 0,),
         )
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
@@ -113,15 +107,17 @@ class StageRunner:
         """End the thread, after the stage that it is running."""
         self._thread.shutdown()
 
-    async def run(self, job: StageJob[T], deadline_at: float) -> T:
-        """Run ``job.work`` on the stage's thread.
+    async def run(
+        self, work: Callable[[Step], T], units: float, deadline_at: float, progress: Progress
+    ) -> T:
+        """Run ``work``, of so many ``units``, on the stage's thread.
 
         When this raises or is cancelled, the work and everything that it launched have ended, so
         its buffers are free. Raises ``ClipError``, ``MemoryLimitExceeded``, ``RequestError`` for an
         error in the recipe, and ``DeviceLost``.
         """
         async with self.turn(deadline_at):
-            return await self.run_in_turn(job, deadline_at)
+            return await self.run_in_turn(work, units, deadline_at, progress)
 
     @asynccontextmanager
     async def turn(self, until: float) -> AsyncIterator[None]:
@@ -137,33 +133,38 @@ class StageRunner:
         finally:
             self._turn.release()
 
-    async def run_in_turn(self, job: StageJob[T], deadline_at: float) -> T:
+    async def run_in_turn(
+        self, work: Callable[[Step], T], units: float, deadline_at: float, progress: Progress
+    ) -> T:
         """Like ``run``, for a caller that already holds the stage (``turn``)."""
-        for pause in backoffs(job.times.budget.retries):
+        for pause in backoffs(self._times.budget.retries):
             try:
-                return await self._try(job, deadline_at)
+                return await self._try(work, units, deadline_at, progress)
             except StageFailed as error:
-                if time.monotonic() + pause + job.times.likely_s(job.units) > deadline_at:
+                if time.monotonic() + pause + self._times.likely_s(units) > deadline_at:
                     raise
                 media_log.warning("%s; again in %.1f s", error, pause)
                 await asyncio.sleep(pause)
-        return await self._try(job, deadline_at)
+        return await self._try(work, units, deadline_at, progress)
 
-    async def _try(self, job: StageJob[T], deadline_at: float) -> T:
+    async def _try(
+        self, work: Callable[[Step], T], units: float, deadline_at: float, progress: Progress
+    ) -> T:
         self._memory.check(what=self.stage)
-        limit_s = job.times.timeout_s(job.units)
-        steps = _Steps(self.stage, limit_s, deadline_at, self._memory, job.progress)
-        begun = time.monotonic()
+        limit_s = self._times.timeout_s(units)
+        steps = _Steps(self.stage, limit_s, deadline_at, self._memory, progress)
+        begun, loop = time.monotonic(), asyncio.get_running_loop()
         try:
-            with job.times.activity.running():
-                result = await self._on_thread(job.work, steps)
+            with self._times.activity.running():
+                running = loop.run_in_executor(self._thread, self._call, work, steps)
+                result = await ended(running, steps.halt)
         except (ClipError, MemoryLimitExceeded, RequestError) as error:
             # The spoken share of a text is unknown: a speech's progress is a share of its buffer.
             if (
                 isinstance(error, OutOfTime | BehindPace | StageTimeout)
                 and self.stage is not ClipStage.SPEECH
             ):
-                job.times.observe_part(time.monotonic() - begun, steps.done * job.units)
+                self._times.observe_part(time.monotonic() - begun, steps.done * units)
             await self._settle(is_critical=False)
             raise
         except asyncio.CancelledError:
@@ -178,32 +179,18 @@ class StageRunner:
         except Exception as error:
             await self._settle(is_critical=True)
             raise StageFailed(self.stage, f"{type(error).__name__}: {error}") from error
-        job.times.observe(time.monotonic() - begun, job.units)
+        self._times.observe(time.monotonic() - begun, units)
         return result
 
-    async def _on_thread(self, work: Callable[[Step], T], steps: _Steps) -> T:
-        """Run ``work`` on the thread; a cancellation waits until the thread has stopped."""
-        done = asyncio.get_running_loop().run_in_executor(self._thread, self._call, work, steps)
-        try:
-            return await asyncio.shield(done)
-        except asyncio.CancelledError:
-            steps.halted = True
-            await asyncio.wait([done])
-            if not done.cancelled():
-                done.exception()  # read, so that asyncio does not log it
-            raise
-
     def _call(self, work: Callable[[Step], T], steps: _Steps) -> T:
-        with torch.inference_mode(), self._on_stream():
+        on_stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        with torch.inference_mode(), on_stream:
             steps(0.0)
             result = work(steps)
             if self._stream is not None:
                 self._stream.synchronize()
             steps.finish()
             return result
-
-    def _on_stream(self) -> "torch.cuda.StreamContext | nullcontext[None]":
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     async def _settle(self, *, is_critical: bool) -> None:
         """Wait, off the event loop, for the device's queued work on the clip's buffers. Raises
@@ -221,3 +208,16 @@ class StageRunner:
                     torch.cuda.empty_cache()
 
         await asyncio.get_running_loop().run_in_executor(self._thread, settle)
+
+
+async def ended(running: "asyncio.Future[T]", halt: Callable[[], object]) -> T:
+    """The result of work on a clip's buffers. The work has always ended when this returns or
+    raises, since the buffers are lent again. A cancellation calls ``halt`` to stop it soon."""
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        halt()
+        await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # read, so that asyncio does not log it
+        raise

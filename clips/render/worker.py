@@ -7,6 +7,7 @@ when its work has ended in any other way.
 
 import asyncio
 import logging
+import math
 import os
 import threading
 import time
@@ -18,35 +19,32 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from clips.plan.plan import ClipPlan
-from clips.plan.recipe import Recipe, read_recipe
-from clips.render.answers import ClipOutputs, ProgressAnswers, facts_of, outputs_of
+from clips.plan.recipe import read_recipe
+from clips.render.answers import ProgressAnswers, facts_of, outputs_of
 from clips.render.buffers import BufferPool, Lease
-from clips.render.clip import Clip, Unfinished
+from clips.render.clip import Clip, ClipOrder, Unfinished
 from clips.render.errors import ClipCancelled, ClipError, OutOfTime, StageFailed, StageTimeout
 from clips.render.pipeline import ClipPipeline
 from clips.render.prediction import HOPED, LEAST
-from clips.render.queue import MOST_WAITING, ClipQueue, ClipQueueFull
-from clips.render.reporter import AbortTimes, ClipReporter
-from clips.render.settings import RenderSettings
-from clips.render.stage_runner import NICE
+from clips.render.queue import ClipQueue, ClipQueueFull
+from clips.render.reporter import AbortTimes, state_of
+from clips.render.stage_runner import NICE, ended
 from clips.state import STATE_EVERY_S
 from protocol import Code
 from worker.errors import DeviceLost, InvalidCall, MemoryLimitExceeded, RequestError, ResponderLost
 from worker.priority import lower_priority
-from worker.service.call import Call, Responder, Tensors, strings
+from worker.service.call import Call, Responder, strings
 
 RECIPE: Final = "recipe"
 OUTPUTS: Final = ("mp4", "wav", "png", "video", "audio", "actor")
 """Outputs of a result: files, and the tensors behind them."""
-DEFAULT_OUTPUTS: Final = ("mp4",)
-DEFAULT_DEADLINE_S: Final = 45.0
-"""Default deadline in seconds from receipt (SL-1)."""
 
 
 class _Parameters(msgspec.Struct, forbid_unknown_fields=True):
-    deadline_ms: float | None = None
+    deadline_ms: float = 45_000.0
+    """From receipt; the default is SL-1's."""
     on_deadline: Literal["error", "degrade"] = "error"
-    outputs: str = ",".join(DEFAULT_OUTPUTS)
+    outputs: str = "mp4"
     """Names of ``OUTPUTS``, separated by commas."""
     keep_on: bool = False
     """Whether only its deadline stops it, even if it is certain to be late; its result then says
@@ -55,19 +53,9 @@ class _Parameters(msgspec.Struct, forbid_unknown_fields=True):
     """Whether to send the model's state regularly instead of a clip (``clips.state``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RenderRequest:
-    """A parsed request for a clip. ``deadline_s`` is relative to its receipt."""
-
-    recipe: Recipe
-    deadline_s: float
-    degrade: bool
-    outputs: tuple[str, ...]
-    keep_on: bool = False
-
-
-def parse_clip(call: Call) -> RenderRequest | None:
-    """Parse a request; None if it only watches. Raises ``InvalidCall`` and ``RecipeError``."""
+def parse_clip(call: Call, received: float) -> ClipOrder | None:
+    """Parse a request of the time ``received``; None if it only watches. Raises ``InvalidCall`` and
+    ``RecipeError``."""
     data = call.data(RECIPE)
     if data is None:
         raise InvalidCall(f"input {RECIPE} is missing")
@@ -77,19 +65,18 @@ def parse_clip(call: Call) -> RenderRequest | None:
         raise InvalidCall(f"parameters: {error}") from None
     if stated.watch:
         return None
-    deadline_s = DEFAULT_DEADLINE_S if stated.deadline_ms is None else stated.deadline_ms / 1000
-    if not 0 < deadline_s < float("inf"):
+    if not 0 < stated.deadline_ms < math.inf:
         raise InvalidCall("deadline_ms must be a positive number of milliseconds")
     outputs = tuple(filter(None, (name.strip() for name in stated.outputs.split(","))))
     for name in outputs:
         if name not in OUTPUTS:
             raise InvalidCall(f"outputs: there is no {name!r}; there is {', '.join(OUTPUTS)}")
-    return RenderRequest(
+    return ClipOrder(
         read_recipe(data),
-        deadline_s,
+        received + stated.deadline_ms / 1000,
         stated.on_deadline == "degrade",
-        outputs,
         stated.keep_on,
+        outputs,
     )
 
 
@@ -130,8 +117,6 @@ class ClipWorker:
         self,
         pipeline: ClipPipeline,
         pool: BufferPool,
-        settings: RenderSettings,
-        reporter: ClipReporter,
         die: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
         """``die`` ends the process, because none of its parts can use the device again."""
@@ -139,9 +124,7 @@ class ClipWorker:
         self._has_lost_device = False
         self._pipeline = pipeline
         self._pool = pool
-        self._queue = ClipQueue(pool, MOST_WAITING)
-        self._settings = settings
-        self._reporter = reporter
+        self._queue = ClipQueue(pool)
         self._aborts = AbortTimes()
         self._encoder = ThreadPoolExecutor(
             1, "slot encoder", initializer=lower_priority, initargs=(NICE,)
@@ -191,11 +174,11 @@ class ClipWorker:
         code, message = Code.CANCELLED, "the worker is stopping"
         watch = self._loop.create_task(self._watch(asked, asyncio.current_task()))
         try:
-            request = parse_clip(asked.call)
-            if request is None:
+            order = parse_clip(asked.call, asked.received)
+            if order is None:
                 await self._report(asked.responder)
             else:
-                await self._render(asked, request)
+                await self._render(asked, order)
             return
         except asyncio.CancelledError:
             if asked.cancelled_at is not None:
@@ -204,9 +187,7 @@ class ClipWorker:
             return
         except (RequestError, ClipError) as error:
             code, message = error.code, str(error)
-        except ClipQueueFull as error:
-            code, message = Code.NO_CAPACITY, str(error)
-        except MemoryLimitExceeded as error:
+        except (ClipQueueFull, MemoryLimitExceeded) as error:
             code, message = Code.NO_CAPACITY, str(error)
         except DeviceLost as error:
             log.critical("%s: ending the process; its supervisor starts it again", error)
@@ -240,129 +221,96 @@ class ClipWorker:
     async def _report(self, responder: Responder) -> None:
         """Send the model's state regularly, while anyone listens."""
         while True:
-            state = self._reporter.state(self._pool, self._queue, self._aborts)
+            state = state_of(self._pipeline, self._pool, self._queue, self._aborts)
             event = {"event": "state", **msgspec.structs.asdict(state)}
             responder.send({"event": strings(msgspec.json.encode(event))})
             await asyncio.sleep(STATE_EVERY_S)
 
-    async def _render(self, asked: _Asked, request: RenderRequest) -> None:
-        pipeline, queue, recipe = self._pipeline, self._queue, request.recipe
-        deadline_at = asked.received + request.deadline_s
-        plan = self._plan(asked, request, deadline_at)
-        takes_s = pipeline.takes_s(plan, HOPED)
-        start_by = deadline_at - self._settings.buffer_s - takes_s
-        give_up_at = deadline_at
-        if not request.keep_on:
+    async def _render(self, asked: _Asked, order: ClipOrder) -> None:
+        queue, prediction = self._queue, self._pipeline.prediction
+        takes_s = prediction.all_s(self._plan(asked, order), HOPED)
+        start_by = order.deadline_at - prediction.buffer_s - takes_s
+        give_up_at = order.deadline_at
+        if not order.keep_on:
             # Without observations it may be fast: it waits as long as that could help.
-            least = pipeline.least(recipe, degrade=request.degrade)
-            least_s = pipeline.takes_s(least, LEAST)
-            give_up_at -= self._settings.buffer_s + least_s
+            least_s = prediction.all_s(self._pipeline.least(order), LEAST)
+            give_up_at -= prediction.buffer_s + least_s
         now = time.monotonic()
         if now + queue.wait_s(start_by, takes_s) > give_up_at and queue.waiting:
             raise OutOfTime("queue", f"{queue.waiting} slots wait, and its turn is too late")
-        lease = await self._queue.acquire(start_by, takes_s, give_up_at)
+        lease = await queue.acquire(start_by, takes_s, give_up_at)
         try:
-            await self._render_into(lease, asked, request, deadline_at)
+            await self._render_into(lease, asked, order)
         finally:
-            self._queue.release(lease)
+            queue.release(lease)
             if asked.cancelled_at is not None:
                 asked.stopped = "cancelled", asked.cancelled_at
             if asked.stopped is not None:
                 cause, since = asked.stopped
                 self._aborts.observe(cause, time.monotonic() - since)
 
-    async def _render_into(
-        self, lease: Lease, asked: _Asked, request: RenderRequest, deadline_at: float
-    ) -> None:
+    async def _render_into(self, lease: Lease, asked: _Asked, order: ClipOrder) -> None:
         # There may be less time now, after the queue.
-        plan = self._plan(asked, request, deadline_at)
+        plan = self._plan(asked, order)
         said = ProgressAnswers(self._loop, asked.responder)
         reason = None
         try:
-            clip = await self._pipeline.run(
-                request.recipe,
-                plan,
-                lease,
-                deadline_at,
-                said,
-                degrade=request.degrade,
-                keep_on=request.keep_on,
-            )
+            clip = await self._pipeline.run(order, plan, lease, said)
         except Unfinished as unfinished:
             clip, reason = unfinished.clip, unfinished.reason
             asked.stopped = _limit_of(reason)
             if isinstance(reason, StageFailed):  # it may have left anything in the buffers
                 await self._in_encoder(lease.clear)
-        await self._answer(asked, request, clip, deadline_at, reason)
+        if reason is None or isinstance(reason, OutOfTime):
+            await self._answer(asked, order, clip, is_whole=reason is None)
+        if reason is not None:
+            raise reason
 
-    def _plan(self, asked: _Asked, request: RenderRequest, deadline_at: float) -> ClipPlan:
+    def _plan(self, asked: _Asked, order: ClipOrder) -> ClipPlan:
         """What to begin of a request. Raises ``OutOfTime``, unless it is to keep on."""
-        pipeline, recipe, left_s = self._pipeline, request.recipe, deadline_at - time.monotonic()
         try:
-            return pipeline.plan(recipe, left_s, degrade=request.degrade)
+            return self._pipeline.plan(order)
         except OutOfTime:
-            if not request.keep_on:
+            if not order.keep_on:
                 raise
             asked.spared = True
-            return pipeline.least(recipe, degrade=request.degrade)
+            return self._pipeline.least(order)
 
-    async def _answer(
-        self,
-        asked: _Asked,
-        request: RenderRequest,
-        clip: Clip,
-        deadline_at: float,
-        reason: Exception | None,
-    ) -> None:
-        """Send the last answer: the clip, or what there is of it and then raise ``reason``."""
-        made = ClipOutputs()
-        if reason is None or isinstance(reason, OutOfTime):
-            halted = threading.Event()
+    async def _answer(self, asked: _Asked, order: ClipOrder, clip: Clip, *, is_whole: bool) -> None:
+        """Send the clip, or what there is of it."""
+        halted = threading.Event()
 
-            def go_on() -> None:
-                if halted.is_set():
-                    raise ClipCancelled("encoder", "stopped")
+        def go_on() -> None:
+            if halted.is_set():
+                raise ClipCancelled("encoder", "stopped")
 
-            made = await self._in_encoder(lambda: outputs_of(request.outputs, clip, go_on), halted)
-        is_met = reason is None and time.monotonic() <= deadline_at
+        made = await self._in_encoder(lambda: outputs_of(order.outputs, clip, go_on), halted)
         event = {
-            "event": "result" if reason is None else "saved",
-            **facts_of(clip, is_met=is_met),
+            "event": "result" if is_whole else "saved",
+            **facts_of(clip, is_met=is_whole and order.left_s >= 0),
             **({"spared": True} if asked.spared or clip.spared else {}),
             "copied_bytes": made.copied_bytes,
         }
         answer = {"event": strings(msgspec.json.encode(event)), **made.tensors}
-        if reason is None or isinstance(reason, OutOfTime):
-            await self._send(asked, answer, made.copied_bytes, final=reason is None)
-        if reason is not None:
-            raise reason
-
-    async def _send(self, asked: _Asked, answer: Tensors, size: int, *, final: bool) -> None:
-        """Send an answer, a large one off the loop, since Triton copies it before it returns."""
-        if size < _LARGE:
-            asked.responder.send(answer, final=final)
+        if made.copied_bytes < _LARGE:
+            asked.responder.send(answer, final=is_whole)
             return
-        asked.is_sending = True
+        asked.is_sending = True  # off the loop, since Triton copies it before it returns
         try:
-            await self._in_encoder(lambda: asked.responder.send(answer, final=final))
+            await self._in_encoder(lambda: asked.responder.send(answer, final=is_whole))
         finally:
             asked.is_sending = False
 
     async def _in_encoder(self, work: Callable[[], T], halted: threading.Event | None = None) -> T:
-        """Run ``work`` on the encoder's thread. It has always ended when this returns or raises,
-        since it reads buffers that are lent again. A cancellation sets ``halted`` for ``work``."""
+        """Run ``work`` on the encoder's thread. A cancellation sets ``halted`` for it."""
         submitted = self._encoder.submit(work)
-        running = asyncio.wrap_future(submitted)
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
+
+        def halt() -> None:
             if halted is not None:
                 halted.set()
                 submitted.cancel()  # another's may be long
-            await asyncio.wait([running])
-            if not running.cancelled():
-                running.exception()  # read, so that asyncio does not log it
-            raise
+
+        return await ended(asyncio.wrap_future(submitted), halt)
 
 
 def _limit_of(reason: Exception) -> tuple[str, float] | None:

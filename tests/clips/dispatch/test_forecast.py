@@ -24,13 +24,9 @@ def ability(
     audio: float = 1.0, image: float = 0.0, video: float = 0.0, clip: float = 0.0, **more: Any
 ) -> Ability:
     """Of an instance that takes so long for all of a stage of ``needs``'s."""
-    plan = needs(1e9).whole(NOMINAL_ABILITY)
-    rates = {
-        ClipStage.SPEECH: audio / plan.seconds,
-        ClipStage.PORTRAIT: image / plan.image_units,
-        ClipStage.VIDEO: video / plan.video_units,
-        ClipStage.CHECK: clip,
-    }
+    units = needs(1e9).whole(NOMINAL_ABILITY).units
+    all_s = dict(zip(ClipStage, (audio, image, video, clip), strict=True))
+    rates = {stage: all_s[stage] / units[stage] for stage in ClipStage}
     return Ability(rates, buffer_s=1.0, **more)
 
 

@@ -9,7 +9,7 @@ import pytest
 from clips.dispatch import admission
 from clips.dispatch.admission import ClipAdmission
 from clips.dispatch.fleet import ClipHealth, ClipInstance
-from clips.dispatch.forecast import Ability, Begun, forecast, units_of
+from clips.dispatch.forecast import Ability, Begun, forecast
 from clips.dispatch.job import ClipJob
 from clips.dispatch.task import ClipTask
 from clips.dispatch.waiting import WaitingClips
@@ -47,7 +47,7 @@ class Scene:
         )
 
     def _instance(self, address: str) -> ClipInstance:
-        rng, units = self.rng, units_of(NOMINAL)
+        rng, units = self.rng, NOMINAL.units
         rates = {stage: rng.uniform(0.2, 8.0) / units[stage] for stage in ClipStage}
         instance = ClipInstance(address)
         instance.health, instance.heard_at = ClipHealth.UP, NOW

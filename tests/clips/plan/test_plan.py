@@ -31,7 +31,7 @@ FULL = ClipPlan(seconds=8.0, fps=24, size=256, has_check=True)
     ],
 )
 def test_less_is_given_up_first_and_said(most_units: float, given_up: tuple[str, ...]) -> None:
-    plan = fit(FULL, lambda plan: not plan.has_check and plan.video_units <= most_units)
+    plan = fit(FULL, lambda plan: not plan.has_check and plan.units[ClipStage.VIDEO] <= most_units)
     assert plan is not None and plan.given_up == given_up
 
 

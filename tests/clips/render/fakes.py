@@ -11,9 +11,10 @@ from clips.plan.budgets import BUDGETS, ClipStage, StageBudget, StageTimes
 from clips.plan.plan import SAMPLE_RATE, ClipPlan
 from clips.plan.recipe import Recipe, read_recipe
 from clips.render.buffers import BufferPool, BufferSizes, Lease
-from clips.render.clip import Clip, Unfinished
+from clips.render.clip import Clip, ClipOrder, Unfinished
 from clips.render.memory import CountedMemory, Resident, clip_guard
-from clips.render.pipeline import ClipPipeline, PipelineConfig
+from clips.render.pipeline import ClipPipeline
+from clips.render.settings import RenderSettings
 from clips.render.stages.base import ModelScore, StageProviders, Step
 from worker.memory import MemoryLimits
 
@@ -121,8 +122,8 @@ class Rig:
         }
         guard = clip_guard(CountedMemory(lambda: self.used), MemoryLimits(hard_bytes=100))
         stages = StageProviders(*self.fakes.values())  # type: ignore[arg-type]
-        config = PipelineConfig(64, 5.0, buffer_s=1.0)
-        self.pipeline = ClipPipeline(stages, self.times, guard, CPU, config)
+        settings = RenderSettings(size=64, seconds=5.0, buffer_s=1.0)
+        self.pipeline = ClipPipeline(stages, self.times, guard, CPU, settings)
         self.pool = BufferPool(SIZES, 1, CPU)
         self.said: list[tuple[ClipStage, float]] = []
 
@@ -130,14 +131,12 @@ class Rig:
         lease = self.pool.lease()
         assert lease is not None, "the slot before has not given its buffers back"
         self.lease: Lease = lease
-        plan = self.pipeline.plan(RECIPE, deadline_s, degrade=degrade)
+        order = ClipOrder(RECIPE, time.monotonic() + deadline_s, degrade)
         return await self.pipeline.run(
-            RECIPE,
-            plan,
+            order,
+            self.pipeline.plan(order),
             lease,
-            time.monotonic() + deadline_s,
             lambda stage, done: self.said.append((stage, done)),
-            degrade=degrade,
         )
 
     async def fails(self, deadline_s: float = 600.0) -> Unfinished:

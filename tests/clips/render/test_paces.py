@@ -9,13 +9,14 @@ import pytest
 
 from clips.plan.budgets import BUDGETS, FRESH_S, Activity, ClipStage, StageTimes
 from clips.plan.plan import SAMPLE_RATE
-from clips.plan.recipe import Recipe, read_recipe
+from clips.plan.recipe import read_recipe
 from clips.render.buffers import BufferPool, BufferSizes
 from clips.render.build import warm_up
-from clips.render.clip import Clip, Unfinished
+from clips.render.clip import Clip, ClipOrder, Unfinished
 from clips.render.errors import OutOfTime
-from clips.render.pipeline import ClipPipeline, PipelineConfig
+from clips.render.pipeline import ClipPipeline
 from clips.render.prediction import LIKELY
+from clips.render.settings import RenderSettings
 from clips.render.stages.base import Step
 from tests.clips.render.fakes import CPU, FakeVideo, Rig
 
@@ -38,11 +39,10 @@ class Machine(Rig):
         self.portrait_s = 0.0
         activity = Activity(self.now)
         self.times = {stage: StageTimes(BUDGETS[stage], 1.0, activity) for stage in ClipStage}
-        guarded = self.pipeline._runners[ClipStage.VIDEO]._memory
-        providers = self.pipeline.providers
-        self.pipeline.close()
-        config = PipelineConfig(128, 5.0, buffer_s=1.0)
-        self.pipeline = ClipPipeline(providers, self.times, guarded, CPU, config)
+        before = self.pipeline
+        before.close()
+        settings = RenderSettings(size=128, seconds=5.0, buffer_s=1.0)
+        self.pipeline = ClipPipeline(before.providers, self.times, before.memory, CPU, settings)
         self.pool = BufferPool(SIZES, 1, CPU)
         self.fakes[ClipStage.PORTRAIT].hook = self._draw
         video = self.fakes[ClipStage.VIDEO]
@@ -58,27 +58,24 @@ class Machine(Rig):
     def _show(self, pixels: int) -> None:
         self.now_s += self.video_s * pixels / WHOLE
 
-    async def clip(self, deadline_s: float, recipe: Recipe = RECIPE, **more: bool) -> Clip:
+    async def clip(self, deadline_s: float, *, degrade: bool = False) -> Clip:
         """Raises ``OutOfTime`` and ``Unfinished``."""
         lease = self.pool.lease()
         assert lease is not None
-        until, degrade = self.now_s + deadline_s, more.get("degrade", False)
-        try:
-            plan = self.pipeline.plan(recipe, deadline_s, degrade=degrade)
+        order = ClipOrder(RECIPE, self.now_s + deadline_s, degrade)
+        with lease:
             return await self.pipeline.run(
-                recipe, plan, lease, until, lambda *said: None, **{"degrade": False} | more
+                order, self.pipeline.plan(order), lease, lambda *said: None
             )
-        finally:
-            lease.close()
 
     def predicted_s(self) -> float:
-        return self.pipeline.takes_s(self.pipeline.whole(RECIPE), LIKELY)
+        return self.pipeline.prediction.all_s(self.pipeline.whole(RECIPE), LIKELY)
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     machine = Machine()
-    for module in ("pipeline", "rendering", "stage_runner", "build"):
+    for module in ("pipeline", "clip", "stage_runner", "build"):
         monkeypatch.setattr(f"clips.render.{module}.time", SimpleNamespace(monotonic=machine.now))
     yield machine
     machine.pipeline.close()

@@ -2,15 +2,18 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from clips.plan.budgets import ClipStage, StageBudget, StageTimes
+from clips.plan.plan import ClipPlan
 from clips.plan.recipe import RecipeError
 from clips.render.buffers import BufferPool
 from clips.render.build import warm_up
+from clips.render.clip import ClipOrder
 from clips.render.errors import OutOfTime, StageTimeout
 from clips.render.stages.base import Step
 from tests.clips.render.fakes import CPU, RECIPE, SIZES, Rig, raising, stepping_on
@@ -78,7 +81,7 @@ async def test_speech_is_tried_again_once(rig: Rig, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("stage", list(ClipStage))
 async def test_a_stage_that_takes_too_long_is_stopped(rig: Rig, stage: ClipStage) -> None:
-    rig.times[stage]._budget = StageBudget(0.001, 0.05)
+    rig.times[stage].budget = StageBudget(0.001, 0.05)
     rig.fakes[stage].hook = stepping_on
     if stage is ClipStage.CHECK:
         clip = await rig.run()
@@ -86,7 +89,7 @@ async def test_a_stage_that_takes_too_long_is_stopped(rig: Rig, stage: ClipStage
     else:
         unfinished = await rig.fails()
         assert isinstance(unfinished.reason, StageTimeout) and unfinished.reason.stage == stage
-    rig.times[stage]._budget = StageBudget(0.01, 30.0)
+    rig.times[stage].budget = StageBudget(0.01, 30.0)
     await rig.is_sound()
 
 
@@ -148,12 +151,16 @@ async def test_a_clip_does_not_wait_for_anothers_video_beyond_its_deadline(rig: 
 async def test_less_is_rendered_where_the_client_allows_that(rig: Rig) -> None:
     for _ in range(10):  # 36 seconds for all that it asks for
         rig.times[ClipStage.VIDEO].observe(30.0, 0.07)
-    plan = rig.pipeline.plan(RECIPE, 20.0, degrade=True)
+
+    def planned(left_s: float, *, degrade: bool) -> ClipPlan:
+        return rig.pipeline.plan(ClipOrder(RECIPE, time.monotonic() + left_s, degrade))
+
+    plan = planned(20.0, degrade=True)
     assert plan.given_up == ("6 frames a second instead of 12",), "a check takes next to nothing"
     with pytest.raises(OutOfTime, match=r"plan: 20\.0 s are left, 1 of them kept back"):
-        rig.pipeline.plan(RECIPE, 20.0, degrade=False)
+        planned(20.0, degrade=False)
     with pytest.raises(OutOfTime):
-        rig.pipeline.plan(RECIPE, 1.0, degrade=True)
+        planned(1.0, degrade=True)
 
 
 async def test_a_check_that_there_is_no_time_for_is_left_out(rig: Rig) -> None:

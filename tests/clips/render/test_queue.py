@@ -16,9 +16,9 @@ LONG = 1e9
 SIZES = BufferSizes(size=8, frames=1, samples=1)
 
 
-def new_queue(slots: int = 1, max_waiting: int = 8) -> tuple[BufferPool, ClipQueue]:
+def new_queue(slots: int = 1) -> tuple[BufferPool, ClipQueue]:
     pool = BufferPool(SIZES, slots, torch.device("cpu"))
-    return pool, ClipQueue(pool, max_waiting, now=lambda: 0.0)
+    return pool, ClipQueue(pool, now=lambda: 0.0)
 
 
 async def settle() -> None:
@@ -28,11 +28,11 @@ async def settle() -> None:
 
 async def test_the_least_slack_is_first() -> None:
     pool, queue = new_queue()
-    first = await queue.acquire(LONG, 1.0)
+    first = await queue.acquire(LONG, 1.0, LONG)
     order: list[str] = []
 
     async def wait(name: str, start_by: float) -> None:
-        lease = await queue.acquire(start_by, 1.0)
+        lease = await queue.acquire(start_by, 1.0, LONG)
         order.append(name)
         queue.release(lease)
 
@@ -48,9 +48,9 @@ async def test_the_least_slack_is_first() -> None:
 
 async def test_it_gives_up_when_its_turn_does_not_come_and_not_before() -> None:
     pool, queue = new_queue()
-    first = await queue.acquire(LONG, 1.0)
+    first = await queue.acquire(LONG, 1.0, LONG)
     with pytest.raises(OutOfTime, match="queue: its turn did not come"):
-        await queue.acquire(0.0, 1.0)
+        await queue.acquire(0.0, 1.0, 0.0)
     # Less than all of it would do: it waits on, in the same place.
     patient = asyncio.create_task(queue.acquire(0.0, 1.0, give_up_at=LONG))
     await settle()
@@ -61,8 +61,8 @@ async def test_it_gives_up_when_its_turn_does_not_come_and_not_before() -> None:
 
 async def test_what_was_just_handed_to_one_that_left_goes_to_the_next() -> None:
     pool, queue = new_queue()
-    first = await queue.acquire(LONG, 1.0)
-    leaver, stayer = (asyncio.create_task(queue.acquire(LONG + at, 1.0)) for at in (1, 2))
+    first = await queue.acquire(LONG, 1.0, LONG)
+    leaver, stayer = (asyncio.create_task(queue.acquire(LONG + at, 1.0, LONG)) for at in (1, 2))
     await settle()
     queue.release(first)  # the lease is the leaver's now, who has not run since
     leaver.cancel()
@@ -76,7 +76,7 @@ async def test_what_was_just_handed_to_one_that_left_goes_to_the_next() -> None:
 async def test_waits_are_foretold() -> None:
     _, queue = new_queue(slots=2)
     assert queue.wait_s(10.0, 4.0) == 0.0
-    leases = [await queue.acquire(LONG, takes_s) for takes_s in (2.0, 5.0)]
+    leases = [await queue.acquire(LONG, takes_s, LONG) for takes_s in (2.0, 5.0)]
     assert queue.wait_s(10.0, 4.0) == 2.0
     waiting = asyncio.create_task(queue.acquire(5.0, 4.0, give_up_at=LONG))
     await settle()

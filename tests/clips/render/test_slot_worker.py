@@ -12,9 +12,6 @@ from clips.plan.budgets import ClipStage, StageBudget
 from clips.render import worker as clip
 from clips.render.answers import ClipOutputs
 from clips.render.buffers import BufferPool
-from clips.render.memory import CountedMemory, clip_guard
-from clips.render.reporter import ClipReporter
-from clips.render.settings import RenderSettings
 from clips.render.stages.base import Step
 from clips.render.worker import ClipWorker
 from protocol import Code
@@ -22,7 +19,6 @@ from tests.clips.render.fakes import CPU, SIZES, Rig, raising, stepping_on
 from tests.support.clock import MovedClock
 from tests.support.triton_calls import FakeResponder
 from worker.errors import DeviceLost
-from worker.memory import MemoryLimits
 from worker.service.call import Call, strings
 
 RECIPE = {"schema": "1.0", "text": "Good morning", "video": {"fps": 12}}
@@ -34,15 +30,8 @@ class Served:
     def __init__(self) -> None:
         self.rig = Rig()
         self.pool = BufferPool(SIZES, 1, CPU)
-        settings = RenderSettings(device="cpu", size=64, seconds=5, buffer_s=0.1, slots=1)
-        guard = clip_guard(CountedMemory(lambda: 7), MemoryLimits(hard_bytes=100))
-        reporter = ClipReporter(
-            settings, self.rig.pipeline.providers, self.rig.pipeline.times, guard
-        )
         self.ended = threading.Event()
-        self.worker = ClipWorker(
-            self.rig.pipeline, self.pool, settings, reporter, die=self.ended.set
-        )
+        self.worker = ClipWorker(self.rig.pipeline, self.pool, die=self.ended.set)
         self.worker.start()
 
     def ask(self, recipe: dict[str, Any] | None = None, **parameters: Any) -> FakeResponder:
@@ -87,7 +76,7 @@ def test_how_long_buffers_take_to_be_free_is_told_by_cause(
     cancelled.cancelled = True
     assert cancelled.refusal() == (Code.CANCELLED, "cancelled")
     clock = MovedClock()
-    for module in ("worker", "pipeline", "rendering", "stage_runner"):
+    for module in ("worker", "pipeline", "clip", "stage_runner"):
         monkeypatch.setattr(f"clips.render.{module}.time", SimpleNamespace(monotonic=clock))
 
     def let_the_deadline_pass(step: Step) -> None:
@@ -99,7 +88,7 @@ def test_how_long_buffers_take_to_be_free_is_told_by_cause(
     assert late.refusal()[1] == "video: the deadline came"
     assert events(late)[-1]["event"] == "saved"
     video.hook = stepping_on
-    times._budget = StageBudget(0.001, 0.02)
+    times.budget = StageBudget(0.001, 0.02)
     slow = served.ask()
     assert "took longer than" in slow.refusal()[1]
     aborts = told(served)["aborts"]
@@ -134,7 +123,7 @@ def test_a_lost_device_ends_the_process_once_every_clip_was_answered(
     def lost() -> None:
         raise DeviceLost("the device computes nothing any more")
 
-    for runner in served.rig.pipeline._runners.values():
+    for runner in served.rig.pipeline.runners.values():
         runner._check_device = lost
     waiting = threading.Event()
 

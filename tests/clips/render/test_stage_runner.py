@@ -12,7 +12,7 @@ from clips.plan.budgets import BUDGETS, ClipStage, StageBudget, StageTimes
 from clips.render.build import cap_memory
 from clips.render.errors import StageFailed
 from clips.render.memory import CountedMemory, clip_guard
-from clips.render.stage_runner import StageJob, StageRunner
+from clips.render.stage_runner import NICE, StageRunner
 from clips.render.stages.base import Step
 from tests.clips.render.fakes import CPU
 from worker.errors import InvalidCall, MemoryLimitExceeded
@@ -40,15 +40,15 @@ async def test_the_device_is_waited_for_and_after_a_failure_its_cache_is_emptied
     done: list[str] = []
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
-    runner = StageRunner(ClipStage.VIDEO, clip_guard(CountedMemory(lambda: 0)), CPU)
+    times = StageTimes(StageBudget(1.0, 10.0), 1.0)
+    runner = StageRunner(ClipStage.VIDEO, times, clip_guard(CountedMemory(lambda: 0)), CPU)
     runner._stream = _Stream(done)  # type: ignore[assignment]
 
     def work(step: Step) -> None:
         raise error
 
-    times = StageTimes(StageBudget(1.0, 10.0), 1.0)
     with pytest.raises(raised):
-        await runner.run(StageJob(work, 1.0, times, lambda share: None), 1e12)
+        await runner.run(work, 1.0, 1e12, lambda share: None)
     runner.close()
     assert done == left
 
@@ -59,8 +59,9 @@ def _priority() -> int:
 
 async def test_stages_on_the_cpu_stand_back_and_nobody_else_does() -> None:
     before = _priority()
-    lower = min(19, before + 3)
-    runner = StageRunner(ClipStage.VIDEO, clip_guard(CountedMemory(lambda: 0)), CPU, nice=3)
+    lower = min(19, before + NICE)
+    times = StageTimes(BUDGETS[ClipStage.VIDEO], 1.0)
+    runner = StageRunner(ClipStage.VIDEO, times, clip_guard(CountedMemory(lambda: 0)), CPU)
 
     def work(step: Step) -> tuple[int, int]:
         started: list[int] = []
@@ -69,9 +70,7 @@ async def test_stages_on_the_cpu_stand_back_and_nobody_else_does() -> None:
         thread.join()
         return _priority(), started[0]
 
-    times = StageTimes(BUDGETS[ClipStage.VIDEO], 1.0)
-    job = StageJob(work, 1.0, times, lambda done: None)
-    assert await runner.run(job, 1e12) == (lower, lower)
+    assert await runner.run(work, 1.0, 1e12, lambda done: None) == (lower, lower)
     runner.close()
     assert _priority() == before
 
