@@ -7,9 +7,8 @@ from aiohttp import web
 
 from orchestrator.batches.api import batches, files
 from orchestrator.batches.api.served_lines import BATCHES, BatchLines
-from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.folder import Claim, folder_of
-from orchestrator.batches.section import BatchSection
+from orchestrator.batches.section import BatchConfig, BatchSection
 from orchestrator.batches.service import Batches
 from orchestrator.dispatch.retry import ATTEMPTS
 from orchestrator.extension import Core, Extension

@@ -24,13 +24,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
 from catalog.atomic import UNFINISHED, write_all, write_atomically
-from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.records import LineOutcome, StoredBatch, StoredFile
+from orchestrator.batches.section import BatchConfig
 from orchestrator.fair_share import is_over_share
 from orchestrator.tasks.journal.file import (
     JournalConfig,
@@ -46,8 +46,6 @@ FILE_PREFIX = "file-"
 _OUTCOMES_SHARE = 0.1
 """Share (0 to 1) of the folder's limit that is reserved for the outcomes of batches."""
 
-R = TypeVar("R", StoredFile, StoredBatch)
-
 _SUMMED = struct.Struct("<IB")
 _HEAD = struct.Struct("<II")
 _HEAD_BYTES = _HEAD.size + _SUMMED.size
@@ -62,45 +60,6 @@ class FileFrame(NamedTuple):
     payload: bytes
     end: int
     """Offset of the next frame, in bytes."""
-
-
-class FrameWriter:
-    """Appends to one file, which it creates if missing. Blocks. Methods may raise ``OSError``."""
-
-    def __init__(self, path: Path, *, end: int = 0) -> None:
-        """Continue at byte ``end`` and truncate everything after it."""
-        self.end = end
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            os.ftruncate(self._file, end)
-        except OSError:
-            self.close()
-            raise
-
-    def append(self, number: int, kind: int, payload: bytes) -> int:
-        """Append a whole frame or nothing. Returns its size in bytes."""
-        summed = _SUMMED.pack(number, kind)
-        checksum = zlib.crc32(payload, zlib.crc32(summed))
-        frame = _HEAD.pack(len(payload), checksum) + summed + payload
-        os.lseek(self._file, self.end, os.SEEK_SET)
-        try:
-            write_all(self._file, frame)
-        except OSError:
-            os.ftruncate(self._file, self.end)
-            raise
-        self.end += len(frame)
-        return len(frame)
-
-    def sync(self) -> None:
-        """Flush the file to disk. A closed file is already flushed."""
-        if self._file >= 0:
-            os.fsync(self._file)
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
 
 
 def read_frames(path: Path) -> Iterator[FileFrame]:
@@ -127,7 +86,7 @@ def new_id(prefix: str) -> str:
 
 
 class Contents(NamedTuple):
-    """The records of an earlier process."""
+    """An earlier process's records by id."""
 
     files: dict[str, StoredFile]
     batches: dict[str, StoredBatch]
@@ -142,9 +101,7 @@ class Folder:
         """Bytes of all data, without records, which are small and few."""
         self._bound = config.folder_bytes
         self._owners: dict[str, str] = {}
-        """Owner of the data of each file."""
         self._bytes_of: Counter[str] = Counter()
-        """Bytes of each owner's data."""
 
     def open(self) -> Contents:
         """Read all records, and remove data without a record."""
@@ -154,11 +111,17 @@ class Folder:
         for path in self.path.glob(f"*{_RECORD}{UNFINISHED}"):  # an incomplete record
             path.unlink()
         for path in sorted(self.path.glob(f"*{_RECORD}")):
-            name = path.stem
-            if name.startswith(FILE_PREFIX):
-                self._load(path, StoredFile, contents.files)
-            else:
-                self._load(path, StoredBatch, contents.batches)
+            try:
+                body = path.read_bytes()
+                if path.name.startswith(FILE_PREFIX):
+                    contents.files[path.stem] = msgspec.json.decode(body, type=StoredFile)
+                else:
+                    contents.batches[path.stem] = msgspec.json.decode(body, type=StoredBatch)
+            except (msgspec.DecodeError, OSError):
+                service_log.exception(
+                    "cannot read a file or batch; it stays in the folder",
+                    extra=fields(record=str(path)),
+                )
         self._owners = {file.id: file.owner for file in contents.files.values()}
         for batch in contents.batches.values():
             names = (batch.input_id, batch.output_id, batch.errors_id)
@@ -196,12 +159,10 @@ class Folder:
         return Appender(self, name, end)
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        """Yield the content of a file in pieces."""
         for frame in read_frames(self.data(name)):
             yield frame.payload
 
     def count(self, name: str, more: int) -> None:
-        """Count ``more`` bytes of a file's data."""
         self.used_bytes += more
         self._bytes_of[self._owners.get(name, "")] += more
 
@@ -223,35 +184,47 @@ class Folder:
     def _make(self) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def _load(self, path: Path, kind: type[R], into: dict[str, R]) -> None:
-        try:
-            into[path.stem] = msgspec.json.decode(path.read_bytes(), type=kind)
-        except (msgspec.DecodeError, OSError):
-            service_log.exception(
-                "cannot read a file or batch; it stays in the folder",
-                extra=fields(record=str(path)),
-            )
-
 
 class Appender:
-    """The writer of one file. The caller must call ``Folder.require_room`` first."""
+    """Appends frames to one file of a folder, which it creates if missing. The caller must call
+    ``Folder.require_room`` first."""
 
     def __init__(self, folder: Folder, name: str, end: int) -> None:
+        """Continue at byte ``end`` and truncate everything after it."""
         path = folder.data(name)
-        before = os.stat(path).st_size if path.exists() else 0
+        before = path.stat().st_size if path.exists() else 0
         self._folder = folder
         self._name = name
-        self._writer = FrameWriter(path, end=end)
+        self._end = end
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            os.ftruncate(self._file, end)
+        except OSError:
+            os.close(self._file)
+            raise
         folder.count(name, end - before)
 
     def append(self, number: int, kind: int, payload: bytes) -> None:
-        self._folder.count(self._name, self._writer.append(number, kind, payload))
+        """Append a whole frame or nothing."""
+        summed = _SUMMED.pack(number, kind)
+        checksum = zlib.crc32(payload, zlib.crc32(summed))
+        frame = _HEAD.pack(len(payload), checksum) + summed + payload
+        os.lseek(self._file, self._end, os.SEEK_SET)
+        try:
+            write_all(self._file, frame)
+        except OSError:
+            os.ftruncate(self._file, self._end)
+            raise
+        self._end += len(frame)
+        self._folder.count(self._name, len(frame))
 
-    def sync(self) -> None:
-        self._writer.sync()
-
-    def close(self) -> None:
-        self._writer.close()
+    def close(self, *, sync: bool = True) -> None:
+        """Flush the file to disk if ``sync``, and close it. Idempotent."""
+        if self._file >= 0:
+            if sync:
+                os.fsync(self._file)
+            file, self._file = self._file, -1
+            os.close(file)
 
 
 class Ledger:
@@ -272,7 +245,7 @@ class Ledger:
                 self._writers[name] = folder.writer(name, batch.owner, end)
         except BaseException:  # the caller retries while the disk is full
             for writer in self._writers.values():
-                writer.close()
+                writer.close(sync=False)
             raise
 
     def _read(self, folder: Folder, name: str) -> int:
@@ -300,7 +273,6 @@ class Ledger:
     def close(self) -> None:
         """Flush and close the files. May be called again if this fails."""
         for writer in self._writers.values():
-            writer.sync()
             writer.close()
 
     def _mark(self, number: int, kind: LineOutcome, name: str, size: int) -> None:

@@ -102,7 +102,6 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
     status: Status = Status.VALIDATING
     total: int = 0
     counts: dict[int, int] = {}
-    """Number of ended lines, by ``LineOutcome``."""
     errors: list[LineError] = []
     times: dict[str, int] = {}
     """Time of each status change, in Unix seconds."""
@@ -113,15 +112,12 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchLine(NamedTuple):
-    """One request of a batch."""
-
     number: int
     """Number of the line among all lines of the file, from 1."""
     custom_id: str
     method: str
     url: str
     body: bytes
-    """Body of the request, as JSON."""
 
 
 class LineResult(NamedTuple):

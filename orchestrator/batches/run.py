@@ -24,12 +24,11 @@ from orchestrator.batches.records import (
     BatchLine,
     LineError,
     LineOutcome,
-    LineResult,
     Status,
     StoredBatch,
     StoredFile,
 )
-from orchestrator.batches.shop import LineServer, Shop
+from orchestrator.batches.shop import Shop
 from orchestrator.batches.window import WindowPlace
 from orchestrator.telemetry.log import fields, service_log
 
@@ -54,7 +53,7 @@ class Run:
         self._due_at = clock.now() + batch.window_s - shop.time.age_s(batch.made)
         self._ledger: Ledger | None = None
         self._why: LineOutcome | None = None
-        """The reason that no more lines start; None while lines start."""
+        """Why no more lines start; None while lines start."""
         self._next: WindowPlace | None = None
         """Place of the next line while it waits for the place."""
         self._stopped = asyncio.Event()
@@ -85,8 +84,15 @@ class Run:
             if not self.batch.total and not await self._check():
                 return
             await self._end(await self._serve_all())
-        except (BadLine, FileNotFoundError) as error:
-            await self._fail("input_unreadable", f"the batch cannot continue: {_told(error)}")
+        except FileNotFoundError:
+            await self._fail(
+                "input_unreadable", "the batch cannot continue: its input file was removed"
+            )
+        except BadLine as error:
+            await self._fail(
+                "input_unreadable",
+                f"the batch cannot continue: its input file has changed: {error.error.message}",
+            )
         except Exception:
             service_log.exception("a batch failed", extra=fields(batch=self.batch.id))
             await self._fail("internal", "an internal error occurred; see the service's log")
@@ -152,7 +158,7 @@ class Run:
                     working.add(task)
                     task.add_done_callback(working.discard)
                     # The task cannot do this itself: if it is cancelled at once, it never starts.
-                    task.add_done_callback(partial(_leave, place))
+                    task.add_done_callback(lambda _, place=place: place.leave())  # type: ignore[misc]
                 if self._why is not None:
                     break
             await self._until_idle(working)
@@ -163,7 +169,6 @@ class Run:
             await asyncio.gather(*left, return_exceptions=True)
 
     def _lines(self) -> Iterator[RawLine]:
-        """All lines of the input, read on demand."""
         pieces = self._shop.folder.pieces(self.batch.input_id)
         return split_lines(pieces, self._shop.config.line_bytes)
 
@@ -173,16 +178,12 @@ class Run:
             return None
         self._next = place = WindowPlace(self._shop.window, self.batch.owner, self._due_at)
         try:
-            await place.take()
+            return place if await place.take() else None
         except asyncio.CancelledError:
             place.leave()
-            this = asyncio.current_task()
-            if this is not None and this.cancelling():
-                raise
-            return None
+            raise
         finally:
             self._next = None
-        return place
 
     async def _until_idle(self, working: set[asyncio.Task[None]]) -> None:
         """Wait until the lines in progress have ended or must end."""
@@ -196,26 +197,21 @@ class Run:
             stopped.cancel()
 
     async def _one(self, ledger: Ledger, line: BatchLine, place: WindowPlace) -> None:
+        """Serve a line and write its outcome. Retries until the batch's deadline."""
         server = self._shop.server
         assert server is not None
-        answer = await self._answer(server, line, place)
-        entry = server.entry(self.batch, line, answer.kind, answer)
-        await self._insist(lambda: ledger.put(line.number, answer.kind, entry))
-
-    async def _answer(self, server: LineServer, line: BatchLine, place: WindowPlace) -> LineResult:
-        """Get a final answer. Retries until the batch's deadline."""
         losses, pause = 0, _FIRST_PAUSE_S
         while True:
             answer = await server.serve(self.batch, line, self._due_at)
-            if answer.retry_after_s is None:
-                return answer
             losses += answer.is_loss
-            if losses >= self._shop.config.attempts:
-                return answer
+            if answer.retry_after_s is None or losses >= self._shop.config.attempts:
+                break
             place.rest()
             await asyncio.sleep(max(answer.retry_after_s, pause * random.uniform(0.5, 1.0)))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             await place.take()
+        entry = server.entry(self.batch, line, answer.kind, answer)
+        await self._insist(lambda: ledger.put(line.number, answer.kind, entry))
 
     async def _sweep(self, ledger: Ledger, kind: LineOutcome) -> None:
         """Write a "not served" entry for every line without one."""
@@ -310,15 +306,3 @@ class Run:
             else:
                 self._failing = False
                 return done
-
-
-def _leave(place: WindowPlace, _: object) -> None:
-    place.leave()
-
-
-def _told(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "its input file was removed"
-    if isinstance(error, BadLine):
-        return f"its input file has changed: {error.error.message}"
-    return str(error)

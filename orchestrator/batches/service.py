@@ -9,16 +9,16 @@ from itertools import islice
 
 import msgspec
 
-from orchestrator.batches.config import (
+from orchestrator.batches.folder import FILE_PREFIX, Claim, Folder, new_id
+from orchestrator.batches.records import LineOutcome, Status, StoredBatch, StoredFile, Time
+from orchestrator.batches.run import Run
+from orchestrator.batches.section import (
     MAX_BATCHES_PER_KEY,
     MAX_FILES_PER_KEY,
     MAX_UNFINISHED_PER_KEY,
     MAX_WINDOW_S,
     BatchConfig,
 )
-from orchestrator.batches.folder import FILE_PREFIX, Claim, Folder, new_id
-from orchestrator.batches.records import LineOutcome, Status, StoredBatch, StoredFile, Time
-from orchestrator.batches.run import Run
 from orchestrator.batches.shop import Shop, Upload
 from orchestrator.batches.window import Window
 from orchestrator.clock import Boot, Clock
@@ -36,11 +36,7 @@ class Batches:
     """All files and batches, on the event loop. ``shop.server`` must be set before ``start``."""
 
     def __init__(
-        self,
-        config: BatchConfig,
-        clock: Clock,
-        boot: Boot,
-        claim: Claim | None = None,
+        self, config: BatchConfig, clock: Clock, boot: Boot, claim: Claim | None = None
     ) -> None:
         """Waits for ``claim``. Without a claim, this process owns the folder."""
         self.config = config
@@ -59,10 +55,8 @@ class Batches:
             files={},
         )
 
-    # ── life cycle ───────────────────────────────────────────────────────────────────────────
-
     def start(self) -> None:
-        """Continue the batches of an earlier process. The server of lines must be set before."""
+        """Continue the batches of an earlier process."""
         self._upkeep = asyncio.create_task(self._keep_up(), name="batches")
 
     async def close(self) -> None:
@@ -91,7 +85,6 @@ class Batches:
         return self.shop.folder.used_bytes
 
     def outcomes(self) -> Counter[LineOutcome]:
-        """Number of ended lines by outcome, in all kept batches."""
         counts: Counter[LineOutcome] = Counter()
         for batch in self._all():
             counts.update({LineOutcome(kind): count for kind, count in batch.counts.items()})
@@ -183,6 +176,7 @@ class Batches:
             )
         upload = Upload(self.shop, owner)
         try:
+            await upload.open()
             yield upload
         finally:
             await upload.close()
@@ -253,7 +247,6 @@ class Batches:
         return batch
 
     async def cancel(self, owner: str, name: str) -> StoredBatch:
-        """Start no more lines. Raises ``NotFound``, and ``InvalidRequest`` if it has ended."""
         batch = await self.batch(owner, name)
         run = self._runs.get(name)
         if run is None:

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Protocol, TypeVar, TypeVarTuple
 
-from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.folder import FILE_PREFIX, Appender, Folder, new_id
 from orchestrator.batches.records import (
     BatchLine,
@@ -17,11 +16,12 @@ from orchestrator.batches.records import (
     StoredFile,
     Time,
 )
+from orchestrator.batches.section import BatchConfig
 from orchestrator.batches.window import Window
 from orchestrator.errors import BodyTooLarge, JournalUnavailable, NotFound, TidegateError
 
-P = ParamSpec("P")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class LineServer(Protocol):
@@ -51,14 +51,13 @@ class Shop:
     files: dict[str, StoredFile]
     server: LineServer | None = None
 
-    async def block(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.thread, lambda: call(*args, **kwargs))
+    async def block(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.thread, call, *args)
 
-    async def disk(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def disk(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         """Like ``block``, for a waiting client: raises ``TidegateError`` if the disk fails."""
         try:
-            return await self.block(call, *args, **kwargs)
+            return await self.block(call, *args)
         except FileNotFoundError:
             raise NotFound("the file's content was removed from the service's disk") from None
         except OSError as error:
@@ -69,7 +68,7 @@ class Shop:
 
 
 class Upload:
-    """An upload. Call ``write``, then ``finish``; always call ``close``."""
+    """An upload: ``open``, ``write``, then ``finish``; always ``close``."""
 
     def __init__(self, shop: Shop, owner: str) -> None:
         self.id = new_id(FILE_PREFIX)
@@ -78,6 +77,9 @@ class Upload:
         self._owner = owner
         self._appender: Appender | None = None
         self._is_kept = False
+
+    async def open(self) -> None:
+        self._appender = await self._shop.disk(self._shop.folder.writer, self.id, self._owner)
 
     async def write(self, content: bytes) -> None:
         """Append to the file. Raises ``BodyTooLarge`` if the file becomes too large, and
@@ -102,7 +104,8 @@ class Upload:
             made=self._shop.time.stamp(),
             keep_s=self._shop.config.keep_s,
         )
-        await self._shop.disk(self._sync)
+        assert self._appender is not None
+        await self._shop.disk(self._appender.close)
         await self._shop.disk(self._shop.folder.save, file)
         self._is_kept = True
         self._shop.files[file.id] = file
@@ -115,20 +118,11 @@ class Upload:
                 await asyncio.shield(self._shop.disk(self._discard))
 
     def _append(self, content: bytes) -> None:
+        assert self._appender is not None
         self._shop.folder.require_room(self._owner, len(content), is_upload=True)
-        self._open().append(0, 0, content)
-
-    def _sync(self) -> None:
-        appender = self._open()
-        appender.sync()
-        appender.close()
-
-    def _open(self) -> Appender:
-        if self._appender is None:
-            self._appender = self._shop.folder.writer(self.id, self._owner)
-        return self._appender
+        self._appender.append(0, 0, content)
 
     def _discard(self) -> None:
         if self._appender is not None:
-            self._appender.close()
+            self._appender.close(sync=False)
         self._shop.folder.remove(self.id)

@@ -3,16 +3,8 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from enum import Enum, auto
 from heapq import heappop, heappush
 from itertools import count
-
-
-class _State(Enum):
-    OUT = auto()
-    WAITING = auto()
-    IN = auto()
-    RESTING = auto()
 
 
 class Window:
@@ -42,7 +34,6 @@ class Window:
         while self.under_way.total() < self._size and (owner := self._next()) is not None:
             _, _, place = heappop(self._waiting[owner])
             self._served[owner] = next(self._numbers)
-            self.under_way[owner] += 1
             place.let_in()
 
     def _next(self) -> str | None:
@@ -67,44 +58,42 @@ class WindowPlace:
         self.owner = owner
         self.due_at = due_at
         self._window = window
-        self._state = _State.OUT
-        self._turn: asyncio.Future[None] | None = None
+        self._counted_in: Counter[str] | None = None
+        self._turn: asyncio.Future[bool] | None = None
 
     @property
     def is_waiting(self) -> bool:
-        return self._state is _State.WAITING and self._turn is not None and not self._turn.done()
+        return self._turn is not None and not self._turn.done()
 
-    async def take(self) -> None:
-        """Wait for the place, also after ``rest``. ``give_up`` cancels the wait."""
-        if self._state is _State.RESTING:
-            self._window.resting[self.owner] -= 1
-        self._state = _State.WAITING
+    async def take(self) -> bool:
+        """Wait for the place, also after ``rest``. False if it is given up meanwhile."""
+        self._count_in(None)
         self._turn = asyncio.get_running_loop().create_future()
         self._window.wait(self)
-        await self._turn
+        return await self._turn
 
     def let_in(self) -> None:
         assert self._turn is not None
-        self._state = _State.IN
-        self._turn.set_result(None)
+        self._count_in(self._window.under_way)
+        self._turn.set_result(True)
 
     def give_up(self) -> None:
-        if self._turn is not None:
-            self._turn.cancel()
+        if self._turn is not None and self.is_waiting:
+            self._turn.set_result(False)
 
     def rest(self) -> None:
         """Release the place for other lines until the next ``take``."""
-        assert self._state is _State.IN
-        self._state = _State.RESTING
-        self._window.under_way[self.owner] -= 1
-        self._window.resting[self.owner] += 1
+        self._count_in(self._window.resting)
         self._window.admit()
 
     def leave(self) -> None:
         """Release the place: the line has ended or never started."""
-        if self._state is _State.IN:
-            self._window.under_way[self.owner] -= 1
-        elif self._state is _State.RESTING:
-            self._window.resting[self.owner] -= 1
-        self._state = _State.OUT
+        self._count_in(None)
         self._window.admit()
+
+    def _count_in(self, counter: Counter[str] | None) -> None:
+        if self._counted_in is not None:
+            self._counted_in[self.owner] -= 1
+        if counter is not None:
+            counter[self.owner] += 1
+        self._counted_in = counter

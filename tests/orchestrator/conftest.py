@@ -278,7 +278,7 @@ HOMES: Final = {
     "SESSION_BYTES": "orchestrator.sessions.store",
     "SESSION_TTL_S": "orchestrator.sessions.store",
     "SUSPECT_AFTER_S": "orchestrator.lanes.config",
-    "WINDOW": "orchestrator.batches.config",
+    "WINDOW": "orchestrator.batches.section",
 }
 """Modules of the constants that tests set."""
 MakeService = Callable[..., Awaitable[Service]]

@@ -4,7 +4,7 @@ connection."""
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import cast
 
 import msgspec
 from aiohttp import web
@@ -43,14 +43,6 @@ from orchestrator.tasks.job import Job, OnDisconnect, Priority
 from orchestrator.telemetry.log import fields, service_log
 
 
-class _Reply(NamedTuple):
-    """A handler's response or error."""
-
-    status: int
-    body: bytes
-    error: TidegateError | None
-
-
 class _Nobody(BaseProtocol):
     """Stands in for the connection of a request without one."""
 
@@ -66,9 +58,10 @@ async def _send(
     name: str,
     adapt: Callable[[Job], Job],
     refusal: TidegateError | None = None,
-) -> _Reply:
+) -> tuple[web.Response, TidegateError | None]:
     """Handle ``POST path`` as for a client with ``key``, with the correlation id ``name``; or
-    answer with ``refusal``. ``adapt`` changes the job. Cancellation counts as a hang-up."""
+    answer with ``refusal``. Returns the answer and its error. ``adapt`` changes the job.
+    Cancellation counts as a hang-up."""
     request = _request(app, path, body)
     match = await app.router.resolve(request)
     match.add_app(app)
@@ -82,16 +75,14 @@ async def _send(
         if refusal is not None:
             raise refusal
         response = await match.handler(request)
-        assert isinstance(response, web.Response) and isinstance(response.body, bytes)
-        return _Reply(response.status, response.body, None)
+        assert isinstance(response, web.Response)
+        return response, None
     except TidegateError as error:
         failure = error
     except Exception:
         service_log.exception("request handler failed", extra=fields(correlation_id=name))
         failure = TidegateError("an internal error occurred")
-    response = error_response(failure, context, orchestrator.clock.now())
-    assert isinstance(response.body, bytes)
-    return _Reply(response.status, response.body, failure)
+    return error_response(failure, context, orchestrator.clock.now()), failure
 
 
 def _request(app: web.Application, path: str, body: bytes) -> web.Request:
@@ -165,7 +156,7 @@ _modes = msgspec.json.Decoder(_Modes)
 
 
 class BatchLines:
-    """The ``batches.shop.Server`` of an application."""
+    """The ``LineServer`` of an application."""
 
     def __init__(self, app: web.Application, batches: Batches) -> None:
         self._app = app
@@ -220,7 +211,7 @@ class BatchLines:
                 keep=False,
             )
 
-        reply = await _send(
+        answer, error = await _send(
             self._app,
             batch.endpoint,
             line.body,
@@ -229,24 +220,15 @@ class BatchLines:
             adapt=adapt,
             refusal=refusal,
         )
-        kind = LineOutcome.SUCCEEDED if reply.error is None else LineOutcome.ERRORED
-        if isinstance(reply.error, DeadlineExceeded) and not is_own:
+        kind = LineOutcome.SUCCEEDED if error is None else LineOutcome.ERRORED
+        if isinstance(error, DeadlineExceeded) and not is_own:
             kind = LineOutcome.EXPIRED
-        return LineResult(
-            kind,
-            reply.status,
-            name,
-            reply.body,
-            _retry_after_s(reply.error),
-            isinstance(reply.error, InstanceLost),
-        )
-
-
-def _retry_after_s(error: TidegateError | None) -> float | None:
-    """Seconds until a retry is useful; None for an error that a retry does not change."""
-    if isinstance(error, Unavailable) and error.retryable:
-        return error.retry_after_ms / 1000
-    return None
+        retry_after_s = None
+        if isinstance(error, Unavailable) and error.retryable:
+            retry_after_s = error.retry_after_ms / 1000
+        assert isinstance(answer.body, bytes)
+        is_loss = isinstance(error, InstanceLost)
+        return LineResult(kind, answer.status, name, answer.body, retry_after_s, is_loss)
 
 
 def _unserved(body: bytes) -> TidegateError | None:

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.records import BatchLine, LineOutcome, LineResult, StoredBatch
+from orchestrator.batches.section import BatchConfig
 from orchestrator.batches.service import Batches, new_batch, new_id, read_window
 from orchestrator.clock import Boot
 from tests.support.clock import ManualClock

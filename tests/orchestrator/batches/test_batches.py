@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from orchestrator.batches import run, service
-from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.folder import Folder, Ledger
 from orchestrator.batches.records import (
     BatchLine,
@@ -18,6 +17,7 @@ from orchestrator.batches.records import (
     StoredBatch,
     Time,
 )
+from orchestrator.batches.section import BatchConfig
 from orchestrator.batches.service import new_batch
 from orchestrator.clock import Boot
 from orchestrator.errors import (
