@@ -146,8 +146,8 @@ def _describe_journal(durable: DurableTasks) -> dict[str, object]:
         "status": "failing" if durable.fault else "ok",
         "fault": durable.fault or None,
         "live_tasks": durable.live,
-        "unwritten": durable.unwritten,
-        "set_aside": durable.set_aside or None,
+        "unwritten": durable.writer.unwritten,
+        "set_aside": durable.writer.set_aside or None,
     }
 
 

@@ -119,8 +119,7 @@ class Recovery:
                     self._lose(task, "its stored tokens do not fit")
 
     def _take_on(self, one: UnfinishedTask, *, is_new: bool) -> None:
-        orchestrator = self._orchestrator
-        clock = orchestrator.clock
+        orchestrator, clock = self._orchestrator, self._orchestrator.clock
         stored = one.request
         known = unpack_ids(one.tokens.ids)
         if stored is None:
@@ -208,7 +207,8 @@ class Recovery:
 
     def _make_anew(self, task: Task) -> None:
         task.earlier = None
-        self._durable.keep_no_tokens(task)
+        assert task.entry is not None
+        task.entry.keeps_tokens = False
 
     def _lose(self, task: Task, why: str) -> None:
         self._end(task, "failed", lost_in_restart(task, why))

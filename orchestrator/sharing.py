@@ -13,7 +13,7 @@ from orchestrator.retention import ItemCall
 from orchestrator.settings import Settings
 from orchestrator.settings.rooms import modules_of_rooms
 from orchestrator.tasks.journal.file import JournalFile
-from orchestrator.tasks.journal.file_store import FileStore
+from orchestrator.tasks.journal.file_store import store_of
 from orchestrator.tasks.journal.records import UnfinishedTask
 from orchestrator.tasks.journal.store import JournalStore
 from orchestrator.tasks.task import Task
@@ -91,7 +91,7 @@ class Sharing:
 
     def store(self, file: JournalFile | None) -> JournalStore | None:
         """The store of durable tasks; None if there is none."""
-        return None if file is None else FileStore(file)
+        return None if file is None else store_of(file)
 
     def share(self, registry: "Registry", queue: "TaskQueue[Task]", limiter: "Limiter") -> None:
         """Start to share the instances' slots and the keys' limits."""

@@ -59,7 +59,6 @@ class Names:
         self.layout = f"{self.prefix}layout"
         self.members = f"{self.prefix}members"
         self.changed = f"{self.prefix}changed"
-        """Identifies the latest change of a member."""
         self.cordons = f"{self.prefix}cordons"
         self.runs = f"{self.prefix}runs"
         self.room = f"{self.prefix}room"
@@ -98,7 +97,6 @@ class Names:
         return f"{self.prefix}demands:{address}"
 
     def submission(self, key: str, idempotency_key: str | None) -> str:
-        """Key of the task with a client's name for its submission."""
         return f"{self.prefix}submission:{key}:{idempotency_key or ''}"
 
 

@@ -3,18 +3,14 @@ instances that operators take out of use."""
 
 import math
 import time
-from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from orchestrator.errors import NotReady
 from orchestrator.instances.registry import Registry
-from orchestrator.sharing import Lines, Sums
+from orchestrator.sharing import Sums
 from orchestrator.state import connection, scripts
-from orchestrator.state.connection import Names
 from orchestrator.state.members import Members
 from orchestrator.tasks.runs import RunNews, Runs
 from orchestrator.telemetry.log import fields, service_log
@@ -24,10 +20,9 @@ class Cordons:
     """Exchanges with the other orchestrators which instances operators have taken out of use, and
     takes those instances out of use here too."""
 
-    def __init__(self, members: Members, name: str, registry: Registry) -> None:
-        """``name``: the store's key."""
+    def __init__(self, members: Members, registry: Registry) -> None:
         self._members = members
-        self._name = name
+        self._name = members.names.cordons
         self._registry = registry
         self._known: dict[str, int] = {}
         """Addresses with a cordon in the store, each with the first renewal that reports it."""
@@ -84,10 +79,8 @@ class SharedRuns:
     next call. A call that arrives sooner has only its own deadline.
     """
 
-    def __init__(self, members: Members, names: Names, tag: str, runs: Runs) -> None:
+    def __init__(self, members: Members, runs: Runs) -> None:
         self._members = members
-        self._name = names.runs
-        self._tag = tag
         self._runs = runs
         self._untold: list[bytes] = []
         self._asked = 0
@@ -104,10 +97,10 @@ class SharedRuns:
             del self._untold[0]
 
     def ask(self, pipe: Any) -> int:
-        told = self._untold[:RUNS_AT_A_TIME]
+        told, members = self._untold[:RUNS_AT_A_TIME], self._members
         self._asked = len(told)
-        keep_ms = round(1000 * KEEP_RUNS_S)
-        pipe.eval(scripts.RUNS, 1, self._name, self._tag, self._last, MAX_UNTOLD, keep_ms, *told)
+        facts = (members.tag, self._last, MAX_UNTOLD, round(1000 * KEEP_RUNS_S))
+        pipe.eval(scripts.RUNS, 1, members.names.runs, *facts, *told)
         return 1
 
     def receive(self, answers: Sequence[Any]) -> None:
@@ -117,7 +110,7 @@ class SharedRuns:
         del self._untold[: self._asked]
         for entry_id, (_, tag, _, body) in entries:
             self._last = entry_id
-            if tag.decode() == self._tag:
+            if tag.decode() == self._members.tag:
                 continue
             try:
                 heard = msgspec.msgpack.decode(body, type=_RunUpdate)
@@ -138,9 +131,8 @@ class SharedSums:
     """Exchanges the spending of keys and runs. Each member writes its sums under its own tag. So a
     sum that is written twice counts once, and the sums of an ended process stay."""
 
-    def __init__(self, members: Members, names: Names, tag: str, sums: Sums) -> None:
-        self._names = names
-        self._tag = tag
+    def __init__(self, members: Members, sums: Sums) -> None:
+        self._members = members
         self._sums = sums
         self._next_at = -math.inf
         self._asked: list[str] = []
@@ -148,12 +140,12 @@ class SharedSums:
 
     def ask(self, pipe: Any) -> int:
         self._asked.clear()
-        now = time.monotonic()
+        members, now = self._members, time.monotonic()
         if now >= self._next_at:
             self._next_at = now + EVERY_S
             for name, (tokens, cost) in self._sums.own().items():
-                sum_name = self._names.sum(name)
-                pipe.hset(sum_name, self._tag, f"{tokens} {cost}")
+                sum_name = members.names.sum(name)
+                pipe.hset(sum_name, members.tag, f"{tokens} {cost}")
                 pipe.pexpire(sum_name, round(1000 * KEEP_S))
                 pipe.hgetall(sum_name)
                 self._asked.append(name)
@@ -163,42 +155,7 @@ class SharedSums:
         for name, parts in zip(self._asked, answers[2::3], strict=True):
             if isinstance(parts, Exception):  # the next exchange asks again
                 continue
-            others = [part.split() for tag, part in parts.items() if tag.decode() != self._tag]
+            mine = self._members.tag.encode()
+            others = [part.split() for tag, part in parts.items() if tag != mine]
             tokens, cost = sum(int(part[0]) for part in others), sum(float(p[1]) for p in others)
             self._sums.hear(name, (tokens, cost))
-
-
-LINES_AT_A_TIME = 256
-
-
-class SharedPages:
-    """Pages of lines that all members can write and read at any time."""
-
-    def __init__(self, members: Members, names: Names) -> None:
-        self._members = members
-        self._names = names
-
-    async def write(self, lines: Lines) -> None:
-        """See ``Sharing.write_lines``. A page is kept for ``KEEP_S`` after its last change."""
-        stem, keep_ms = self._names.page(""), round(1000 * KEEP_S)
-        left = iter(lines.items())
-        with self._ready():
-            while some := list(islice(left, LINES_AT_A_TIME)):
-                stated = [part for where, numbers in some for part in (*where, numbers)]
-                await self._members.client.eval(scripts.WRITE_LINES, 0, stem, keep_ms, *stated)
-
-    async def read(self, page: str) -> dict[str, bytes]:
-        """See ``Sharing.read_lines``. Reads in steps, so that the store can serve other clients."""
-        scan = self._members.client.hscan_iter(self._names.page(page), count=LINES_AT_A_TIME)
-        with self._ready():
-            return {name.decode(): numbers async for name, numbers in scan}
-
-    @contextmanager
-    def _ready(self) -> Iterator[None]:
-        """Raises ``NotReady`` if the store is unavailable or may not be used yet."""
-        if self._members.fault or not self._members.has_renewed:
-            raise NotReady(self._members.fault or "the store has not answered yet")
-        try:
-            yield
-        except connection.FAILURES as error:
-            raise NotReady(connection.describe_error(error)) from error

@@ -321,7 +321,6 @@ class Forwarding(Elsewhere):
 
 
 async def _end_with(response: web.StreamResponse, error: bytes) -> web.StreamResponse:
-    """End an event stream with an error's body."""
     await response.write(b"event: error\ndata: %b\n\n" % error.replace(b"\n", b" "))
     await response.write_eof()
     return response
@@ -401,7 +400,6 @@ def _handed_on(request: web.Request, tag: str) -> "CIMultiDict[str]":
 
 
 def _end_to_end(headers: "CIMultiDict[str] | aiohttp.typedefs.LooseHeaders") -> "CIMultiDict[str]":
-    """The headers without hop-by-hop headers."""
     kept = CIMultiDict(headers)
     dropped = _HOP_BY_HOP.union(
         name.strip().lower() for name in kept.get("Connection", "").split(",")

@@ -13,7 +13,6 @@ renewal, it answers with its old state.
 
 import asyncio
 from collections.abc import Mapping
-from enum import IntEnum
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -24,7 +23,6 @@ from orchestrator.ids import digits_of
 from orchestrator.sharing import Copier, Shelf
 from orchestrator.state import connection, scripts
 from orchestrator.state.members import Members
-from orchestrator.state.tasks import SharedTasks
 from orchestrator.telemetry.log import fields, service_log
 
 FLUSH_S = 0.05
@@ -37,32 +35,24 @@ end of their retention."""
 CLOSE_WAIT_S = 2.0
 
 
-class Change(IntEnum):
-    """The pending write of an item, smallest first."""
-
-    CHECK = 0
-    """Check whether the item is still held here."""
-    USE = 1
-    """Keep the item longer, because it was used."""
-    WHOLE = 2
-    """Write the whole item, because it changed or was removed."""
-
-
 class _Noted(NamedTuple):
+    """A pending write of an item."""
+
     kind: str
     key: str
-    change: Change
+    is_whole: bool
+    """Whether the item changed or was removed. Otherwise its copy is only kept longer, if the item
+    is still held here."""
 
 
 class SharedItems:
     """Copies the items of this orchestrator, and adopts items of dead orchestrators."""
 
-    def __init__(self, members: Members, tasks: SharedTasks) -> None:
+    def __init__(self, members: Members) -> None:
         self.adopted = 0
-        """Number of adopted items of other orchestrators."""
         self._members = members
-        self._names = tasks.names
-        self._tag = tasks.tag
+        self._names = members.names
+        self._tag = members.tag
         self._shelves: dict[str, Shelf] = {}
         self._noted: dict[str, _Noted] = {}
         """Pending writes, by name."""
@@ -72,14 +62,13 @@ class SharedItems:
 
     @property
     def waiting(self) -> int:
-        """Number of items whose current state is not in the store."""
         return len(self._noted)
 
     def add(self, kind: str, shelf: Shelf) -> None:
         """Copy the items of a shelf. ``kind`` is their name in the store."""
         self._shelves[kind] = shelf
-        shelf.on_change = lambda key, name: self._note(_Noted(kind, key, Change.WHOLE), name)
-        shelf.on_use = lambda key, name: self._note(_Noted(kind, key, Change.USE), name)
+        shelf.on_change = lambda key, name: self._note(name, _Noted(kind, key, True))
+        shelf.on_use = lambda key, name: self._note(name, _Noted(kind, key, False))
 
     async def close(self) -> None:
         """Write the remaining changes before the lease ends."""
@@ -126,16 +115,16 @@ class SharedItems:
     def _check_all(self) -> None:
         for kind, shelf in self._shelves.items():
             for key, name in list(shelf.names()):
-                self._note(_Noted(kind, key, Change.CHECK), name)
+                self._note(name, _Noted(kind, key, False))
 
-    def _note(self, noted: _Noted, name: str) -> None:
-        self._remember(noted, name)
+    def _note(self, name: str, noted: _Noted) -> None:
+        self._remember(name, noted)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write_all(), name="state items")
 
-    def _remember(self, noted: _Noted, name: str) -> None:
+    def _remember(self, name: str, noted: _Noted) -> None:
         known = self._noted.get(name)
-        if known is None or known.change < noted.change:
+        if known is None or (noted.is_whole and not known.is_whole):
             self._noted[name] = noted
             if len(self._noted) > MAX_NOTED:
                 del self._noted[next(iter(self._noted))]
@@ -161,7 +150,7 @@ class SharedItems:
         copiers = {
             name: self._shelves[one.kind].copier(one.key, name)
             for name, one in noted.items()
-            if one.change is Change.WHOLE
+            if one.is_whole
         }
         for name in noted:
             self._noted.pop(name, None)
@@ -173,21 +162,19 @@ class SharedItems:
                 answers = await pipe.execute()
         except BaseException:
             for name, one in noted.items():
-                self._remember(one, name)
+                self._remember(name, one)
             raise
         for (name, one), answer in zip(noted.items(), answers, strict=True):
             if answer == 1:
                 self._noted.pop(name, None)
                 self._shelves[one.kind].let_go(one.key, name)
             elif answer == 2:  # the store was emptied
-                self._noted[name] = _Noted(one.kind, one.key, Change.WHOLE)
+                self._noted[name] = one._replace(is_whole=True)
 
     def _add(self, pipe: Any, name: str, one: _Noted, copy: bytes | None) -> None:
         key = self._names.item(digits_of(name))
         keep_ms = max(1, round(1000 * self._shelves[one.kind].keep_s))
-        if one.change is Change.CHECK:
-            pipe.eval(scripts.USE_ITEM, 1, key, self._tag, 0)
-        elif one.change is Change.USE:
+        if not one.is_whole:
             pipe.eval(scripts.USE_ITEM, 1, key, self._tag, keep_ms)
         elif copy is None:
             pipe.eval(scripts.DROP_ITEM, 1, key, self._tag)
@@ -205,7 +192,6 @@ class SharedItems:
 
 
 def _copied(copiers: Mapping[str, Copier | None]) -> dict[str, bytes]:
-    """Copies of the items that are still kept, by name."""
     copies = {}
     for name, copier in copiers.items():
         if copier is not None:

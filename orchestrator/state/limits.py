@@ -9,12 +9,13 @@ requests do not ask the store until it answers a lease renewal in time (``Member
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.admission.rate_limits import Limiter, SharedAccount
 from orchestrator.errors import RateLimited
 from orchestrator.state import connection, scripts
-from orchestrator.state.connection import PATIENCE_S, Names
+from orchestrator.state.connection import PATIENCE_S
 from orchestrator.state.members import Members
 from orchestrator.tasks.task import Task
 
@@ -22,29 +23,26 @@ FLUSH_S = 0.05
 """Seconds that the store may count an ended request as running."""
 
 
+@dataclass(slots=True)
 class _Asked:
-    """One request and the part of it that the store has counted."""
+    """A request at the store."""
 
-    __slots__ = ("accounts", "taken", "tokens")
-
-    def __init__(self, accounts: Sequence[SharedAccount], tokens: int) -> None:
-        """``tokens`` is the most that the request can use."""
-        self.accounts = accounts
-        self.tokens = tokens
-        self.taken = 0
-        """Tokens that the store has counted; 0 until it answers."""
+    accounts: Sequence[SharedAccount]
+    tokens: int
+    """The most that it can use."""
+    taken: int = 0
+    """Tokens that the store has counted; 0 until it answers."""
 
 
 class SharedLimits:
     """Applies the limits of all orchestrators and this one's own ``limiter`` to requests."""
 
-    def __init__(self, members: Members, names: Names, tag: str, limiter: Limiter) -> None:
+    def __init__(self, members: Members, limiter: Limiter) -> None:
         self.alone = 0
         """Number of requests that only this orchestrator's own limits applied to, because the store
         did not answer in time."""
         self._members = members
-        self._prefix = names.prefix
-        self._tag = tag
+        self._facts = members.names.prefix, members.tag
         self._limiter = limiter
         self._unused: Counter[tuple[str, str]] = Counter()
         """Tokens to give back, by key and account; 0 if only a request has ended."""
@@ -61,7 +59,7 @@ class SharedLimits:
         if not accounts:
             return
         asked = _Asked(accounts, task.prompt_tokens + task.sampling.max_tokens)
-        task.on_end.append(lambda ended: self._ended(ended, accounts, asked.taken))
+        task.on_end.append(lambda ended: self._ended(ended, asked))
         answer = await self._ask(task, asked)
         if answer is None:
             self.alone += 1
@@ -91,7 +89,7 @@ class SharedLimits:
         stated = [value for one in asked.accounts for value in (one.name, *one.limits, one.running)]
         try:
             found = await self._members.client.eval(
-                scripts.TAKE, 0, self._prefix, self._tag, asked.tokens, *stated
+                scripts.TAKE, 0, *self._facts, asked.tokens, *stated
             )
         except connection.FAILURES:
             return None
@@ -99,13 +97,13 @@ class SharedLimits:
         if answer[:1] != ["refused"]:
             asked.taken = asked.tokens
             if task.ending is not None:  # it ended during the request to the store
-                self._ended(task, asked.accounts, asked.taken)
+                self._ended(task, asked)
         return answer
 
-    def _ended(self, task: Task, accounts: Sequence[SharedAccount], taken: int) -> None:
+    def _ended(self, task: Task, asked: _Asked) -> None:
         used = task.prompt_tokens + task.completion_tokens if task.marks.dispatched else 0
-        for one in accounts:
-            self._unused[task.job.key, one.name] += max(0, taken - used)
+        for one in asked.accounts:
+            self._unused[task.job.key, one.name] += max(0, asked.taken - used)
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush(), name="limits")
 
@@ -121,7 +119,7 @@ class SharedLimits:
                     for one in self._limiter.shared_accounts(key):
                         if one.name == name:
                             stated = (name, one.limits[1], tokens, one.running)
-                            pipe.eval(scripts.GIVE_BACK, 0, self._prefix, self._tag, *stated)
+                            pipe.eval(scripts.GIVE_BACK, 0, *self._facts, *stated)
                 await pipe.execute()
         except connection.FAILURES:
             return

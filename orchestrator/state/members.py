@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
-import redis.asyncio
 
 from orchestrator.clock import this_boot
 from orchestrator.state import connection, scripts
@@ -25,11 +24,11 @@ RENEW_S = 0.25
 CLOSE_WAIT_S = 1.0
 
 
-class Member(msgspec.Struct, frozen=True):
+class Member(msgspec.Struct):
     """An orchestrator's description of itself for the others."""
 
     url: str
-    """Address at which the others reach it."""
+    """Address at which the others reach it; empty before it joins."""
     keys: str
     """Digest of the keys that it accepts. All members have the same."""
     group: str = ""
@@ -40,8 +39,6 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class SeenMember(NamedTuple):
-    """Another member at the last renewal."""
-
     member: Member
     is_alive: bool
 
@@ -68,17 +65,13 @@ class Members:
 
     def __init__(self, config: StateConfig, tasks: SharedTasks, unix: Callable[[], float]) -> None:
         self.fault = ""
-        """The reason that the store cannot be used; empty if it can."""
-        self.strangers: tuple[str, ...] = ()
+        self.strangers: list[str] = []
         """Addresses of members that seem to belong to another service."""
         self.others: dict[str, SeenMember] = {}
-        """The other members by tag, as last read."""
         self.renewals = 0
-        """Number of renewals that have started."""
         self.prompt_renewal = 0
         """Number of the last renewal that was answered within ``PATIENCE_S``."""
         self.has_renewed = False
-        """Whether the store has ever answered."""
         self._renewed_at = math.inf
         """Start of the last answered renewal, on the machine's own clock."""
         self._back_at = -math.inf
@@ -92,33 +85,20 @@ class Members:
         self.cordons: dict[str, float | None] = {}
         """Instances that get no new work, by address, with the time when their running work must
         have ended, in seconds of the store's clock; None for no limit."""
-        self.group = ""
-        """This member's ``Member.group``."""
-        self.leads_since = 0.0
-        """This member's ``Member.leads_since``."""
+        self.me = Member("", "")
+        self.tag = tasks.tag
+        self.names = tasks.names
+        self.client = connection.connect_async(config)
         self._config = config
         self._tasks = tasks
-        self._names = tasks.names
         self._unix = unix
-        self._client = connection.connect_async(config)
-        self._me: Member | None = None
         self._change = b""
         """Version of ``others``; empty to read all members."""
         self._renewing: asyncio.Task[None] | None = None
         self._watched: dict[Callable[[], None], str] = {}
-        """Addresses of watched members, by callback."""
         self._were_gone: set[str] = set()
         self._is_checked = False
         """Whether the store's version was checked since its last outage."""
-
-    @property
-    def url(self) -> str:
-        """Address at which the others reach this orchestrator; empty before it joins."""
-        return "" if self._me is None else self._me.url
-
-    @property
-    def client(self) -> "redis.asyncio.Redis":
-        return self._client
 
     @property
     def alive(self) -> int:
@@ -132,19 +112,19 @@ class Members:
 
     def start(self, url: str, keys: str) -> None:
         """Join with the address ``url``. ``keys`` is a digest of the keys accepted here."""
-        self._me = Member(url, keys, group=self.group)
+        self.me.url, self.me.keys = url, keys
         self._renewing = asyncio.create_task(self._renew_for_ever(), name="state lease")
 
     async def leave(self) -> None:
         """End the lease, so that others take over remaining tasks at once. Idempotent."""
         renewing, self._renewing = self._renewing, None
-        tag, names = self._tasks.tag, self._names
+        tag, names = self.tag, self.names
         try:
-            async with asyncio.timeout(CLOSE_WAIT_S), self._client:
+            async with asyncio.timeout(CLOSE_WAIT_S), self.client:
                 if renewing is not None:
                     renewing.cancel()
                     keys = (names.alive(tag), names.held(tag), names.members)
-                    await self._client.eval(scripts.LEAVE, 3, *keys, tag)
+                    await self.client.eval(scripts.LEAVE, 3, *keys, tag)
         except (TimeoutError, *connection.FAILURES) as error:
             service_log.warning(
                 "the other orchestrators do not know that this one leaves: they detect it when its"
@@ -170,12 +150,12 @@ class Members:
 
     async def _renew(self) -> None:
         if not self._is_checked:
-            connection.require_version(await self._client.info("server"))
+            connection.require_version(await self.client.info("server"))
             self._is_checked = True
         self.renewals += 1
         loop, machine = asyncio.get_running_loop(), time.monotonic()
         number, began, before = self.renewals, loop.time(), self._unix()
-        async with self._client.pipeline(transaction=False) as pipe:
+        async with self.client.pipeline(transaction=False) as pipe:
             self._ask(pipe)
             # Only after it is known that the store may be used.
             parts = self.parts if self.has_renewed and not self.fault else []
@@ -186,11 +166,16 @@ class Members:
         for answer in (layout, renewed, cordons):
             if isinstance(answer, Exception):
                 raise answer
-        connection.require_layout(layout, self._names)  # otherwise nothing was renewed
+        connection.require_layout(layout, self.names)  # otherwise nothing was renewed
         # A renewal that arrives late at the store hides a gap from the next renewal.
         is_late = machine > self._renewed_at + self._config.lease_s
         self._renewed_at = machine
-        self._take_in(renewed, cordons, (before + self._unix()) / 2)
+        self._take_in(renewed, (before + self._unix()) / 2)
+        self.cordons = {
+            address.decode(): msgspec.json.decode(ends, type=float | None)
+            for address, ends in cordons.items()
+        }
+        self._look_for_strangers()
         if is_late or (self.has_renewed and not renewed[2]):
             for call in self.on_lapsed:
                 call()
@@ -201,23 +186,21 @@ class Members:
             self.prompt_renewal = number
 
     def _ask(self, pipe: Any) -> None:
-        tag, names = self._tasks.tag, self._names
+        tag, names = self.tag, self.names
         lease_ms = round(1000 * self._config.lease_s)
-        assert self._me is not None
-        self._me = msgspec.structs.replace(self._me, leads_since=self.leads_since)
-        me = msgspec.json.encode(self._me)
+        me = msgspec.json.encode(self.me)
         keys = (names.layout, names.alive(tag), names.members, names.changed)
         pipe.get(names.layout)
         pipe.eval(scripts.RENEW, 4, *keys, tag, me, lease_ms, LAYOUT, self._change)
         pipe.hgetall(names.cordons)
 
-    def _take_in(self, renewed: Sequence[Any], cordons: dict[bytes, bytes], now: float) -> None:
+    def _take_in(self, renewed: Sequence[Any], now: float) -> None:
         seconds, micros, _, change, *found = renewed
         self._tasks.skew_s = int(seconds) + int(micros) / 1e6 - now
         known, self.others, self._change = self.others, {}, change
         for at in range(0, len(found), 3):
             tag, body, is_alive = found[at].decode(), found[at + 1], bool(found[at + 2])
-            if tag == self._tasks.tag:
+            if tag == self.tag:
                 continue
             if body:
                 self.others[tag] = SeenMember(_read_member(body), is_alive)
@@ -225,30 +208,24 @@ class Members:
                 self.others[tag] = SeenMember(known[tag].member, is_alive)
             else:
                 self._change = b""
-        self.cordons = {
-            address.decode(): msgspec.json.decode(ends, type=float | None)
-            for address, ends in cordons.items()
-        }
-        self._look_for_strangers()
 
     def is_of_others(self, tag: str) -> bool:
         """Whether a dead member belonged to a different group of live members: it accepted their
         keys, and not the keys of this orchestrator."""
-        assert self._me is not None
         keys = self.others[tag].member.keys
-        return keys != self._me.keys and any(
+        return keys != self.me.keys and any(
             seen.is_alive and seen.member.keys == keys for seen in self.others.values()
         )
 
     async def find(self, tag: str) -> SeenMember | None:
         """Another member from the last renewal. A member that has just joined is read from the
         store. None if no other member has that tag or the store does not answer."""
-        if tag in self.others or tag == self._tasks.tag:
+        if tag in self.others or tag == self.tag:
             return self.others.get(tag)
         try:
-            async with self._client.pipeline(transaction=False) as pipe:
-                pipe.hget(self._names.members, tag)
-                pipe.exists(self._names.alive(tag))
+            async with self.client.pipeline(transaction=False) as pipe:
+                pipe.hget(self.names.members, tag)
+                pipe.exists(self.names.alive(tag))
                 member, is_alive = await pipe.execute()
         except connection.FAILURES:
             return None
@@ -265,7 +242,7 @@ class Members:
             del self._watched[on_gone]
 
     def _tell_of_gone(self) -> None:
-        there = {seen.member.url for seen in self.others.values() if seen.is_alive} | {self.url}
+        there = {seen.member.url for seen in self.others.values() if seen.is_alive} | {self.me.url}
         gone = set(self._watched.values()) - there
         for call, url in list(self._watched.items()):
             if url in gone & self._were_gone and not self.was_away_lately:
@@ -278,9 +255,8 @@ class Members:
 
     def _look_for_strangers(self) -> None:
         """Find members that seem to belong to another service, and log it when they change."""
-        assert self._me is not None
         others = [seen.member for seen in self.others.values() if seen.is_alive]
-        strangers = tuple(sorted(one.url for one in others if one.keys != self._me.keys))
+        strangers = sorted(one.url for one in others if one.keys != self.me.keys)
         if strangers and strangers != self.strangers:
             service_log.warning(
                 "orchestrators that share a state have different keys: give all of one service "
@@ -304,7 +280,6 @@ class Members:
 
 
 def _divided(answers: Sequence[Any], counts: Sequence[int]) -> list[Sequence[Any]]:
-    """The answers, divided by renewal part in order."""
     left = iter(answers)
     return [list(islice(left, count)) for count in counts]
 
@@ -325,18 +300,18 @@ class Siblings:
         """``group`` is the same for all processes at a port; ``name`` is this process's address."""
         self.name = name
         self._members = members
-        self._group = members.group = group
+        members.me.group = group
 
     def urls(self) -> list[str]:
         return sorted({url for url, _ in self._others()})
 
     def take_lead(self) -> None:
         """Tell the others that this process now keeps files and batches."""
-        self._members.leads_since = self._members.store_time()
+        self._members.me.leads_since = self._members.store_time()
 
     def lead(self) -> str | None:
         """Address of the leading process; empty for this process, None if there is none."""
-        if self._members.leads_since:
+        if self._members.me.leads_since:
             return ""
         # A killed leader counts as alive until its lease ends; its successor has a later time.
         leads = [(since, url) for url, since in self._others() if since]
@@ -349,17 +324,18 @@ class Siblings:
         def weight(url: str) -> bytes:
             return hashlib.sha256(f"{url} {name}".encode()).digest()
 
-        mine = self._members.url
+        mine = self._members.me.url
         keeper = max([mine, *self.urls()], key=weight)
         return "" if keeper == mine else keeper
 
     def _others(self) -> list[tuple[str, float]]:
         """Address and ``leads_since`` of each. A predecessor of this process has its address."""
+        me = self._members.me
         others = [seen.member for seen in self._members.others.values() if seen.is_alive]
         return [
             (one.url, one.leads_since)
             for one in others
-            if one.group == self._group and one.url != self._members.url
+            if one.group == me.group and one.url != me.url
         ]
 
 

@@ -123,11 +123,11 @@ return 0
 """Keep the copy of an item. 1: the item has another owner."""
 
 USE_ITEM = """
--- KEYS: item. ARGV: owner, keep_ms (0: only look)
+-- KEYS: item. ARGV: owner, keep_ms
 local owner = redis.call('HGET', KEYS[1], 'owner')
 if not owner then return 2 end
 if owner ~= ARGV[1] then return 1 end
-if ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 0
 """
 """Keep the copy of an item longer. 1: the item has another owner; 2: there is no copy."""

@@ -1,7 +1,8 @@
 """One orchestrator's membership in a shared state: it joins at startup and leaves at shutdown."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
 
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.errors import NotReady
@@ -9,9 +10,9 @@ from orchestrator.ids import digits_of, tag_of
 from orchestrator.instances.registry import Registry
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.sharing import Lines, Sharing, Shelf, Sums
-from orchestrator.state import connection
+from orchestrator.state import connection, scripts
 from orchestrator.state.connection import StateConfig
-from orchestrator.state.exchange import Cordons, SharedPages, SharedRuns, SharedSums
+from orchestrator.state.exchange import KEEP_S, Cordons, SharedRuns, SharedSums
 from orchestrator.state.items import SharedItems
 from orchestrator.state.limits import SharedLimits
 from orchestrator.state.members import Holder, Members, Siblings
@@ -25,6 +26,7 @@ from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import MetricRow, Metrics
 
+LINES_AT_A_TIME = 256
 _OWNER_UNKNOWN = "the store does not answer, so the owner of this is unknown: retry in a moment"
 
 
@@ -43,10 +45,8 @@ class SharedState(Sharing):
         self._host = ""
         self.tasks = SharedTasks(config, tag)
         self.members = Members(config, self.tasks, unix)
-        self.items = SharedItems(self.members, self.tasks)
-        self.pages = SharedPages(self.members, self.tasks.names)
+        self.items = SharedItems(self.members)
         self.forwarded = 0
-        """Number of requests that were forwarded to another member."""
         self.cordons: Cordons | None = None
         self.limits: SharedLimits | None = None
         self.siblings: Siblings | None = None
@@ -66,28 +66,48 @@ class SharedState(Sharing):
         return 1 if self.siblings is None else 1 + len(self.siblings.urls())
 
     def store(self, file: JournalFile | None) -> JournalStore | None:
-        return self.tasks
+        return self.tasks.store()
 
     def share(self, registry: Registry, queue: TaskQueue[Task], limiter: Limiter) -> None:
-        self.limits = SharedLimits(self.members, self.tasks.names, self.tasks.tag, limiter)
-        SlotShares(self.members, self.tasks, registry, queue)
-        self.cordons = Cordons(self.members, self.tasks.names.cordons, registry)
+        self.limits = SharedLimits(self.members, limiter)
+        SlotShares(self.members, registry, queue)
+        self.cordons = Cordons(self.members, registry)
 
     def follow(self, runs: Runs, metrics: Metrics) -> None:
-        SharedRuns(self.members, self.tasks.names, self.tasks.tag, runs)
+        SharedRuns(self.members, runs)
         metrics.watch(self, STATE)
 
     def keep(self, kind: str, shelf: Shelf) -> None:
         self.items.add(kind, shelf)
 
     def add_up(self, sums: Sums) -> None:
-        SharedSums(self.members, self.tasks.names, self.tasks.tag, sums)
+        SharedSums(self.members, sums)
 
     async def write_lines(self, lines: Lines) -> None:
-        await self.pages.write(lines)
+        """Write lines; their pages are kept for ``KEEP_S`` after their last change."""
+        stem, keep_ms = self.members.names.page(""), round(1000 * KEEP_S)
+        left = iter(lines.items())
+        with self._ready():
+            while some := list(islice(left, LINES_AT_A_TIME)):
+                stated = [part for where, numbers in some for part in (*where, numbers)]
+                await self.members.client.eval(scripts.WRITE_LINES, 0, stem, keep_ms, *stated)
 
     async def read_lines(self, page: str) -> Mapping[str, bytes]:
-        return await self.pages.read(page)
+        """Read a page in steps, so that the store can serve other clients."""
+        name = self.members.names.page(page)
+        with self._ready():
+            scan = self.members.client.hscan_iter(name, count=LINES_AT_A_TIME)
+            return {name.decode(): numbers async for name, numbers in scan}
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Raises ``NotReady`` if the store is unavailable or may not be used yet."""
+        if self.members.fault or not self.members.has_renewed:
+            raise NotReady(self.members.fault or "the store has not answered yet")
+        try:
+            yield
+        except connection.FAILURES as error:
+            raise NotReady(connection.describe_error(error)) from error
 
     async def take(self, task: Task) -> None:
         if self.limits is not None:
@@ -114,7 +134,7 @@ class SharedState(Sharing):
         described: dict[str, object] = {
             "members": self.members.alive,
             "fault": self.members.fault or None,
-            "strangers": list(self.members.strangers),
+            "strangers": self.members.strangers,
         }
         if self.siblings is not None:
             described["process"] = self.siblings.name
@@ -149,7 +169,6 @@ class SharedState(Sharing):
             self.siblings = Siblings(self.members, group, name)
 
     def is_of_member(self, item_id: str) -> bool:
-        """Whether a known orchestrator made the id."""
         tag = tag_of(item_id)
         return tag == self.tasks.tag or tag in self.members.others
 
@@ -176,10 +195,10 @@ class SharedState(Sharing):
             return await self._reached(kept_by.decode()) or await self._claimed(digits)
         owner = None if owner is None else owner.decode()
         if owner == self.tasks.tag and digits in self.tasks.known_ids():
-            return Holder(self.members.url, self.tasks.tag)
+            return Holder(self.members.me.url, self.tasks.tag)
         holder = await self._reached(owner or tag)
         if holder is None and end is not None:  # it ended: all orchestrators can read it
-            return Holder(self.members.url, self.tasks.tag)
+            return Holder(self.members.me.url, self.tasks.tag)
         if holder is None and owner is not None:
             raise NotReady(
                 "the orchestrator that has this task is gone, and another one takes it over: retry "
@@ -216,10 +235,9 @@ class SharedState(Sharing):
         return Holder(seen.member.url, tag)
 
     async def _claimed(self, digits: str) -> Holder | None:
-        """Claim a dead orchestrator's item. Returns this orchestrator as its holder."""
         with suppress(*connection.FAILURES):
             if await self.items.claim(digits):
-                return Holder(self.members.url, self.tasks.tag)
+                return Holder(self.members.me.url, self.tasks.tag)
         return None
 
 

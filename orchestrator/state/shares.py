@@ -18,7 +18,6 @@ from orchestrator.instances.registry import Registry
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.state import scripts
 from orchestrator.state.members import Members
-from orchestrator.state.tasks import SharedTasks
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 
@@ -48,24 +47,19 @@ def shares_of(slots: int, demands: Mapping[str, int]) -> dict[str, int]:
 class SlotShares:
     """Limits this orchestrator to its share of each instance's slots."""
 
-    def __init__(
-        self, members: Members, tasks: SharedTasks, registry: Registry, queue: TaskQueue[Task]
-    ) -> None:
+    def __init__(self, members: Members, registry: Registry, queue: TaskQueue[Task]) -> None:
         self._members = members
-        self._tag = tasks.tag
-        self._names = tasks.names
+        self._tag = members.tag
+        self._names = members.names
         self._registry = registry
         self._queue = queue
         self._told: dict[str, dict[str, int]] = {}
-        """The last read demands, by address and tag."""
         self._asked: list[list[tuple[str, int | str]]] = []
         """Addresses and own demands (empty: none) in the running renewal, by command."""
         self._written: set[str] = set()
         """Addresses of instances for which the store may have this orchestrator's demand."""
         members.parts.append(self)
         members.on_seen.append(self._divide)
-
-    # ── demands ──────────────────────────────────────────────────────────────────────────────
 
     def ask(self, pipe: Any) -> int:
         """Publish this orchestrator's demands, and read the others' demands on these instances."""
@@ -77,7 +71,12 @@ class SlotShares:
         self._asked = [told[start : start + INSTANCES_AT_ONCE] for start in starts]
         for part in self._asked:
             keys = [self._names.demands_of(address) for address, _ in part]
-            facts = (self._tag, self._names.alive(""), KEEP_MS, *(demand for _, demand in part))
+            facts = (
+                self._tag,
+                self._names.alive(""),
+                KEEP_MS,
+                *(demand for _, demand in part),
+            )
             pipe.eval(scripts.DEMANDS, len(keys), *keys, *facts)
         return len(self._asked)
 
@@ -87,13 +86,13 @@ class SlotShares:
         for part, answer in zip(self._asked, answers, strict=True):
             if isinstance(answer, Exception):
                 continue
-            here = [address for address, demand in part if demand != ""]
-            gone = [address for address, demand in part if demand == ""]
-            told = msgspec.json.decode(answer, type=list[dict[str, int]]) if here else []
-            self._told.update(zip(here, told, strict=True))
-            for address in gone:
-                self._told.pop(address, None)
-            self._written.difference_update(gone)
+            told = iter(msgspec.json.decode(answer))  # an empty list is an object in Lua's JSON
+            for address, demand in part:
+                if demand != "":
+                    self._told[address] = next(told)
+                else:
+                    self._told.pop(address, None)
+                    self._written.discard(address)
 
     def _demands(self) -> dict[str, int]:
         """Jobs of this orchestrator on each instance, including those that it would send now."""
@@ -107,8 +106,6 @@ class SlotShares:
             for one in self._registry
             if one.card is not None
         }
-
-    # ── what follows from it ─────────────────────────────────────────────────────────────────
 
     def _divide(self) -> None:
         alive = {tag for tag, seen in self._members.others.items() if seen.is_alive} | {self._tag}

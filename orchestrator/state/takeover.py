@@ -5,6 +5,7 @@ not find its lease. After an outage of the store, members have the duration of a
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -32,7 +33,6 @@ class Takeover:
         """``take_on`` gets the tasks that this orchestrator now owns. ``may_take``: whether it can
         process them."""
         self.taken = 0
-        """Number of tasks that were taken over from other processes."""
         self._members = members
         self._tasks = tasks
         self._take_on = take_on
@@ -78,11 +78,10 @@ class Takeover:
     async def _take_missed(self) -> None:
         """Take over tasks that belong to this orchestrator in the store but are unknown here."""
         mine = self._tasks.tag
-        held = await self._members.client.smembers(self._tasks.names.held(mine))
-        known = self._tasks.known_ids()
-        missed = sorted(_text(each) for each in held if _text(each) not in known)
+        held: set[Any] = await self._members.client.smembers(self._tasks.names.held(mine))
+        missed = {each.decode() for each in held} - self._tasks.known_ids()
         if missed:
-            await self._take(missed, mine)
+            await self._take(sorted(missed), mine)
         self._may_have_missed = False
 
     async def _claim(self, tag: str) -> list[str]:
@@ -117,7 +116,3 @@ class Takeover:
             extra=fields(tasks=len(found), of=tag),
         )
         self._take_on(found)
-
-
-def _text(name: bytes | str) -> str:
-    return name.decode() if isinstance(name, bytes) else name

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,19 +17,21 @@ from orchestrator.tasks.journal.records import (
     Accept,
     Ended,
     Operation,
+    StoredEnd,
     StoredRequest,
     StoredResult,
     TaskRow,
     Tokens,
     UnfinishedTask,
+    end_of,
     pack,
     read_record,
     read_tokens,
 )
 from orchestrator.tasks.journal.store import (
-    ById,
     Found,
     GroupCommit,
+    JournalStore,
     LookUps,
     Question,
     WriterCalls,
@@ -36,16 +39,6 @@ from orchestrator.tasks.journal.store import (
 
 _MIN_MS = 1
 """Shortest retention that the store knows, in ms."""
-
-
-class StoredEnd(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a row that is known only at the task's end."""
-
-    ended_unix: float
-    outcome: str
-    finish_reason: str
-    code: str | None
-    completion_tokens: int
 
 
 class _Name(NamedTuple):
@@ -63,24 +56,17 @@ class SharedTasks:
         self.config = config
         self.tag = tag
         self.names = Names(config.prefix)
-        self.boot = this_boot()
-        self.window_ms = config.terms.window_ms
-        self.next_n = 1
-        self.unfinished: Sequence[UnfinishedTask] = ()
+        self._boot = this_boot()
         self.skew_s = 0.0
         """Seconds by which the store's clock is ahead of this machine's clock."""
         self.by_number: dict[int, _Name] = {}
-        """Names of unfinished tasks, by number."""
         self._last_claimed = 0
 
-    def new_writer(self, calls: WriterCalls) -> "SharedWriter":
-        return SharedWriter(self, calls)
-
-    def new_reader(self) -> "SharedReader":
-        return SharedReader(self)
-
-    def close(self) -> None:
-        """Do nothing: each thread closes its own connection."""
+    def store(self) -> JournalStore:
+        # Each thread closes its own connection.
+        window_ms, close = self.config.terms.window_ms, lambda: None
+        writer, reader = partial(SharedWriter, self), partial(SharedReader, self)
+        return JournalStore(self._boot, window_ms, 1, (), writer, reader, close)
 
     def known_ids(self) -> set[str]:
         """Ids of this process's tasks without an end in the store."""
@@ -125,7 +111,7 @@ class SharedWriter(GroupCommit):
     failures = connection.FAILURES
 
     def __init__(self, tasks: SharedTasks, calls: WriterCalls) -> None:
-        super().__init__(tasks.config.where, tasks.window_ms, calls)
+        super().__init__(tasks.config.where, tasks.config.terms.window_ms, calls)
         self._tasks = tasks
         self._names = tasks.names
         self._client: redis.Redis | None = None
@@ -218,7 +204,7 @@ class SharedWriter(GroupCommit):
         accepted = end is not None and end.is_accepted
         stored = result = b""
         if end is not None and accepted:
-            stored = pack(_end_of(end))
+            stored = pack(end_of(end))
             result = pack(end.result)
         task_id = name.task_id
         pipe.eval(
@@ -280,10 +266,9 @@ class SharedReader(LookUps):
         if self._client is None:
             self._client = connection.connect(self._tasks.config)
         client, names = self._client, self._tasks.names
-        if isinstance(question, ById):
-            task_id = question.task_id
-        else:
-            named = client.get(names.submission(question.key, question.idempotency_key))
+        task_id = question
+        if not isinstance(task_id, str):
+            named = client.get(names.submission(*task_id))
             if named is None:
                 return None
             task_id = named.decode()
@@ -302,19 +287,7 @@ class SharedReader(LookUps):
             self._client.close()
 
 
-def _end_of(end: Ended) -> StoredEnd:
-    result = end.result
-    return StoredEnd(
-        end.ended_unix,
-        result.outcome.value,
-        result.finish_reason.value,
-        None if result.error is None else result.error.code.value,
-        end.completion_tokens,
-    )
-
-
 def _row_of(task_id: str, record: Mapping[bytes, bytes]) -> TaskRow | None:
-    """A task's row, with its end if it has one; None if there is no readable one."""
     row = read_record(TaskRow, task_id, record.get(b"row"))
     end = read_record(StoredEnd, task_id, record.get(b"end"))
     return row if row is None or end is None else replace(row, **msgspec.structs.asdict(end))

@@ -280,7 +280,7 @@ JOURNAL: tuple[MetricRow[DurableTasks], ...] = (
         "journal_unwritten",
         "records",
         "Promised records that wait for the disk",
-        lambda durable: durable.unwritten,
+        lambda durable: durable.writer.unwritten,
     ),
     MetricRow(
         "counter",

@@ -6,8 +6,7 @@ its port (``orchestrator.state.forwarding``).
 """
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.records import TaskRow, ended_task
-from orchestrator.tasks.journal.store import Found
+from orchestrator.tasks.journal.store import Question
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import AnyWork, Stage
 
@@ -83,7 +82,7 @@ async def find_tasks(request: web.Request, stated: str) -> list[Task]:
     )
     durable = orchestrator.stages.durable
     if not found and not kept and durable is not None and not orchestrator.sharing.fault:
-        looked = await _look(orchestrator, durable, lambda: durable.find(task_id))
+        looked = await _look(orchestrator, durable, task_id)
         found = [] if looked is None else mine([looked[1]])
     if not found:
         raise no_such("task", stated)
@@ -128,8 +127,7 @@ async def submitted_before(
     if durable.fault and not job.durable:  # a broken disk must not delay other work
         return None
     try:
-        find = functools.partial(durable.find_submission, job.key, name)
-        looked = await _look(orchestrator, durable, find)
+        looked = await _look(orchestrator, durable, (job.key, name))
     except JournalUnavailable:
         if job.durable:
             raise
@@ -143,11 +141,11 @@ async def submitted_before(
 
 
 async def _look(
-    orchestrator: Orchestrator, durable: DurableTasks, find: Callable[[], Awaitable[Found | None]]
+    orchestrator: Orchestrator, durable: DurableTasks, question: Question
 ) -> tuple[TaskRow, Task] | None:
-    """The task that ``find`` returns, or None. Raises ``NotFound`` if the task was forgotten."""
+    """The task that the journal finds, or None. Raises ``NotFound`` if the task was forgotten."""
     for _ in range(2):
-        found = await find()
+        found = await durable.find(question)
         if found is None:
             return None
         row = found.row

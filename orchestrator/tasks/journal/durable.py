@@ -32,7 +32,7 @@ from orchestrator.tasks.journal.records import (
     result_of,
     row_of,
 )
-from orchestrator.tasks.journal.store import Found, JournalStore, WriterCalls
+from orchestrator.tasks.journal.store import Found, JournalStore, Question, WriterCalls
 from orchestrator.tasks.task import Task
 
 COMMIT_WAIT_S = 5.0
@@ -55,8 +55,8 @@ class Entry:
     """Done when the acceptance is on disk; raises ``JournalUnavailable``."""
     begun: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     tokens: int = 0
-    """Number of tokens passed to the writer."""
     keeps_tokens: bool = True
+    """Whether new tokens are written; not of a task that is regenerated from its start."""
     is_recorded: bool = False
     is_refused: bool = False
     is_left: bool = False
@@ -81,7 +81,6 @@ class Entry:
             call()
 
     def unfinished(self, now: float) -> UnfinishedTask:
-        """The task in the form for another process."""
         assert self.accept is not None
         transcript = self.task.transcript
         tokens = StoredTokens(b"", [])
@@ -93,17 +92,6 @@ class Entry:
             )
         return UnfinishedTask(self.accept.row, self.accept.request, tokens)
 
-    def new_tokens(self, now: float) -> Tokens | None:
-        """Tokens since the last call, in the form for the writer; None if there are none."""
-        transcript = self.task.transcript
-        if transcript is None or not self.keeps_tokens or len(transcript.ids) <= self.tokens:
-            return None
-        first = self.tokens
-        ids, texts = transcript.ids[first:], transcript.texts[first:]
-        self.tokens += len(ids)
-        spent_s = self.task.time_spent.seconds(now)
-        return Tokens(self.n, first, StoredTokens(pack_ids(ids), texts, spent_s))
-
     def decide(self, fault: str) -> None:
         if fault:
             self.refuse(JournalUnavailable(f"the task could not be made durable: {fault}"))
@@ -113,15 +101,6 @@ class Entry:
     def refuse(self, error: TidegateError) -> None:
         if not self.committed.done():
             self.committed.set_exception(error)
-
-    def refuse_name(self) -> None:
-        """Record that another submission of the same key has the task's name."""
-        self.refuse(
-            KeyInUse(
-                "another submission with this Idempotency-Key has just been accepted; send it "
-                "again to get that one's task"
-            )
-        )
 
 
 class DurableTasks:
@@ -168,13 +147,13 @@ class DurableTasks:
             on_fault=lambda fault: self._call(self._set_fault, fault),
             live=self._to_begin_with,
         )
-        self._writer = store.new_writer(calls)
+        self.writer = store.new_writer(calls)
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._writer.start()
+        self.writer.start()
 
     async def close(self) -> None:
         """Write all pending operations, then release the file. Idempotent."""
@@ -183,7 +162,7 @@ class DurableTasks:
             await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        is_over = self._loop is None or self._writer.close()
+        is_over = self._loop is None or self.writer.close()
         self._reader.close()
         if is_over:  # otherwise it stays locked until the exit: no second writer
             self._store.close()
@@ -195,14 +174,6 @@ class DurableTasks:
     @property
     def left(self) -> int:
         return len(self._left)
-
-    @property
-    def unwritten(self) -> int:
-        return self._writer.unwritten
-
-    @property
-    def set_aside(self) -> str:
-        return self._writer.set_aside
 
     @property
     def is_async(self) -> bool:
@@ -235,7 +206,7 @@ class DurableTasks:
             name = (row.key, row.idempotency_key)
             self._by_name[name] = entry
             entry.committed.add_done_callback(lambda _: self._forget_name(name, entry))
-        self._writer.put(accept)
+        self.writer.put(accept)
 
     def adopt(self, task: Task, accept: Accept, tokens: int) -> None:
         """Continue a task that an earlier process accepted, with ``tokens`` already written."""
@@ -259,7 +230,6 @@ class DurableTasks:
         self._looks_at = asyncio.get_running_loop().call_later(wait_s, self._give_up)
 
     def _give_up(self) -> None:
-        """Refuse tasks that have waited too long."""
         self._looks_at = None
         now = asyncio.get_running_loop().time()
         for n, entry in list(self._undecided.items()):
@@ -286,11 +256,11 @@ class DurableTasks:
     def check_owned(self) -> None:
         """Call ``on_lost`` for each live task that another orchestrator took over."""
         for entry in self._live.values():
-            self._writer.put(Tokens(entry.n, entry.tokens, StoredTokens(b"", [])))
+            self.writer.put(Tokens(entry.n, entry.tokens, StoredTokens(b"", [])))
 
     def flush(self) -> None:
         """Pass new tokens of running tasks to the writer; call it about every 250 ms."""
-        stuck_s = self._writer.stuck_s
+        stuck_s = self.writer.stuck_s
         if stuck_s > COMMIT_WAIT_S:
             self._set_fault(f"the disk has taken nothing for {stuck_s:.0f} s")
             for entry in list(self._ending.values()):
@@ -301,14 +271,13 @@ class DurableTasks:
             self._flush(entry)
 
     def _flush(self, entry: Entry) -> None:
-        tokens = entry.new_tokens(self._clock.now())
-        if tokens is not None:
-            self._writer.put(tokens)
-
-    def keep_no_tokens(self, task: Task) -> None:
-        """Stop writing tokens of an adopted task that is regenerated from its start."""
-        assert task.entry is not None
-        task.entry.keeps_tokens = False
+        transcript, first = entry.task.transcript, entry.tokens
+        if transcript is None or not entry.keeps_tokens or len(transcript.ids) <= first:
+            return
+        ids, texts = transcript.ids[first:], transcript.texts[first:]
+        entry.tokens += len(ids)
+        spent_s = entry.task.time_spent.seconds(self._clock.now())
+        self.writer.put(Tokens(entry.n, first, StoredTokens(pack_ids(ids), texts, spent_s)))
 
     def leave(self, task: Task) -> bool:
         """Leave a task to the next process: its end here is not recorded, and its followers get no
@@ -352,7 +321,7 @@ class DurableTasks:
             left_s = min(COMMIT_WAIT_S, max(0.0, task.deadline.at - self._clock.now()))
             asyncio.get_running_loop().call_later(left_s, entry.refuse, late)
         ended_unix = self._clock.unix()
-        self._writer.put(
+        self.writer.put(
             Ended(
                 entry.n,
                 ended_unix,
@@ -381,11 +350,8 @@ class DurableTasks:
         entries = self._ending.values()
         return next((entry.task for entry in entries if entry.task.id == task_id), None)
 
-    async def find(self, task_id: str) -> Found | None:
-        return await self._reader.find(task_id)
-
-    async def find_submission(self, key: str, idempotency_key: str) -> Found | None:
-        return await self._reader.find_submission(key, idempotency_key)
+    async def find(self, question: Question) -> Found | None:
+        return await self._reader.find(question)
 
     # ── from the writer's thread ─────────────────────────────────────────────────────────────
 
@@ -419,7 +385,12 @@ class DurableTasks:
                 self._undecided.pop(one.row.n, None)
                 entry = self._live.get(one.row.n) or self._ending.get(one.row.n)
                 if entry is not None and one.row.n in batch.named_elsewhere:
-                    entry.refuse_name()
+                    entry.refuse(
+                        KeyInUse(
+                            "another submission with this Idempotency-Key has just been accepted; "
+                            "send it again to get that one's task"
+                        )
+                    )
                 elif entry is not None:
                     entry.decide(batch.fault)
             elif batch.fault:

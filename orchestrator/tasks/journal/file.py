@@ -39,6 +39,46 @@ class JournalHeld(JournalError):
     """Another process has the journal."""
 
 
+class _LockedFile:
+    """A file that this process locks. Methods may raise ``OSError``."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self._path = path
+        self._flags = flags
+        self.file = -1
+        self._inode = 0
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the file that now has this name is the locked one."""
+        return self.file >= 0 and inode_of(self._path) == self._inode
+
+    def lock(self, journal: Path) -> None:
+        """Lock the file that now has this name; create it if it is missing. Raises
+        ``JournalHeld``."""
+        file = os.open(self._path, self._flags | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(file, 32, 0) if self._flags & os.O_RDWR else b""
+            os.close(file)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            raise JournalHeld(
+                f"{journal} belongs to another orchestrator that still lives (process "
+                f"{holder.decode(errors='replace').strip() or '?'}); end it first, or set another "
+                "TIDEGATE_JOURNAL__PATH: each needs one of its own"
+            ) from None
+        self.close()
+        self.file, self._inode = file, os.fstat(file).st_ino
+
+    def close(self) -> None:
+        file, self.file = self.file, -1
+        if file >= 0:
+            with suppress(OSError):
+                os.close(file)
+
+
 class JournalLock:
     """Holder of the journal's two locks. Used by one thread at a time; every method may raise
     ``OSError``."""
@@ -47,13 +87,13 @@ class JournalLock:
         """Take both locks. Raises ``JournalError`` if another process has them. Creates the
         journal's file if it is missing, so that it can be locked."""
         self._path = path
-        self._beside = Path(f"{path}.lock")
-        self._lock = self._file = -1
-        self._lock_inode = self._file_inode = 0
+        self._beside = _LockedFile(Path(f"{path}.lock"), os.O_RDWR | os.O_NOFOLLOW)
+        # Closing any descriptor of a file drops the locks that SQLite has on it in this process
+        # (POSIX): so this one is closed when the file is another one already, or at the end.
+        self._journal = _LockedFile(path, os.O_RDONLY)
         self._is_lost = False
         try:
-            self._take_lock()
-            self._take_file()
+            self._take()
         except BaseException:
             self.close()
             raise
@@ -61,79 +101,40 @@ class JournalLock:
     def require(self) -> None:
         """Check before each transaction that both locks are still held. Raises ``JournalError`` if
         another process has taken them."""
-        if _inode(self._beside) == self._lock_inode and _inode(self._path) == self._file_inode:
+        if self._beside.is_locked and self._journal.is_locked:
             return
+        was_removed = not self._beside.is_locked
         try:
             if self._is_lost:
                 raise JournalError
-            if _inode(self._beside) != self._lock_inode:
-                self._take_lock()
-                service_log.warning(
-                    "the journal's lock file was removed and made again; leave it in place",
-                    extra=fields(journal=str(self._path)),
-                )
-            self._take_file()
+            self._take()
         except JournalError:
             self._is_lost = True
             raise JournalError(
                 "another orchestrator has taken the journal, for its file and its lock were "
                 "removed; nothing more is written here: end this one and start it again"
             ) from None
+        if was_removed:
+            service_log.warning(
+                "the journal's lock file was removed and made again; leave it in place",
+                extra=fields(journal=str(self._path)),
+            )
 
     def close(self) -> None:
-        for file in (self._file, self._lock):
-            if file >= 0:
-                with suppress(OSError):
-                    os.close(file)
-        self._lock = self._file = -1
+        self._journal.close()
+        self._beside.close()
 
-    def _take_lock(self) -> None:
-        lock = os.open(self._beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            _lock(lock, self._path, os.pread(lock, 32, 0).decode(errors="replace").strip())
-        except BaseException:
-            os.close(lock)
-            raise
-        with suppress(OSError):  # a full disk: the process id is only informational
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        # A lock file that was removed is taken again before the next transaction.
-        old, self._lock, self._lock_inode = self._lock, lock, os.fstat(lock).st_ino
-        if old >= 0:
-            os.close(old)
-
-    def _take_file(self) -> None:
-        """Lock the file that now has the journal's name.
-
-        Closing any descriptor of a file drops the locks that SQLite has on it in this process
-        (POSIX): so this one is closed when the file is another one already, or at the end.
-        """
-        if self._file >= 0 and _inode(self._path) == self._file_inode:
-            return
-        file = os.open(self._path, os.O_RDONLY | os.O_CREAT, 0o600)
-        try:
-            _lock(file, self._path, "")
-        except BaseException:
-            os.close(file)
-            raise
-        old, self._file, self._file_inode = self._file, file, os.fstat(file).st_ino
-        if old >= 0:
-            os.close(old)
+    def _take(self) -> None:
+        if not self._beside.is_locked:
+            self._beside.lock(self._path)
+            with suppress(OSError):  # a full disk: the process id is only informational
+                os.ftruncate(self._beside.file, 0)
+                os.pwrite(self._beside.file, f"{os.getpid()}\n".encode(), 0)
+        if not self._journal.is_locked:
+            self._journal.lock(self._path)
 
 
-def _lock(file: int, path: Path, holder: str) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise
-        raise JournalHeld(
-            f"{path} belongs to another orchestrator that still lives (process {holder or '?'}); "
-            "end it first, or set another TIDEGATE_JOURNAL__PATH: each needs one of its own"
-        ) from None
-
-
-def _inode(path: Path) -> int:
+def inode_of(path: Path) -> int:
     try:
         return os.stat(path).st_ino
     except FileNotFoundError:

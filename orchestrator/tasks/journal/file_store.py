@@ -5,6 +5,10 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from operator import attrgetter
+
+import msgspec
 
 from orchestrator.tasks.journal import store
 from orchestrator.tasks.journal.file import (
@@ -12,6 +16,7 @@ from orchestrator.tasks.journal.file import (
     JournalFile,
     connect,
     describe_error,
+    inode_of,
     is_damage,
     prepare,
     set_aside,
@@ -24,13 +29,14 @@ from orchestrator.tasks.journal.records import (
     StoredResult,
     TaskRow,
     Tokens,
+    end_of,
     pack,
     read_record,
 )
 from orchestrator.tasks.journal.store import (
-    ById,
     Found,
     GroupCommit,
+    JournalStore,
     LookUps,
     Question,
     WriterCalls,
@@ -40,6 +46,7 @@ from orchestrator.telemetry.log import fields, service_log
 TIDY_ROWS = 2000
 """Maximum number of rows to remove at a time, so that submissions do not wait."""
 
+_values_of = attrgetter(*COLUMNS)
 _INSERT = (
     f"INSERT INTO tasks ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) "
     "ON CONFLICT (n) DO NOTHING"
@@ -56,7 +63,7 @@ def write(db: sqlite3.Connection, operations: Sequence[Operation]) -> None:
             "UPDATE tasks SET idempotency_key = NULL WHERE n = ?", [(n,) for n in refused]
         )
     accepted = (one for one in operations if isinstance(one, Accept))
-    _insert(db, [_nameless(one) if one.row.n in refused else one for one in accepted])
+    _insert(db, list(accepted), refused)
     db.executemany(
         "INSERT OR REPLACE INTO tokens VALUES (?, ?, ?)",
         [(one.n, one.first, pack(one.tokens)) for one in operations if isinstance(one, Tokens)],
@@ -67,10 +74,12 @@ def write(db: sqlite3.Connection, operations: Sequence[Operation]) -> None:
     db.execute("COMMIT")
 
 
-def _insert(db: sqlite3.Connection, accepted: Sequence[Accept]) -> None:
-    if not accepted:
-        return
-    db.executemany(_INSERT, [[getattr(one.row, name) for name in COLUMNS] for one in accepted])
+def _insert(db: sqlite3.Connection, accepted: Sequence[Accept], nameless: set[int]) -> None:
+    rows = (
+        replace(one.row, idempotency_key=None) if one.row.n in nameless else one.row
+        for one in accepted
+    )
+    db.executemany(_INSERT, map(_values_of, rows))
     db.executemany(
         "INSERT OR IGNORE INTO requests VALUES (?, ?)",
         [(one.row.n, pack(one.request)) for one in accepted if one.request is not None],
@@ -94,18 +103,7 @@ def _end(db: sqlite3.Connection, ended: Sequence[Ended]) -> None:
         "UPDATE tasks SET ended_unix = ?, outcome = ?, finish_reason = ?, code = ?, "
         "completion_tokens = ?, idempotency_key = iif(?, idempotency_key, NULL) "
         "WHERE n = ? AND ended_unix IS NULL",
-        [
-            (
-                one.ended_unix,
-                one.result.outcome.value,
-                one.result.finish_reason.value,
-                None if one.result.error is None else one.result.error.code.value,
-                one.completion_tokens,
-                one.is_accepted,
-                one.n,
-            )
-            for one in ended
-        ],
+        [(*msgspec.structs.astuple(end_of(one)), one.is_accepted, one.n) for one in ended],
     )
 
 
@@ -126,10 +124,6 @@ def remove_old(db: sqlite3.Connection, results_before: float, tasks_before: floa
     return removed
 
 
-def _nameless(accept: Accept) -> Accept:
-    return replace(accept, row=replace(accept.row, idempotency_key=None))
-
-
 SET_ASIDE_EVERY_S = 600.0
 _TIDIES_PER_CHECKPOINT = 6
 
@@ -144,17 +138,13 @@ class JournalWriter(GroupCommit):
         super().__init__(str(config.path), config.terms.window_ms, calls)
         self._file = file
         self._config = config
-        self._aside = file.set_aside
+        self.set_aside = "" if file.set_aside is None else file.set_aside.name
         self._db: sqlite3.Connection | None = None
         self._inode = 0
         self._lacks_live = False
         """Whether the file is new and still lacks the live tasks."""
         self._may_set_aside_at = 0.0
         self._tidied = 0
-
-    @property
-    def set_aside(self) -> str:
-        return "" if self._aside is None else self._aside.name
 
     def _failed(self, error: Exception) -> str:
         db = self._db
@@ -174,12 +164,11 @@ class JournalWriter(GroupCommit):
     def _begin_anew(self) -> None:
         """Set a damaged file aside. The next try creates a new one with the live tasks; if that is
         damaged at once, the disk is faulty."""
-        self._disconnect()
         if time.monotonic() < self._may_set_aside_at:
             return
         self._may_set_aside_at = time.monotonic() + SET_ASIDE_EVERY_S
         try:
-            self._aside = set_aside(self._config.path)
+            self.set_aside = set_aside(self._config.path).name
         except OSError as error:
             service_log.error(
                 "the damaged journal cannot be set aside: %s",
@@ -197,7 +186,7 @@ class JournalWriter(GroupCommit):
 
     def _open(self) -> sqlite3.Connection:
         """The connection to the journal's file; a new file gets the live tasks."""
-        inode = self._inode_now()
+        inode = inode_of(self._config.path)
         self._lacks_live |= not inode
         if self._db is not None and self._inode != inode:
             service_log.error(
@@ -213,14 +202,8 @@ class JournalWriter(GroupCommit):
             if self._lacks_live:
                 write(db, self._calls.live())
                 self._lacks_live = False
-            self._inode = self._inode_now()
+            self._inode = inode_of(self._config.path)
         return self._db
-
-    def _inode_now(self) -> int:
-        try:
-            return os.stat(self._config.path).st_ino
-        except FileNotFoundError:
-            return 0
 
     def _write(self, operations: Sequence[Operation]) -> None:
         write(self._open(), operations)
@@ -228,7 +211,6 @@ class JournalWriter(GroupCommit):
     # ── retention ────────────────────────────────────────────────────────────────────────────
 
     def _tidy(self) -> None:
-        """Remove old rows, a limited number at a time."""
         removed = 0
         self._busy_since = time.monotonic()
         try:
@@ -241,10 +223,9 @@ class JournalWriter(GroupCommit):
             if self._tidied % _TIDIES_PER_CHECKPOINT == 0:
                 # Truncate the write-ahead log too, which may still have removed prompts.
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        except (sqlite3.Error, OSError, JournalError) as error:
-            self._tell(self._failed(error))
-        except Exception as error:  # an internal error must not end the thread
-            service_log.exception("removing old rows from the journal failed; will retry")
+        except Exception as error:
+            if not isinstance(error, self.failures):  # an internal error must not end the thread
+                service_log.exception("removing old rows from the journal failed; will retry")
             self._tell(self._failed(error))
         finally:
             self._busy_since = None
@@ -260,8 +241,6 @@ _LOOK = (
 
 
 class JournalReader(LookUps):
-    """Reads the journal's file."""
-
     failures = (sqlite3.Error, OSError)
 
     def __init__(self, file: JournalFile) -> None:
@@ -271,11 +250,9 @@ class JournalReader(LookUps):
         self._inode = 0
 
     def _look(self, question: Question) -> Found | None:
-        if isinstance(question, ById):
-            where, values = "t.id = ?", [question.task_id]
-        else:
-            where = "t.key = ? AND t.idempotency_key = ?"
-            values = [question.key, question.idempotency_key]
+        by_id = isinstance(question, str)
+        where = "t.id = ?" if by_id else "t.key = ? AND t.idempotency_key = ?"
+        values = (question,) if by_id else question
         try:
             found = self._connection().execute(f"{_LOOK} WHERE {where}", values).fetchone()
         except sqlite3.Error:
@@ -303,21 +280,13 @@ class JournalReader(LookUps):
             db.close()
 
 
-class FileStore:
-    """A ``JournalStore`` for an open file."""
-
-    def __init__(self, file: JournalFile) -> None:
-        self.boot = file.boot
-        self.window_ms = file.config.terms.window_ms
-        self.next_n = file.next_n
-        self.unfinished = file.unfinished
-        self._file = file
-
-    def new_writer(self, calls: WriterCalls) -> JournalWriter:
-        return JournalWriter(self._file, calls)
-
-    def new_reader(self) -> JournalReader:
-        return JournalReader(self._file)
-
-    def close(self) -> None:
-        self._file.close()
+def store_of(file: JournalFile) -> JournalStore:
+    return JournalStore(
+        file.boot,
+        file.config.terms.window_ms,
+        file.next_n,
+        file.unfinished,
+        partial(JournalWriter, file),
+        partial(JournalReader, file),
+        file.close,
+    )

@@ -333,6 +333,27 @@ class Ended:
     """Whether the task was accepted; if not, it keeps no idempotency key."""
 
 
+class StoredEnd(msgspec.Struct, frozen=True, array_like=True):
+    """The part of a row that is known only at the task's end."""
+
+    ended_unix: float
+    outcome: str
+    finish_reason: str
+    code: str | None
+    completion_tokens: int
+
+
+def end_of(end: Ended) -> StoredEnd:
+    result = end.result
+    return StoredEnd(
+        end.ended_unix,
+        result.outcome.value,
+        result.finish_reason.value,
+        None if result.error is None else result.error.code.value,
+        end.completion_tokens,
+    )
+
+
 Operation = Accept | Tokens | Ended
 
 

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 from orchestrator.clock import Boot
 from orchestrator.errors import JournalUnavailable
@@ -72,6 +72,8 @@ class GroupCommit(ABC):
     def __init__(self, where: str, window_ms: float, calls: WriterCalls) -> None:
         """``where``: the store's name in the log. ``window_ms``: ms that a transaction waits for
         more operations."""
+        self.set_aside = ""
+        """New name of a damaged file; empty if there is none."""
         self._where = where
         self._window_ms = window_ms
         self._calls = calls
@@ -93,11 +95,6 @@ class GroupCommit(ABC):
     def stuck_s(self) -> float:
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
-
-    @property
-    def set_aside(self) -> str:
-        """New name of a damaged file; empty if there is none."""
-        return ""
 
     def start(self) -> None:
         self._thread.start()
@@ -238,22 +235,8 @@ class Found:
     result: StoredResult | None
 
 
-@dataclass(frozen=True, slots=True)
-class ById:
-    """A query for a task by id."""
-
-    task_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class BySubmission:
-    """A query for a task by client key and submission name."""
-
-    key: str
-    idempotency_key: str
-
-
-Question = ById | BySubmission
+Question = str | tuple[str, str]
+"""A task's id, or a client's key and its name for a submission."""
 
 
 class LookUps(ABC):
@@ -269,13 +252,23 @@ class LookUps(ABC):
         self._thread = threading.Thread(target=self._run, name="tidegate-journal-read", daemon=True)
         self._is_closed = False
 
-    async def find(self, task_id: str) -> Found | None:
-        """A task of this or an earlier process by its id. Raises ``JournalUnavailable``."""
-        return await self._ask(ById(task_id))
-
-    async def find_submission(self, key: str, idempotency_key: str) -> Found | None:
-        """A task by its client's name for the submission. Raises ``JournalUnavailable``."""
-        return await self._ask(BySubmission(key, idempotency_key))
+    async def find(self, question: Question) -> Found | None:
+        """A task of this or an earlier process. Raises ``JournalUnavailable``."""
+        if self._is_closed:
+            raise JournalUnavailable("the journal cannot be read: the service is shutting down")
+        if not self._thread.is_alive():
+            self._thread.start()
+        answer: Future[Found | None] = Future()
+        self._inbox.put((answer, question))
+        try:
+            async with asyncio.timeout(READ_WAIT_S):
+                return await asyncio.wrap_future(answer)
+        except TimeoutError:
+            raise JournalUnavailable(
+                f"the journal cannot be read: no answer within {READ_WAIT_S:g} s"
+            ) from None
+        except self.failures as error:
+            raise JournalUnavailable(f"the journal cannot be read: {self._told(error)}") from None
 
     def close(self) -> None:
         """End the thread; waits briefly for a running lookup."""
@@ -298,25 +291,6 @@ class LookUps(ABC):
     def _disconnect(self) -> None:
         """Let go of the store, at the thread's end."""
 
-    # ── inside ───────────────────────────────────────────────────────────────────────────────
-
-    async def _ask(self, question: Question) -> Found | None:
-        if self._is_closed:
-            raise JournalUnavailable("the journal cannot be read: the service is shutting down")
-        if not self._thread.is_alive():
-            self._thread.start()
-        answer: Future[Found | None] = Future()
-        self._inbox.put((answer, question))
-        try:
-            async with asyncio.timeout(READ_WAIT_S):
-                return await asyncio.wrap_future(answer)
-        except TimeoutError:
-            raise JournalUnavailable(
-                f"the journal cannot be read: no answer within {READ_WAIT_S:g} s"
-            ) from None
-        except self.failures as error:
-            raise JournalUnavailable(f"the journal cannot be read: {self._told(error)}") from None
-
     def _run(self) -> None:
         while (asked := self._inbox.get()) is not None:
             answer, question = asked
@@ -329,29 +303,18 @@ class LookUps(ABC):
         self._disconnect()
 
 
-class JournalStore(Protocol):
-    """An open store, until ``close``."""
+@dataclass(frozen=True, slots=True)
+class JournalStore:
+    """An open store."""
 
-    @property
-    def boot(self) -> Boot: ...
-
-    @property
-    def window_ms(self) -> float:
-        """How much may be lost with the process, in ms; 0: a task is stored before its 202."""
-
-    @property
-    def next_n(self) -> int:
-        """Number of the next task; numbers rise within a process."""
-
-    @property
-    def unfinished(self) -> Sequence[UnfinishedTask]:
-        """Tasks that an earlier process left here."""
-
-    def new_writer(self, calls: WriterCalls) -> GroupCommit:
-        """A new writer for the store, not started yet."""
-
-    def new_reader(self) -> LookUps:
-        """A new reader of tasks in the store."""
-
-    def close(self) -> None:
-        """Release the store. Do not write to it after that."""
+    boot: Boot
+    window_ms: float
+    """How much may be lost with the process, in ms; 0: a task is stored before its 202."""
+    next_n: int
+    """Number of the next task; numbers rise within a process."""
+    unfinished: Sequence[UnfinishedTask]
+    """Tasks that an earlier process left here."""
+    new_writer: Callable[[WriterCalls], GroupCommit]
+    new_reader: Callable[[], LookUps]
+    close: Callable[[], None]
+    """Releases the store. Do not write to it after that."""

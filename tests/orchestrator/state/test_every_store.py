@@ -198,14 +198,16 @@ class EveryStore:
         assert (await submit(service, durable=False))[0] == 202
         held.release.set()
         assert (await events_of(service, task_id))[-1].event == "end"
-        await service.until(lambda: service.journal.unwritten > 0)
+        await service.until(lambda: service.journal.writer.unwritten > 0)
         service.parts.health.refresh()  # as upkeep does
         status, health = await ready_of(service)
         assert (status, health["status"]) == (200, "degraded")
         assert health["journal"]["unwritten"] > 0 and stored.fault in health["journal"]["fault"]
         assert service.metric("tidegate_journal_failing") == 1
         await stored.mend()
-        await service.until(lambda: not service.journal.fault and not service.journal.unwritten)
+        await service.until(
+            lambda: not service.journal.fault and not service.journal.writer.unwritten
+        )
         other = await task_of(service, "mine")  # what was refused keeps no key
         assert (await events_of(service, other))[-1].event == "end"
         submitted = len(worker.submits)

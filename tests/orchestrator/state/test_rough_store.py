@@ -123,7 +123,7 @@ async def test_two_services_under_one_prefix_are_told_apart(
     with caplog.at_level(logging.WARNING):
         other = await sharing.member(worker, joins_with="other keys")
         await see_each_other(one, two, other)
-        await two.until(lambda: state_of(two).members.strangers == (other.url,))
+        await two.until(lambda: state_of(two).members.strangers == [other.url])
     assert "its own TIDEGATE_STATE__PREFIX" in caplog.text
     two.parts.health.refresh()
     assert (await ready_of(two))[1]["state"]["strangers"] == [other.url]

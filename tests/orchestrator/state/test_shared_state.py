@@ -65,7 +65,7 @@ async def test_a_member_is_asked_at_once_while_the_store_hangs(
     members.fault = "the store did not answer within 2 s"
     with monkeypatch.context() as hanging:
         hanging.delattr(SharedReader, "_look")
-        hanging.delattr(members, "_client")
+        hanging.delattr(members, "client")
         assert (await status_of(two, task_id))["task_id"] == task_id
 
 

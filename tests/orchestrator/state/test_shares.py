@@ -87,10 +87,9 @@ class Fleet:
         self.members: dict[str, Any] = {}
         self.registries: dict[str, Registry] = {}
         for tag in tags_of(members):
-            one = SimpleNamespace(others={}, on_seen=[], parts=[])
+            one = SimpleNamespace(tag=tag, names=Names("t"), others={}, on_seen=[], parts=[])
             self.members[tag], self.registries[tag] = one, Registry(instances, models)
-            tasks: Any = SimpleNamespace(tag=tag, names=Names("t"))
-            SlotShares(cast(Members, one), tasks, cast(Any, self.registries[tag]), TaskQueue(-1))
+            SlotShares(cast(Members, one), cast(Any, self.registries[tag]), TaskQueue(-1))
 
     def renew(self) -> None:
         """Renew the lease of one member after the other."""

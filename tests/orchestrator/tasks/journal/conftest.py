@@ -49,13 +49,13 @@ async def until_journalled(service: Service, tokens: int) -> None:
     durable = service.journal
     await service.until(lambda: [entry.tokens for entry in durable._live.values()] == [tokens])
     commits = durable.commits
-    durable._writer.put(Tokens(0, 0, StoredTokens(b"", [])))
+    durable.writer.put(Tokens(0, 0, StoredTokens(b"", [])))
     await service.until(lambda: durable.commits > commits)
 
 
 async def until_tidied(service: Service) -> None:
     """The journal's thread has made its file and looked for what is too old, as it does first."""
-    await service.until(lambda: service.journal._writer._tidied > 0)
+    await service.until(lambda: service.journal.writer._tidied > 0)
 
 
 async def running(service: Service, worker: FakeWorker, **changes: object) -> str:

@@ -74,7 +74,7 @@ async def test_a_fault_of_ours_does_not_stop_the_journal(
 ) -> None:
     service = await restarts.start(worker)
 
-    def fail(db: Any, accepted: Any) -> None:
+    def fail(*written: Any) -> None:
         raise TypeError("cannot be encoded")
 
     with monkeypatch.context() as broken:
@@ -104,16 +104,16 @@ async def test_a_record_that_cannot_be_written_takes_no_other_end_with_it(
     held = worker.does(Plan(stall_at=1))
     task_id = await task_of(service)
     journal = service.journal
-    commit = journal._writer._commit
+    commit = journal.writer._commit
 
     def with_another(operations: list[Operation]) -> None:
         if any(isinstance(one, Ended) for one in operations):
-            journal._writer._commit = commit  # type: ignore[method-assign]
+            journal.writer._commit = commit  # type: ignore[method-assign]
             bad = Tokens(99, 2**70, StoredTokens(b"", []))
             operations = [*operations, bad]
         commit(operations)
 
-    journal._writer._commit = with_another  # type: ignore[method-assign]
+    journal.writer._commit = with_another  # type: ignore[method-assign]
     held.release.set()
     assert (await events_of(service, task_id))[-1].event == "end"
     await service.until(lambda: not journal.fault)
@@ -129,7 +129,7 @@ async def test_tidying_that_fails_or_hangs_stops_nothing(
     monkeypatch.setattr(store, "RETRY_S", 0.01)
     service = await restarts.start(worker)
     journal = service.journal
-    ours = journal._writer
+    ours = journal.writer
     remove_old, failed, go_on = file_store.remove_old, threading.Event(), threading.Event()
 
     def fail(*_: Any) -> int:
