@@ -52,7 +52,6 @@ class BookEntry(NamedTuple):
 
     month: str
     key: str
-    """Fingerprint of the key."""
     run: str
     """Session or trace of the request; empty for none."""
     model: str
@@ -121,7 +120,6 @@ class Books:
         self._new = _Unwritten()
         self._being_written = _Unwritten()
         self._written: _Sums = {}
-        """The sums in the file."""
         self.is_open = False
 
     async def open(self) -> None:
@@ -153,7 +151,6 @@ class Books:
         self._new.add(entry, amount)
 
     def spent(self, month: str, key: str) -> Amount:
-        """A key's total spending in a month."""
         parts = self._written, self._being_written.by_key, self._new.by_key
         first, second, third = (part.get((month, key), Amount()) for part in parts)
         return first.plus(second).plus(third)

@@ -7,7 +7,7 @@ Orchestrators that share a store add up their spending (``Sums``). Each knows th
 others' requests within a second or two after they end.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -44,7 +44,7 @@ class _Spending:
 class _Account:
     """Spending, reservations and budget of a key or a run."""
 
-    whose: str
+    whose: str = ""
     budget: KeyBudget = field(default_factory=KeyBudget)
     tokens: int = 0
     cost: float = 0.0
@@ -69,12 +69,11 @@ class Budgets:
         self._section = section
         self._names = names
         self._clock = clock
-        self._reserved: dict[str, _Account] = {}
+        self._reserved = defaultdict[str, _Account](_Account)
         """The most that each key's live requests can still use."""
         self._runs: OrderedDict[RunName, _Account] = OrderedDict()
         """Runs with a budget, least recently used first."""
-        self._month, self._of_keys = "", dict[str, _Spending]()
-        """Spending of each key in the month."""
+        self._month, self._of_keys = "", defaultdict[str, _Spending](_Spending)
         self._shared: OrderedDict[str, _Spending] = OrderedDict()
         """Spending that is reported to other processes: of months and of runs with a budget, by
         name, least recently used first."""
@@ -83,9 +82,8 @@ class Budgets:
         return self._section.keys.get(self._names.get(key, ""), self._section.each_key)
 
     def account_of(self, key: str) -> _Account:
-        """A key's account for this month."""
         spent = self.books.spent(month_of(self._clock.unix()), key)
-        held = self._reserved.get(key, _Account(""))
+        held = self._reserved[key]
         whose, budget = "this key in this month", self.budget_of(key)
         # The books and the others' sums both include this machine's other processes: do not add.
         all_spent = self._of_month(key)
@@ -115,8 +113,7 @@ class Budgets:
         for account in accounts:
             self._require(task, account, price)
         most = _most(task, price)
-        held = self._reserved.setdefault(task.job.key, _Account(""))
-        for account in (held, *accounts[1:]):
+        for account in (self._reserved[task.job.key], *accounts[1:]):
             account.tokens += most.tokens
             account.cost += most.cost
         task.on_end.append(lambda ended: self._release(ended, most, price, accounts[1:]))
@@ -197,7 +194,6 @@ class Budgets:
             run.spending.add(used)
 
     def follow(self, task: Task) -> None:
-        """Enter a task's cost when it ends."""
         task.on_end.append(self._enter)
 
     def _enter(self, task: Task) -> None:
@@ -215,10 +211,8 @@ class Budgets:
         self.books.enter(entry, used)
         self._of_month(job.key).add(used)
 
-    # ── exchange with other orchestrators ────────────────────────────────────────────────────
-
     def own(self) -> Mapping[str, tuple[int, float]]:
-        """See ``Sums``: the most recently used sums."""
+        """See ``Sums``."""
         return {name: (one.tokens, one.cost) for name, one in self._shared.items()}
 
     def hear(self, name: str, others: tuple[int, float]) -> None:
@@ -226,22 +220,22 @@ class Budgets:
         if name in self._shared:
             self._shared[name].others = others
 
-    def _share(self, name: str, spending: _Spending) -> _Spending:
+    def _share(self, name: str, spending: _Spending) -> None:
         self._shared[name] = spending
         self._shared.move_to_end(name)
         if len(self._shared) > MAX_SHARED:
             self._shared.popitem(last=False)
-        return spending
 
     def _of_month(self, key: str) -> _Spending:
         month = month_of(self._clock.unix())
         if month != self._month:  # an earlier month is never needed
-            self._month, self._of_keys = month, {}
-        return self._share(f"{month} {key}", self._of_keys.setdefault(key, _Spending()))
+            self._month, self._of_keys = month, defaultdict(_Spending)
+        spending = self._of_keys[key]
+        self._share(f"{month} {key}", spending)
+        return spending
 
 
 def _most(task: Task, price: Price) -> Amount:
-    """The most that a task can use."""
     return _amount(task.prompt_tokens, 0, task.sampling.max_tokens, price)
 
 

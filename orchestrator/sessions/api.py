@@ -84,7 +84,7 @@ async def listing(request: web.Request) -> web.Response:
 async def delete(request: web.Request) -> web.Response:
     """Delete a session. A running turn is cancelled."""
     orchestrator, session = request.app[ORCHESTRATOR], _session_of(request)
-    request.app[SESSIONS].delete(session)
+    request.app[SESSIONS].forget(session, "deleted")
     if session.task is not None:
         orchestrator.cancel(session.task)
     return json_response({"session_id": session.id, "deleted": True})
@@ -122,13 +122,12 @@ def _after(request: web.Request) -> int:
 
 
 def _described(session: Session, store: SessionStore) -> dict[str, object]:
-    kind = session.kind
     return {
         "session_id": session.id,
         "status": "running" if session.is_busy else "idle",
         "task_id": None if session.task is None else session.task.id,
         "model": session.model or None,
-        "kind": None if kind is None else kind.value,
+        "kind": session.kind and session.kind.value,
         "turns": session.turns,
         "bytes": session.bytes,
         "max_bytes": SESSION_BYTES,

@@ -16,7 +16,7 @@ from orchestrator.tasks.task import Task
 SESSION_BYTES = 1024
 MESSAGE_BYTES = 80
 TOKEN_BYTES = 40
-"""Overhead in bytes: of a session and of a message, each in addition to its text; of a token."""
+"""Overhead in bytes: of a session, a message and a token, in addition to the text."""
 
 
 class HistoryForm(StrEnum):
@@ -49,7 +49,6 @@ class Session:
     is_busy: bool = False
     """Whether a turn is being submitted or is running."""
     task: Task | None = None
-    """The task of the running turn; None if there is none."""
     used_at: float = 0.0
     created_unix_ms: int = 0
 
@@ -89,17 +88,14 @@ class SessionCopy(msgspec.Struct, frozen=True, array_like=True):
         return self.text or self.ids or self.messages or ""
 
 
+_COPIED_AS = {HistoryForm.TEXT: "text", HistoryForm.TOKENS: "ids", HistoryForm.CHAT: "messages"}
+
+
 def copier_of(session: Session) -> Callable[[], bytes]:
     """A function that makes a copy of the session's current state, on any thread."""
     facts = (session.model, session.idle_keep_s, session.turns, session.created_unix_ms)
-    match session.history:
-        case str() as text:
-            copy = SessionCopy(*facts, text=text)
-        case history if session.kind is HistoryForm.TOKENS:
-            copy = SessionCopy(*facts, ids=history)  # type: ignore[arg-type]
-        case history:
-            copy = SessionCopy(*facts, messages=history)  # type: ignore[arg-type]
-    return partial(msgspec.msgpack.encode, copy)
+    history = {_COPIED_AS[kind_of(session.history)]: session.history}
+    return partial(msgspec.msgpack.encode, SessionCopy(*facts, **history))  # type: ignore[arg-type]
 
 
 def kind_of(prompt: History) -> HistoryForm:

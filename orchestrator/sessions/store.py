@@ -8,7 +8,7 @@ error. A turn that failed, was cancelled or missed its deadline is not kept and 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
@@ -49,14 +49,14 @@ def is_session(session_id: str) -> bool:
     return session_id.startswith(PREFIX)
 
 
+@dataclass(slots=True, eq=False)
 class Turn:
     """A turn of a session: its job, and its prompt after the history."""
 
-    def __init__(self, store: "SessionStore", session: Session, job: Job, prompt: History) -> None:
-        self.job = job
-        self.prompt = prompt
-        self._store = store
-        self._session = session
+    job: Job
+    prompt: History
+    _store: "SessionStore"
+    _session: Session
 
     @property
     def is_deleted(self) -> bool:
@@ -86,9 +86,7 @@ class SessionStore:
     def __init__(self, clock: Clock, ids: Ids) -> None:
         self.total_bytes = 0
         self.turns: Counter[str] = Counter()
-        """Number of turns by result: ``kept``, ``dropped``."""
         self.ended: Counter[str] = Counter()
-        """Number of removed sessions by reason: ``deleted``, ``expired``."""
         self.keep_s = SESSION_TTL_S
         self.on_change: ItemCall = ignore
         """Called with the key and id of a session that was created, changed or removed."""
@@ -97,9 +95,7 @@ class SessionStore:
         self._clock = clock
         self._ids = ids
         self._numbers: Counter[str] = Counter()
-        """Number of sessions that each key has created."""
         self._bytes: Counter[str] = Counter()
-        """Bytes of each key's sessions."""
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         """Sessions by id, least recently used first."""
         self._by_key: defaultdict[str, dict[int, Session]] = defaultdict(dict)
@@ -138,7 +134,7 @@ class SessionStore:
         return session
 
     def get(self, session_id: str, key: str | None) -> Session:
-        """The session with that id and ``key`` (None: any key). Raises ``NotFound``."""
+        """A session of ``key`` (None: any key). Raises ``NotFound``."""
         self.prune()
         session = self._sessions.get(session_id)
         if session is None or (key is not None and session.key != key):
@@ -157,10 +153,6 @@ class SessionStore:
         own = self._by_key.get(key, {})
         found = list(islice((one for one in own.values() if one.number > after), most + 1))
         return found[:most], len(found) > most
-
-    def delete(self, session: Session) -> None:
-        """Remove a session with its history. The caller must end a running turn."""
-        self._forget(session, "deleted")
 
     def expires_in_s(self, session: Session) -> float:
         """Seconds until the session is removed if it has no turn."""
@@ -187,7 +179,7 @@ class SessionStore:
             needs_ids=kind_of(joined) is HistoryForm.TOKENS,
         )
         session.is_busy = True
-        turn = Turn(self, session, job, joined)
+        turn = Turn(job, joined, self, session)
         try:
             yield turn
         except BaseException:
@@ -215,7 +207,7 @@ class SessionStore:
             if session.is_busy:
                 self._touch(session)
             else:
-                self._forget(session, "expired")
+                self.forget(session, "expired")
 
     def _require_room(self, key: str, size: int, more: int) -> None:
         if size > SESSION_BYTES:
@@ -250,16 +242,13 @@ class SessionStore:
         self._sessions.move_to_end(session.id)
         self.on_use(session.key, session.id)
 
-    # ── copies for other orchestrators, in case this one crashes ─────────────────────────────
-
     def copier(self, key: str, name: str) -> Callable[[], bytes] | None:
-        """A function that makes a copy of a session; None if the session is gone."""
+        """See ``Shelf``."""
         session = self._sessions.get(name)
         return None if session is None else copier_of(session)
 
     def adopt(self, key: str, name: str, copy: bytes) -> None:
-        """Continue another orchestrator's session. Raises ``msgspec.DecodeError``, and
-        ``NoCapacity`` or ``InvalidRequest`` if it is too large."""
+        """See ``Shelf``. Raises ``NoCapacity`` or ``InvalidRequest`` if it is too large."""
         found = msgspec.msgpack.decode(copy, type=SessionCopy)
         self.let_go(key, name)
         size = bytes_of(found.history)
@@ -269,7 +258,7 @@ class SessionStore:
         self._set_history(session, found.history)
 
     def let_go(self, key: str, name: str) -> None:
-        """Forget a session that now belongs to another orchestrator. A running turn is not kept."""
+        """See ``Shelf``. A running turn is not kept."""
         session = self._sessions.get(name)
         if session is not None:
             self._remove(session)
@@ -277,9 +266,8 @@ class SessionStore:
     def names(self) -> Iterator[tuple[str, str]]:
         return ((session.key, name) for name, session in self._sessions.items())
 
-    # ── inside ───────────────────────────────────────────────────────────────────────────────
-
-    def _forget(self, session: Session, why: str) -> None:
+    def forget(self, session: Session, why: str) -> None:
+        """Remove a session with its history. The caller must end a running turn."""
         self._remove(session)
         self.ended[why] += 1
         self.on_change(session.key, session.id)
