@@ -45,53 +45,12 @@ def operation_of(api: Api) -> str:
     return "chat" if api in _CHATS else "text_completion"
 
 
-class GenAiMetrics:
-    """Metrics that count each request once, at its end."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self.duration = metrics.standard_histogram(
-            "gen_ai_server_request_duration_seconds",
-            "`gen_ai.server.request.duration`: from arrival to the end; `error_type` is its code",
-            _DURATION_S,
-            *_LABELS,
-            "error_type",
-        )
-        self.first_token = metrics.standard_histogram(
-            "gen_ai_server_time_to_first_token_seconds",
-            "`gen_ai.server.time_to_first_token`, of requests that ended well",
-            _FIRST_TOKEN_S,
-            *_LABELS,
-        )
-        self.per_token = metrics.standard_histogram(
-            "gen_ai_server_time_per_output_token_seconds",
-            "`gen_ai.server.time_per_output_token`, after the first, of requests that ended well",
-            _PER_TOKEN_S,
-            *_LABELS,
-        )
-        # prometheus_client looks labels up under a lock; this caches as many as there are label
-        # values.
-        self._duration = cache(self.duration.labels)
-        self._first_token = cache(self.first_token.labels)
-        self._per_token = cache(self.per_token.labels)
-
-    def ended(self, task: Task, model: str, code: str) -> None:
-        """Count a task that has ended. ``model`` is a bounded label value, ``code`` empty for a
-        request that ended well."""
-        marks, labels = task.marks, (operation_of(task.job.api), PROVIDER, model)
-        exemplar = exemplar_of(task.job.trace)
-        self._duration(*labels, code).observe(marks.ended - marks.received, exemplar)
-        if code or not marks.first_token:
-            return
-        self._first_token(*labels).observe(marks.first_token - marks.received, exemplar)
-        if task.completion_tokens > 1:
-            decode_s = marks.ended - marks.first_token
-            self._per_token(*labels).observe(decode_s / (task.completion_tokens - 1))
-
-
 class TaskMetrics:
     """Metrics that the settler counts; lanes and dispatch add the tokens that came too late."""
 
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
+        # prometheus_client looks labels up under a lock; ``cache`` keeps as many as there are label
+        # values.
         self.offered = metrics.counter(
             "offered", "requests", "Requests submitted, each in the process that admitted it", "api"
         )
@@ -111,13 +70,15 @@ class TaskMetrics:
             "outcome",
             "code",
         )
-        self.tenant_outcomes = metrics.counter(
+        self._outcome = cache(self.outcomes.labels)
+        tenant_outcomes = metrics.counter(
             "tenant_outcomes",
             "requests",
             "Outcomes of submitted requests by tenant, the first 20, then `other`; for operators",
             TENANT,
             "outcome",
         )
+        self._tenant_outcome = cache(tenant_outcomes.labels)
         self.missed_parts = metrics.counter(
             "missed_parts", "requests", "Requests missed, by the part that was late (DL-14)", "part"
         )
@@ -144,19 +105,34 @@ class TaskMetrics:
             "Each request's mean time between tokens after its first (LB-2)",
         )
         self.total_ms = metrics.histogram("total_ms", "From arrival to the end")
-        self.gen_ai = GenAiMetrics(metrics)
+        duration = metrics.standard_histogram(
+            "gen_ai_server_request_duration_seconds",
+            "`gen_ai.server.request.duration`: from arrival to the end; `error_type` is its code",
+            _DURATION_S,
+            *_LABELS,
+            "error_type",
+        )
+        self._duration = cache(duration.labels)
+        first_token = metrics.standard_histogram(
+            "gen_ai_server_time_to_first_token_seconds",
+            "`gen_ai.server.time_to_first_token`, of requests that ended well",
+            _FIRST_TOKEN_S,
+            *_LABELS,
+        )
+        self._first_token = cache(first_token.labels)
+        per_token = metrics.standard_histogram(
+            "gen_ai_server_time_per_output_token_seconds",
+            "`gen_ai.server.time_per_output_token`, after the first, of requests that ended well",
+            _PER_TOKEN_S,
+            *_LABELS,
+        )
+        self._per_token = cache(per_token.labels)
         self.windows = Windows(clock)
         self.settled = dict.fromkeys(Outcome, 0)
         """Number of requests by outcome (DL-10)."""
         self.tokens_generated = 0
         self.tokens_wasted = 0
         self.tokens_late = 0
-        # prometheus_client looks labels up under a lock; this caches as many as there are label
-        # values.
-        self._outcome, self._tenant_outcome = (
-            cache(self.outcomes.labels),
-            cache(self.tenant_outcomes.labels),
-        )
         self._tenants, self._models = BoundedValues(MAX_TENANTS), BoundedValues(MAX_MODELS)
         metrics.watch(self, _ROWS)
         metrics.watch(self.windows, WINDOWED)
@@ -175,8 +151,7 @@ class TaskMetrics:
         self.tokens_generated += task.completion_tokens
         if outcome not in (Outcome.MET, Outcome.PARTIAL):
             self.tokens_wasted += task.completion_tokens
-        self._observe_times(task)
-        self.gen_ai.ended(task, model, code)
+        self._observe_times(task, model, code)
 
     def _missed(self, task: Task, ending: Ending) -> None:
         if ending.missed_part is not None:
@@ -185,20 +160,30 @@ class TaskMetrics:
         for stage, ms in times_of(ending.budget).items():
             self.missed_ms.labels(stage).inc(max(0.0, ms))
 
-    def _observe_times(self, task: Task) -> None:
+    def _observe_times(self, task: Task, model: str, code: str) -> None:
+        """``code`` is empty for a request that ended well."""
         marks, exemplar = task.marks, exemplar_of(task.job.trace)
-        self.total_ms.observe(1000 * (marks.ended - marks.received), exemplar)
+        labels = operation_of(task.job.api), PROVIDER, model
+        total_s = marks.ended - marks.received
+        self.total_ms.observe(1000 * total_s, exemplar)
+        self._duration(*labels, code).observe(total_s, exemplar)
         if marks.queued:
             self.admission_ms.observe(1000 * (marks.queued - marks.received))
         if marks.dispatched:
             self.queue_ms.observe(1000 * (marks.dispatched - marks.queued), exemplar)
         if marks.has_started:
             self.dispatch_ms.observe(1000 * (marks.started - marks.dispatched))
-        if marks.first_token:
-            self.ttft_ms.observe(1000 * (marks.first_token - marks.received), exemplar)
-            if task.completion_tokens > 1:
-                decode_ms = 1000 * (marks.ended - marks.first_token)
-                self.tpot_ms.observe(decode_ms / (task.completion_tokens - 1))
+        if not marks.first_token:
+            return
+        first_token_s = marks.first_token - marks.received
+        self.ttft_ms.observe(1000 * first_token_s, exemplar)
+        if not code:
+            self._first_token(*labels).observe(first_token_s, exemplar)
+        if task.completion_tokens > 1:
+            per_token_s = (marks.ended - marks.first_token) / (task.completion_tokens - 1)
+            self.tpot_ms.observe(1000 * per_token_s)
+            if not code:
+                self._per_token(*labels).observe(per_token_s)
 
     @property
     def attainment(self) -> float:

@@ -11,7 +11,7 @@ tenant's, a tenant's towards all. Without data, no calls are expected.
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from typing import Final, NamedTuple
@@ -45,19 +45,15 @@ NONE_TO_COME: Final = CallsToCome(0.0, 0.0)
 Kind = tuple[object, ...]
 
 
+@dataclass(slots=True, eq=False)
 class _Node:
-    """Runs of one kind."""
-
-    __slots__ = ("between_s", "ended", "gaps", "reached")
-
-    def __init__(self) -> None:
-        self.reached = [0.0] * (MAX_CALLS + 1)
-        """Weight of the runs that had a call of each number."""
-        self.ended = [0.0] * (MAX_CALLS + 1)
-        """Weight of the runs that ended after it."""
-        self.between_s = 0.0
-        """Sum of the seconds between calls, over ``gaps`` gaps."""
-        self.gaps = 0.0
+    reached: list[float] = field(default_factory=lambda: [0.0] * (MAX_CALLS + 1))
+    """Weight of the runs that had a call of each number."""
+    ended: list[float] = field(default_factory=lambda: [0.0] * (MAX_CALLS + 1))
+    """Weight of the runs that ended after it."""
+    between_s: float = 0.0
+    """Sum of the seconds between calls, over ``gaps`` gaps."""
+    gaps: float = 0.0
 
     def add(self, calls: int, *, ended: bool) -> None:
         """Count a run of ``calls`` calls, or of at least as many if it has not ``ended``."""
@@ -128,8 +124,6 @@ def _ends_after(nodes: Sequence[_Node], number: int) -> float:
 
 @dataclass(eq=False, slots=True)
 class _Watched:
-    """A live run."""
-
     names: Sequence[RunName]
     due_at: float
     kinds: tuple[Kind, ...]

@@ -66,7 +66,6 @@ class _Run:
     counted: float = -1.0
     """Arrival time of the last counted call: its other choices are not further calls."""
     running: list[Task] = field(default_factory=list)
-    """The run's calls that have not ended."""
 
     def share(self) -> None:
         """Set the later calls of running calls. Parallel calls are one step of the run: each has
@@ -101,7 +100,6 @@ class Runs:
         self._clock = clock
         self._max_runs = max_runs
         self._by_key: dict[str, OrderedDict[RunName, _Run]] = {}
-        """Runs by key and by each of their names, least recently used first."""
         self._count = 0
 
     def __len__(self) -> int:

@@ -48,15 +48,11 @@ class Settler:
             stop_token_id=(end or ending).stop_token_id,
         )
         task.end(ending, now)
-        if not is_left:
-            self.metrics.ended(task, ending)
         if task.spans is not None:
             task.spans.ended(task)
-        if not is_left:
-            self._write(task, ending)
-        return True
-
-    def _write(self, task: Task, ending: Ending) -> None:
+        if is_left:
+            return True
+        self.metrics.ended(task, ending)
         marks = task.marks
         log_end(
             task,
@@ -72,6 +68,7 @@ class Settler:
             budget=str(ending.budget),
             deadline_source=task.deadline.source or None,
         )
+        return True
 
 
 def log_end(work: AnyWork, ending: Ending, api: str, **more: Field) -> None:

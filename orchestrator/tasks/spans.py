@@ -58,13 +58,8 @@ class Tracing:
 
     def of_request(self, name: str, parent: TraceContext | None) -> "RequestSpan":
         """Start the span of an HTTP request, as a child of the caller's span if there is one."""
-        span = self._tracer.start_span(
-            name,
-            None if parent is None else context_of(parent),
-            SpanKind.SERVER,
-            start_time=self._unix_ns(self._clock.now()),
-        )
-        return RequestSpan(span, self)
+        context = None if parent is None else context_of(parent)
+        return RequestSpan(self.start(name, context, self._clock.now(), SpanKind.SERVER), self)
 
     def of_task(self, task: Task) -> "TaskSpans | None":
         """Spans of a task, children of its request's span; None if the trace is not sampled."""
@@ -103,7 +98,7 @@ class Tracing:
             name,
             parent,
             kind,
-            {key: value for key, value in attributes.items() if value is not None},
+            _stated(attributes),
             start_time=self._unix_ns(begun),
         )
         if error:
@@ -115,9 +110,11 @@ class Tracing:
     def end(self, span: Span) -> None:
         span.end(self._unix_ns(self._clock.now()))
 
-    def start(self, name: str, parent: Context, begun: float) -> Span:
+    def start(
+        self, name: str, parent: Context | None, begun: float, kind: SpanKind = SpanKind.INTERNAL
+    ) -> Span:
         """Start a span that gets children before it ends."""
-        return self._tracer.start_span(name, parent, start_time=self._unix_ns(begun))
+        return self._tracer.start_span(name, parent, kind, start_time=self._unix_ns(begun))
 
     def _unix_ns(self, at: float) -> int:
         # One offset for all spans keeps their order; a new one if the wall clock was set.
@@ -140,9 +137,7 @@ class RequestSpan:
 
     def end(self, attributes: Mapping[str, Field], *, failed: bool) -> None:
         """End the span: the answer was written, or never will be."""
-        for key, value in attributes.items():
-            if value is not None:
-                self._span.set_attribute(key, value)
+        self._span.set_attributes(_stated(attributes))
         if failed:
             self._span.set_status(Status(StatusCode.ERROR))
         self._tracing.end(self._span)
@@ -232,7 +227,7 @@ class TaskSpans:
             "tidegate.left_ms": round(budget.left_ms, 3),
             "tidegate.attempts": task.attempts + bool(marks.dispatched),
         }
-        span.set_attributes({k: v for k, v in attributes.items() if v is not None})
+        span.set_attributes(_stated(attributes))
         span.set_attribute("gen_ai.response.finish_reasons", [ending.finish_reason.value])
         if ending.outcome not in _NO_FAULT:
             span.set_status(Status(StatusCode.ERROR))
@@ -241,6 +236,10 @@ class TaskSpans:
         if marks.queued:
             add("queue", self._context, marks.queued, marks.dispatched or marks.ended, {})
         self._tracing.end(span)
+
+
+def _stated(attributes: Mapping[str, Field]) -> dict[str, str | int | float | bool]:
+    return {key: value for key, value in attributes.items() if value is not None}
 
 
 def context_of(trace: TraceContext) -> Context:

@@ -5,7 +5,7 @@ Everything here runs on the event loop's thread and never waits.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -15,12 +15,12 @@ from orchestrator.tasks.deadline import NO_PARTS, Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.image import Image
 from orchestrator.tasks.job import Job, OnDisconnect, Priority
-from orchestrator.tasks.prompt_kind import ANY_KIND
+from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind
 from orchestrator.tasks.time_spent import Phase, TimeSpent
 from orchestrator.tasks.transcript import TASK_BYTES, Transcript
 from orchestrator.tasks.work import Stage, WorkItem
 from orchestrator.telemetry.log import fields, service_log
-from protocol import Adapter, Delta, Feature, PromptLogprobs
+from protocol import Adapter, Delta, Feature, PromptLogprobs, Sampling
 
 if TYPE_CHECKING:
     from orchestrator.tasks.journal.durable import Entry
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _BIAS_BYTES = 128
-_NO_FEATURES: frozenset[Feature] = frozenset()
 
 
 class Listener(Protocol):
@@ -78,147 +77,107 @@ class Loss:
     """Whether the worker itself reported that its whole engine failed."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Task(WorkItem[Job, Listener]):
     """One submitted text request."""
 
     what: ClassVar[str] = "task"
 
-    __slots__ = (
-        "adapter",
-        "attempt",
-        "begun_by_weights",
-        "between_calls_ms",
-        "block_tokens",
-        "cache_salt",
-        "cached_tokens",
-        "calls_left",
-        "chance",
-        "completion_tokens",
-        "earlier",
-        "entry",
-        "features",
-        "first_id_free",
-        "fitted_tokens",
-        "given_chance",
-        "hedge",
-        "images",
-        "is_background",
-        "is_promised",
-        "is_resumable",
-        "is_text_removed",
-        "is_unread",
-        "late_part",
-        "leader_id",
-        "likely_cached",
-        "losses",
-        "most_rows",
-        "needs_continue",
-        "paused_at",
-        "paused_on",
-        "pauses",
-        "prefix_hashes",
-        "prompt_kind",
-        "prompt_logprobs",
-        "prompt_ready_at",
-        "prompt_tokens",
-        "rank",
-        "reserved_chance",
-        "sampling",
-        "spans",
-        "time_spent",
-        "token_ids",
-        "transcript",
-        "vocabulary",
-        "work_ms",
-    )
+    leader_id: str = field(init=False)
+    """Id of the first choice of the request; the answer has this id."""
+    late_part: Part | None = None
+    """The first part of the answer that came too late (DL-14)."""
+    calls_left: float = field(init=False)
+    """Number of later calls that must also fit before its deadline: stated by its client or
+    expected (``run_lengths``)."""
+    between_calls_ms: float = 0.0
+    """Expected total ms between these calls."""
+    time_spent: TimeSpent = field(init=False)
+    adapter: Adapter | None = None
+    """The model's LoRA adapter that the client named; None for the model itself."""
+    vocabulary: bytes = b""
+    features: frozenset[Feature] = frozenset()
+    """Features that its engine must have; known after admission."""
+    cache_salt: str = ""
+    """Only prompts with the same salt share cached prefixes (``prefix_salt``)."""
+    sampling: Sampling = field(init=False)
+    token_ids: Sequence[int] = ()
+    """Token ids of the prompt; dropped when the task ends."""
+    images: Sequence[Image] = ()
+    """The prompt's images, with placeholders in ``token_ids``; also dropped at the end."""
+    prompt_tokens: int = 0
+    prompt_kind: PromptKind = ANY_KIND
+    cached_tokens: int = 0
+    """Number of prompt tokens that its worker found in the prefix cache; known at the end."""
+    likely_cached: int = 0
+    """Number of prompt tokens in an instance's prefix cache: when the task arrived or was sent,
+    or as its worker reported with the first token."""
+    prefix_hashes: Sequence[bytes] = ()
+    """Hashes of the prompt's full KV blocks of ``block_tokens`` tokens; empty if no instance
+    caches."""
+    block_tokens: int = 0
+    work_ms: float = 0.0
+    """Plan: expected engine time of the task, in ms."""
+    chance: float = 1.0
+    """Plan: chance (0 to 1) of being in time if it starts now."""
+    rank: float = field(init=False)
+    """Plan: its place among waiting tasks, smallest first."""
+    most_rows: float = math.inf
+    """Most rows that its instance may run until it ends: a condition of its admission."""
+    is_background: bool = False
+    """Plan: whether it gets only free slots that no other task wants."""
+    is_promised: bool = False
+    """Whether the service promised its deadline, so that it goes first."""
+    reserved_chance: float | None = None
+    """The chance of its reserved deadline (``prediction.quotes``); None if it was not
+    reserved."""
+    is_unread: bool = False
+    """Whether its client has fallen behind: others may use its slot until the client reads
+    again."""
+    paused_on: str = ""
+    """The instance that keeps its KV while it is paused; empty if not paused."""
+    paused_at: float = 0.0
+    pauses: int = 0
+    prompt_ready_at: float = 0.0
+    """Expected time at which its prompt is computed; 0 while no worker has it."""
+    fitted_tokens: int | None = None
+    """``max_tokens`` after its reduction to fit the deadline (DL-6); None if not reduced."""
+    given_chance: float | None = None
+    """Its chance (0 to 1) of being in time when it was first sent to a worker."""
+    losses: list[Loss] = field(default_factory=list)
+    is_resumable: bool = False
+    """Whether another instance could continue its text, which ``transcript`` keeps."""
+    begun_by_weights: str | None = None
+    """Digest of the weights that can continue its text; None if no instance can."""
+    needs_continue: bool = False
+    """Whether only workers that can continue any text can continue it."""
+    completion_tokens: int = 0
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    """Log-probabilities in the order of the prompt, if requested; complete at the first token,
+    or at the end of a task without tokens."""
+    transcript: Transcript | None = None
+    earlier: EarlierText | None = None
+    """An earlier process's text, until ``restore`` or until it was regenerated identically."""
+    attempt: Abandonable | None = None
+    hedge: Abandonable | None = None
+    """A second job for the same task, until one of them has a token."""
+    spans: "TaskSpans | None" = None
+    entry: "Entry | None" = None
+    """The task's entry in the journal; None for most tasks."""
+    first_id_free: int = 0
+    """Upper bound (exclusive) of the event numbers that an earlier process sent."""
+    is_text_removed: bool = False
+    """Whether its text was removed because it ended long ago."""
 
-    def __init__(self, task_id: str, job: Job) -> None:
-        super().__init__(task_id, job, job.parts)
-        self.leader_id = task_id
-        """Id of the first choice of the request; the answer has this id."""
-        self.late_part: Part | None = None
-        """The first part of the answer that came too late (DL-14)."""
-        self.calls_left: float = job.calls_left or 0
-        """Number of later calls that must also fit before its deadline: stated by its client or
-        expected (``run_lengths``)."""
-        self.between_calls_ms = 0.0
-        """Expected total ms between these calls."""
+    def __post_init__(self) -> None:
+        WorkItem.__post_init__(self)  # ``super`` finds the class without slots
+        job = self.job
+        self.parts = job.parts
+        self.leader_id = self.id
+        self.calls_left = job.calls_left or 0
         self.time_spent = TimeSpent(job.arrived)
-        self.adapter: Adapter | None = None
-        """The model's LoRA adapter that the client named; None for the model itself."""
-        self.vocabulary = b""
-        self.features: frozenset[Feature] = _NO_FEATURES
-        """Features that its engine must have; known after admission."""
-        self.cache_salt = ""
-        """Only prompts with the same salt share cached prefixes (``prefix_salt``)."""
         self.sampling = job.sampling
-        self.token_ids: Sequence[int] = ()
-        """Token ids of the prompt; dropped when the task ends."""
-        self.images: Sequence[Image] = ()
-        """The prompt's images, with placeholders in ``token_ids``; also dropped at the end."""
-        self.prompt_tokens = 0
-        self.prompt_kind = ANY_KIND
-        self.cached_tokens = 0
-        """Number of prompt tokens that its worker found in the prefix cache; known at the end."""
-        self.likely_cached = 0
-        """Number of prompt tokens in an instance's prefix cache: when the task arrived or was sent,
-        or as its worker reported with the first token."""
-        self.prefix_hashes: Sequence[bytes] = ()
-        """Hashes of the prompt's full KV blocks of ``block_tokens`` tokens; empty if no instance
-        caches."""
-        self.block_tokens = 0
-        self.work_ms = 0.0
-        """Plan: expected engine time of the task, in ms."""
-        self.chance = 1.0
-        """Plan: chance (0 to 1) of being in time if it starts now."""
         self.rank = job.deadline.at
-        """Plan: its place among waiting tasks, smallest first."""
-        self.most_rows = math.inf
-        """Most rows that its instance may run until it ends: a condition of its admission."""
-        self.is_background = False
-        """Plan: whether it gets only free slots that no other task wants."""
-        self.is_promised = False
-        """Whether the service promised its deadline, so that it goes first."""
-        self.reserved_chance: float | None = None
-        """The chance of its reserved deadline (``prediction.quotes``); None if it was not
-        reserved."""
-        self.is_unread = False
-        """Whether its client has fallen behind: others may use its slot until the client reads
-        again."""
-        self.paused_on = ""
-        """The instance that keeps its KV while it is paused; empty if not paused."""
-        self.paused_at = 0.0
-        self.pauses = 0
-        self.prompt_ready_at = 0.0
-        """Expected time at which its prompt is computed; 0 while no worker has it."""
-        self.fitted_tokens: int | None = None
-        """``max_tokens`` after its reduction to fit the deadline (DL-6); None if not reduced."""
-        self.given_chance: float | None = None
-        """Its chance (0 to 1) of being in time when it was first sent to a worker."""
-        self.losses: list[Loss] = []
-        self.is_resumable = False
-        """Whether another instance could continue its text, which ``transcript`` keeps."""
-        self.begun_by_weights: str | None = None
-        """Digest of the weights that can continue its text; None if no instance can."""
-        self.needs_continue = False
-        """Whether only workers that can continue any text can continue it."""
-        self.completion_tokens = 0
-        self.prompt_logprobs: list[PromptLogprobs] = []
-        """Log-probabilities in the order of the prompt, if requested; complete at the first token,
-        or at the end of a task without tokens."""
-        self.transcript: Transcript | None = None
-        self.earlier: EarlierText | None = None
-        """An earlier process's text, until ``restore`` or until it was regenerated identically."""
-        self.attempt: Abandonable | None = None
-        self.hedge: Abandonable | None = None
-        """A second job for the same task, until one of them has a token."""
-        self.spans: TaskSpans | None = None
-        self.entry: Entry | None = None
-        """The task's entry in the journal; None for most tasks."""
-        self.first_id_free = 0
-        """Upper bound (exclusive) of the event numbers that an earlier process sent."""
-        self.is_text_removed = False
-        """Whether its text was removed because it ended long ago."""
 
     @property
     def served_name(self) -> str:
@@ -272,8 +231,7 @@ class Task(WorkItem[Job, Listener]):
         memory and are kept only on request.
         """
         if self.transcript is None:
-            self.transcript = Transcript()
-            self.transcript.keeps_logprobs = keeps_logprobs
+            self.transcript = Transcript(keeps_logprobs=keeps_logprobs)
             self.listeners = [self.transcript, *self.listeners]
         self.transcript.keeps_logprobs |= keeps_logprobs
         return self.transcript
@@ -382,7 +340,6 @@ class TaskStore(KeptStore[Task]):
         super().__init__(clock, retention, "task")
 
     def add(self, task: Task) -> None:
-        """Keep a task and its output."""
         task.record()
         super().add(task)
 

@@ -45,7 +45,7 @@ class TimeSpent:
 
     def sent(self, now: float) -> None:
         self._enter(Phase.WAITING, now)
-        self._earlier = self._parts(now, None)
+        self._earlier = self.seconds(now)
         self._spent = [0.0] * len(Phase)
         self._worker_wait_s = None
         self.phase = Phase.SENT
@@ -78,13 +78,8 @@ class TimeSpent:
         self._earlier = (queue, route, prefill, decode)
         self._since += queue + route + prefill + decode
 
-    def seconds(self, now: float) -> tuple[float, float, float, float]:
-        """Seconds of queue, route, prefill and decode up to ``now``."""
-        return self._parts(now, None)
-
     def budget(self, now: float, left_ms: float, end: End | None = None) -> Budget:
-        """The parts up to ``now``; ``end`` is the worker's report of the present attempt."""
-        queue, route, prefill, decode = self._parts(now, end)
+        queue, route, prefill, decode = self.seconds(now, end)
         return Budget(1000 * queue, 1000 * route, 1000 * prefill, 1000 * decode, left_ms)
 
     def _enter(self, phase: Phase, now: float) -> None:
@@ -93,7 +88,9 @@ class TimeSpent:
         self._spent[self.phase] += now - self._since
         self.phase, self._since = phase, now
 
-    def _parts(self, now: float, end: End | None) -> tuple[float, float, float, float]:
+    def seconds(self, now: float, end: End | None = None) -> tuple[float, float, float, float]:
+        """Seconds of queue, route, prefill and decode up to ``now``; ``end`` is the worker's report
+        of the present attempt."""
         spent = self._spent.copy()
         spent[self.phase] += max(0.0, now - self._since)
         to_first_token = spent[Phase.SENT] + spent[Phase.PREFILL]

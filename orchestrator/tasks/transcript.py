@@ -1,5 +1,7 @@
 """A task's tokens and text so far: for replay, non-streamed answers, and retries elsewhere."""
 
+from dataclasses import dataclass, field
+
 from protocol import Delta, TokenLogprob
 
 TASK_BYTES = 3072
@@ -11,18 +13,13 @@ alternative (tracemalloc, CPython 3.11, ids above 256, texts of 8 characters). A
 most likely alternatives takes 2.6 KB, 25 times as much as without."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Transcript:
-    """All output of a task, for non-streamed answers and for replay."""
-
-    __slots__ = ("ids", "keeps_logprobs", "logprobs", "texts")
-
-    def __init__(self) -> None:
-        self.keeps_logprobs = True
-        """Whether log-probabilities are kept; a text can continue on another instance without
-        them."""
-        self.ids: list[int] = []
-        self.texts: list[str] = []
-        self.logprobs: list[TokenLogprob] = []
+    ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    keeps_logprobs: bool = True
+    """Whether log-probabilities are kept; a text can continue on another instance without them."""
 
     def text(self) -> str:
         return "".join(self.texts)

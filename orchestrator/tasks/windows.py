@@ -4,6 +4,7 @@ They serve pages and terminals without Prometheus. A window is a ring of slices,
 one by one.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -75,8 +76,6 @@ Key = tuple[Priority, str]
 
 @dataclass(slots=True)
 class Tally:
-    """Numbers of ended requests and of met requests."""
-
     ended: int = 0
     met: int = 0
 
@@ -88,23 +87,20 @@ class SlidingWindow:
         self._slice_s = length_s / SLICES
         self._began = now
         self._current = 0
-        self._slices: list[dict[Key, Tally]] = [{} for _ in range(SLICES)]
+        self._slices = [defaultdict[Key, Tally](Tally) for _ in range(SLICES)]
 
     def count(self, key: Key, outcome: Outcome, now: float) -> None:
         self._advance(now)
-        tallies = self._slices[self._current % SLICES]
-        tally = tallies.get(key)
-        if tally is None:
-            tally = tallies[key] = Tally()
+        tally = self._slices[self._current % SLICES][key]
         tally.ended += 1
         tally.met += outcome is Outcome.MET
 
     def totals(self, now: float) -> dict[Key, Tally]:
         self._advance(now)
-        totals: dict[Key, Tally] = {}
+        totals = defaultdict[Key, Tally](Tally)
         for part in self._slices:
             for key, tally in part.items():
-                total = totals.setdefault(key, Tally())
+                total = totals[key]
                 total.ended += tally.ended
                 total.met += tally.met
         return totals
@@ -118,13 +114,11 @@ class SlidingWindow:
     def _advance(self, now: float) -> None:
         current = int((now - self._began) / self._slice_s)
         for at in range(max(self._current + 1, current - SLICES + 1), current + 1):
-            self._slices[at % SLICES] = {}
+            self._slices[at % SLICES].clear()
         self._current = max(current, self._current)
 
 
 class Windows:
-    """One window of each length."""
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._windows = {name: SlidingWindow(s, clock.now()) for name, s in WINDOWS_S.items()}
@@ -145,9 +139,9 @@ class Windows:
     def _grouped(self, group: Callable[[Key], str]) -> Iterator[tuple[str, str, Tally, float]]:
         now = self._clock.now()
         for name, window in self._windows.items():
-            totals: dict[str, Tally] = {}
+            totals = defaultdict[str, Tally](Tally)
             for key, tally in window.totals(now).items():
-                total = totals.setdefault(group(key), Tally())
+                total = totals[group(key)]
                 total.ended += tally.ended
                 total.met += tally.met
             for value, total in totals.items():

@@ -10,7 +10,7 @@ Everything here runs on the event loop's thread and never waits.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -78,51 +78,38 @@ J = TypeVar("J", bound=Stated)
 L = TypeVar("L", bound=Hearer)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class WorkItem(Generic[J, L]):
     """One submitted piece of work, from its submission to its ending."""
 
-    __slots__ = (
-        "attempts",
-        "correlation_id",
-        "deadline",
-        "ending",
-        "failed_on",
-        "id",
-        "instance",
-        "job",
-        "listeners",
-        "marks",
-        "model",
-        "on_end",
-        "parts",
-        "refusal_sample",
-        "stage",
-        "timer",
-    )
     what: ClassVar[str]
 
-    def __init__(self, work_id: str, job: J, parts: Parts = NO_PARTS) -> None:
-        self.id = work_id
-        self.job = job
-        self.deadline = job.deadline
-        self.parts = parts
-        self.correlation_id = job.correlation_id
-        self.stage = Stage.RECEIVED
-        self.marks = Marks(job.arrived)
-        self.refusal_sample = False
-        """Whether it was let through despite a refusal, to measure whether the refusal was right
-        (DL-7): only its deadline stops it."""
-        self.attempts = 0
-        """Number of instances that did not finish it."""
-        self.failed_on: frozenset[str] = frozenset()
-        self.model = ""
-        """The model's own name; empty until the model is known."""
-        self.instance = ""
-        self.listeners: list[L] = []
-        self.on_end: list[Callable[[Self], None]] = []
-        """Called after the listeners."""
-        self.timer: Timer | None = None
-        self.ending: Ending | None = None
+    id: str
+    job: J
+    deadline: Deadline = field(init=False)
+    parts: Parts = NO_PARTS
+    correlation_id: str = field(init=False)
+    stage: Stage = Stage.RECEIVED
+    marks: Marks = field(init=False)
+    refusal_sample: bool = False
+    """Whether it was let through despite a refusal, to measure whether the refusal was right
+    (DL-7): only its deadline stops it."""
+    attempts: int = 0
+    """Number of instances that did not finish it."""
+    failed_on: frozenset[str] = frozenset()
+    model: str = ""
+    """The model's own name; empty until the model is known."""
+    instance: str = ""
+    listeners: list[L] = field(default_factory=list)
+    on_end: list[Callable[[Self], None]] = field(default_factory=list)
+    """Called after the listeners."""
+    timer: Timer | None = None
+    ending: Ending | None = None
+
+    def __post_init__(self) -> None:
+        self.deadline = self.job.deadline
+        self.correlation_id = self.job.correlation_id
+        self.marks = Marks(self.job.arrived)
 
     @property
     def served_name(self) -> str:
