@@ -1,4 +1,4 @@
-# ruff: noqa: F403, F405 - a type checker finds the names in the modules that define them
+# ruff: noqa: F403 - a type checker finds the names in the modules that define them
 """Tidegate's Python client: small, asynchronous or synchronous.
 
 ::
@@ -42,20 +42,27 @@ if TYPE_CHECKING:
     from tidegate.sync import *
     from tidegate.transport import *
 
-_MODULES: Final = (
-    "errors",
-    "results",
-    "deadlines",
-    "requests",
-    "transport",
-    "sessions",
-    "slots",
-    "chats",
-    "following",
-    "client",
-    "sync",
-)
-"""Modules that define the public names, ordered by import time, fastest first."""
+_NAMES: Final = {
+    "chats": "ChatAnswer ChatDelta ChatMessage ChatOptions ToolCall ToolCallDelta",
+    "client": "Client",
+    "deadlines": "Deadline DeadlineScope ToolDeadline deadline remaining timeout_headers"
+    " tool_deadline",
+    "errors": "ApiError AuthFailed ConnectFailed DeadlineExceeded InvalidRequest NotFound"
+    " ProtocolError StreamLost TaskCancelled TidegateError ToolTimeout Unavailable",
+    "following": "Stream",
+    "requests": "Message Prompt Quote QuotedChance Reservation TaskOptions",
+    "results": "Budget End Event Failed Generation Instance InstanceSlot ModelInfo Queued Started"
+    " Submitted TaskError TaskLine TaskList TaskStatus Token Usage",
+    "sessions": "Session SessionInfo SessionList",
+    "slots": "Recipe SlotCheck SlotEvent SlotFailed SlotLine SlotList SlotOptions SlotQueued"
+    " SlotResult SlotStage SlotStatus SlotSubmitted",
+    "sync": "SyncClient SyncSession SyncStream",
+    "transport": "Retries",
+}
+_MODULES: Final = {name: module for module, names in _NAMES.items() for name in names.split()}
+"""Module of each public name."""
+
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:
@@ -64,82 +71,6 @@ def __getattr__(name: str) -> object:
     The command ``tidegate`` is in this package too. It must handle Ctrl-C as soon as it starts, so
     it cannot wait for the import of aiohttp.
     """
-    if name in __all__:
-        for module in _MODULES:
-            found: object = getattr(import_module(f"tidegate.{module}"), name, None)
-            if found is not None:
-                return found
+    if name in _MODULES:
+        return getattr(import_module(f"tidegate.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-__all__ = [
-    "ApiError",
-    "AuthFailed",
-    "Budget",
-    "ChatAnswer",
-    "ChatDelta",
-    "ChatMessage",
-    "ChatOptions",
-    "Client",
-    "ConnectFailed",
-    "Deadline",
-    "DeadlineExceeded",
-    "DeadlineScope",
-    "End",
-    "Event",
-    "Failed",
-    "Generation",
-    "Instance",
-    "InstanceSlot",
-    "InvalidRequest",
-    "Message",
-    "ModelInfo",
-    "NotFound",
-    "Prompt",
-    "ProtocolError",
-    "Queued",
-    "Quote",
-    "QuotedChance",
-    "Recipe",
-    "Reservation",
-    "Retries",
-    "Session",
-    "SessionInfo",
-    "SessionList",
-    "SlotCheck",
-    "SlotEvent",
-    "SlotFailed",
-    "SlotLine",
-    "SlotList",
-    "SlotOptions",
-    "SlotQueued",
-    "SlotResult",
-    "SlotStage",
-    "SlotStatus",
-    "SlotSubmitted",
-    "Started",
-    "Stream",
-    "StreamLost",
-    "Submitted",
-    "SyncClient",
-    "SyncSession",
-    "SyncStream",
-    "TaskCancelled",
-    "TaskError",
-    "TaskLine",
-    "TaskList",
-    "TaskOptions",
-    "TaskStatus",
-    "TidegateError",
-    "Token",
-    "ToolCall",
-    "ToolCallDelta",
-    "ToolDeadline",
-    "ToolTimeout",
-    "Unavailable",
-    "Usage",
-    "deadline",
-    "remaining",
-    "timeout_headers",
-    "tool_deadline",
-]

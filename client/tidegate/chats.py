@@ -14,16 +14,14 @@ alone, use ``Client.stream``, which resumes.
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-import aiohttp
 import msgspec
 
-from tidegate import _clock
-from tidegate.deadlines import to_seconds, told
+from tidegate.deadlines import due, told
 from tidegate.errors import ConnectFailed, ProtocolError, TidegateError, error_class
-from tidegate.requests import CommonOptions
+from tidegate.requests import CommonOptions, wire_options
 from tidegate.results import Usage
 from tidegate.sse import SseParser, received
-from tidegate.transport import LONGEST_TASK_S, HttpCall, Transport, due
+from tidegate.transport import LONGEST_TASK_S, HttpCall, Transport
 
 _PATH = "/v1/chat/completions"
 _DONE = "[DONE]"
@@ -83,8 +81,6 @@ class ChatDelta(msgspec.Struct, frozen=True):
     usage: Usage | None = None
 
 
-_NOTHING = ChatDelta()
-
 # ── as it is on the wire ─────────────────────────────────────────────────────────────────────────
 
 
@@ -111,8 +107,9 @@ class _Said(msgspec.Struct):
     tool_calls: list[_ToolCall] | None = None
 
     @property
-    def thought(self) -> str:
-        return self.reasoning or self.reasoning_content or ""
+    def texts(self) -> tuple[str, str]:
+        """The answer and its reasoning."""
+        return self.content or "", self.reasoning or self.reasoning_content or ""
 
 
 class _Choice(msgspec.Struct):
@@ -137,15 +134,9 @@ def chat_call(
     model: str, messages: Sequence[ChatMessage], options: ChatOptions, *, is_streamed: bool
 ) -> HttpCall:
     """Build the request of a chat; its deadline starts now. Raises ``DeadlineExceeded``."""
-    stated = options.get("deadline")
-    deadline = due(None if stated is None else to_seconds(stated))
-    body: dict[str, Any] = {**told(), "model": model, **options, "messages": list(messages)}
-    body |= body.pop("extra_body", {})
-    for name in ("deadline", "first_token", "token_gap"):
-        if name in body:
-            body[f"{name}_ms"] = 1000 * to_seconds(body.pop(name))
-    if deadline.in_s is not None:
-        body["deadline_ms"] = round(deadline.in_s * 1000)
+    deadline = due(options.get("deadline"))
+    body = {**told.get(), "model": model, **wire_options(options, deadline)}
+    body |= {"messages": list(messages), **body.pop("extra_body", {})}
     if is_streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     # Not idempotent: a retry would compute an answer again if only its response was lost.
@@ -166,43 +157,33 @@ async def whole(transport: Transport, call: HttpCall) -> ChatAnswer:
         raise ProtocolError(f"{_PATH} answered without a choice")
     choice = completion.choices[0]
     calls = tuple(ToolCall(*call.told) for call in choice.message.tool_calls or ())
-    return ChatAnswer(
-        choice.message.content or "",
-        choice.message.thought,
-        calls,
-        choice.finish_reason,
-        completion.usage,
-    )
+    return ChatAnswer(*choice.message.texts, calls, choice.finish_reason, completion.usage)
 
 
-async def deltas(transport: Transport, call: HttpCall) -> AsyncGenerator[ChatDelta, None]:
-    """Send ``call`` and yield its answer as it grows. Closing the generator ends the work."""
+async def deltas(
+    transport: Transport, call: HttpCall
+) -> AsyncGenerator[tuple[ChatDelta, str], None]:
+    """Send ``call`` and yield its answer as it grows, as items of a ``Stream``, without ids.
+    Closing the generator ends the work."""
     attempt, has_begun = 0, False
     while True:
         try:
             async with transport.open(call) as response:
                 has_begun = True
-                async for delta in _read(response):
-                    yield delta
-                return
-        except (aiohttp.ClientError, TimeoutError, TidegateError) as error:
-            failure = transport.no_answer(call, error)
-            if has_begun and isinstance(failure, ConnectFailed):
-                failure = ConnectFailed("the answer ended early", is_sent=True)
-            pause = None if has_begun else transport.pause_s(call, attempt, failure)
-            if pause is None:
-                raise failure from error
-        await _clock.sleep(pause)
+                async for event in received(response.content.iter_any(), SseParser()):
+                    if event.data == _DONE:
+                        return
+                    if (delta := _delta(event.data)) != ChatDelta():  # the first has only the role
+                        yield delta, ""
+                raise ConnectFailed("the answer ended early", is_sent=True)
+        except TidegateError as error:
+            if not has_begun:
+                await transport.pause(call, attempt, error)
+            elif isinstance(error, ConnectFailed):
+                raise ConnectFailed("the answer ended early", is_sent=True) from error
+            else:
+                raise
         attempt += 1
-
-
-async def _read(response: aiohttp.ClientResponse) -> AsyncGenerator[ChatDelta, None]:
-    async for event in received(response.content.iter_any(), SseParser()):
-        if event.data == _DONE:
-            return
-        if (delta := _delta(event.data)) != _NOTHING:  # the first one has only the role
-            yield delta
-    raise ConnectFailed("the answer ended early", is_sent=True)
 
 
 def _delta(data: str) -> ChatDelta:
@@ -217,10 +198,4 @@ def _delta(data: str) -> ChatDelta:
         return ChatDelta(usage=completion.usage)
     choice = completion.choices[0]
     calls = tuple(ToolCallDelta(call.index, *call.told) for call in choice.delta.tool_calls or ())
-    return ChatDelta(
-        choice.delta.content or "",
-        choice.delta.thought,
-        calls,
-        choice.finish_reason,
-        completion.usage,
-    )
+    return ChatDelta(*choice.delta.texts, calls, choice.finish_reason, completion.usage)

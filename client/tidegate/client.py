@@ -1,19 +1,18 @@
 """The asynchronous client of Tidegate's API."""
 
-import math
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Self, TypeVar, Unpack
-from urllib.parse import quote
+from typing import Self, Unpack
+
+import msgspec
 
 from tidegate.chats import ChatAnswer, ChatDelta, ChatMessage, ChatOptions, chat_call, deltas, whole
-from tidegate.deadlines import Deadline, DeadlineScope, block_seconds, to_seconds
-from tidegate.deadlines import deadline as block
-from tidegate.errors import ProtocolError, error_class
+from tidegate.deadlines import Deadline, DeadlineScope, block_seconds, due, to_seconds
+from tidegate.errors import ProtocolError
 from tidegate.following import FollowedWork, Stream
 from tidegate.operating import Operating
-from tidegate.requests import Message, Prompt, Quote, TaskOptions, quote_body, task_body
+from tidegate.requests import Prompt, Quote, TaskOptions, quote_body, task_body
 from tidegate.results import (
     EVENT_TYPES,
     End,
@@ -31,13 +30,9 @@ from tidegate.results import (
 )
 from tidegate.sessions import Sessions
 from tidegate.slots import Slots
-from tidegate.transport import HttpCall, Retries, Transport, due
-
-__all__ = ["DEFAULT_BASE_URL", "Client", "Deadline", "Message", "Prompt", "TaskOptions"]
+from tidegate.transport import HttpCall, Retries, Transport
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8080"
-
-_T = TypeVar("_T")
 
 
 class Client(FollowedWork[Submitted, Event]):
@@ -51,7 +46,7 @@ class Client(FollowedWork[Submitted, Event]):
     _kind, _path = "task", "/v2/tasks"
     _submitted = Submitted
     _types = EVENT_TYPES
-    _terminal = (End, Failed)
+    _ended, _failed = End, Failed
 
     def __init__(
         self,
@@ -65,6 +60,7 @@ class Client(FollowedWork[Submitted, Event]):
         if patience_s < 0:
             raise ValueError(f"reconnect_for must be 0 seconds or more, got {reconnect_for!r}")
         super().__init__(Transport(base_url, token, retries or Retries()), patience_s)
+        self.base_url = self._transport.base_url
         self.sessions = Sessions(self, self._transport)
         """Conversations that the service keeps."""
         self.slots = Slots(self._transport, patience_s)
@@ -82,17 +78,14 @@ class Client(FollowedWork[Submitted, Event]):
         """Close the connections. Tasks continue as their ``on_disconnect`` says."""
         await self._transport.close()
 
-    @property
-    def base_url(self) -> str:
-        return self._transport.base_url
-
     @staticmethod
     def run(
         deadline: Deadline, *, wind_down: float | None = None, tools_until: float | None = None
     ) -> DeadlineScope:
         """A block for an agent's loop. Its chats tell the model the time left of ``deadline``."""
-        seconds = to_seconds(deadline)
-        return block(seconds, tell_time=True, wind_down=wind_down, tools_until=tools_until)
+        return DeadlineScope(
+            to_seconds(deadline), tell_time=True, wind_down=wind_down, tools_until=tools_until
+        )
 
     # ── the API, call by call ────────────────────────────────────────────────────────────────
 
@@ -102,19 +95,18 @@ class Client(FollowedWork[Submitted, Event]):
 
     async def model_infos(self) -> tuple[ModelInfo, ...]:
         """Served models, with their facts."""
-        return (await self._get("/v1/models", ModelList)).data
+        return (await self._transport.get("/v1/models", ModelList)).data
 
     async def instances(self) -> tuple[Instance, ...]:
         """Current state of the instances (Tritons) behind the service."""
-        return (await self._get("/v2/instances", InstanceList)).instances
+        return (await self._transport.get("/v2/instances", InstanceList)).instances
 
     async def tasks(self, *, status: str | None = None, limit: int = 100) -> TaskList:
         """List the tasks of this client's key: running tasks, then ended ones, newest first.
 
         ``status`` is ``queued``, ``dispatched``, ``running`` or ``ended``.
         """
-        chosen = "" if status is None else f"&status={quote(status)}"
-        return await self._get(f"/v2/tasks?limit={limit}{chosen}", TaskList)
+        return await self._list(TaskList, status, limit)
 
     async def submit(
         self, prompt: Prompt, *, idempotency_key: str | None = None, **options: Unpack[TaskOptions]
@@ -122,8 +114,7 @@ class Client(FollowedWork[Submitted, Event]):
         """Submit a task and return at once. Raises ``ApiError`` if it is refused. The task runs
         only once per ``idempotency_key``, even if it is sent again; the default is a random key.
         """
-        key = idempotency_key or uuid.uuid4().hex
-        return await self._submit(_submission(prompt, options, key))
+        return await self._transport.call(_submission(prompt, options, idempotency_key), Submitted)
 
     async def quote(
         self,
@@ -140,15 +131,14 @@ class Client(FollowedWork[Submitted, Event]):
         the earliest deadline with that chance for the time ``hold``. Pass the quote's
         ``reservation`` to the call that uses it. Raises ``ApiError``.
         """
-        stated = options.get("deadline")
-        deadline = due(None if stated is None else to_seconds(stated))
-        body = quote_body(prompt, prompt_tokens, accept, hold, options, deadline.in_s)
+        deadline = due(options.get("deadline"))
+        body = quote_body(prompt, prompt_tokens, accept, hold, options, deadline)
         call = HttpCall("POST", "/v2/quote", body=body, ends_at=deadline.at)
         return await self._transport.call(call, Quote)
 
     async def status(self, task_id: str) -> TaskStatus:
         """Get a task's current state. Raises ``NotFound``."""
-        return await self._get(self._path_of(task_id), TaskStatus)
+        return await self._transport.get(self._path_of(task_id), TaskStatus)
 
     # ── a task followed to its end ───────────────────────────────────────────────────────────
 
@@ -158,7 +148,7 @@ class Client(FollowedWork[Submitted, Event]):
         Leaving the stream early cancels the task (see ``Stream``). The deadline starts now, but the
         task is submitted when the first event is requested.
         """
-        return self._stream(_submission(prompt, options, uuid.uuid4().hex))
+        return self._stream(_submission(prompt, options))
 
     async def generate(self, prompt: Prompt, **options: Unpack[TaskOptions]) -> Generation:
         """Submit a task and wait for its whole text. Raises ``ApiError`` if it fails."""
@@ -170,15 +160,8 @@ class Client(FollowedWork[Submitted, Event]):
                     texts.append(event.text)
                     token_ids.extend(event.token_ids)
                 elif isinstance(event, End):
-                    return Generation(
-                        text="".join(texts),
-                        token_ids=tuple(token_ids),
-                        outcome=event.outcome,
-                        finish_reason=event.finish_reason,
-                        usage=event.usage,
-                        budget=event.budget,
-                        missed_part=event.missed_part,
-                    )
+                    how = msgspec.structs.asdict(event)
+                    return Generation("".join(texts), tuple(token_ids), **how)
         raise ProtocolError("the stream ended without a terminal event")
 
     async def chat(
@@ -194,31 +177,14 @@ class Client(FollowedWork[Submitted, Event]):
         call = chat_call(model, messages, options, is_streamed=True)
         return Stream(deltas(self._transport, call))
 
-    # ── inside ───────────────────────────────────────────────────────────────────────────────
 
-    async def _get(self, path: str, result: type[_T]) -> _T:
-        return await self._transport.call(HttpCall("GET", path, ends_at=due().at), result)
-
-    def _is_last(self, id: str, event: Event) -> bool:
-        if isinstance(event, Failed):
-            raise error_class(event.code, None)(
-                event.message, code=event.code, retryable=event.retryable, task_id=id
-            )
-        return isinstance(event, End)
-
-
-def _submission(prompt: Prompt, options: TaskOptions, key: str) -> HttpCall:
+def _submission(prompt: Prompt, options: TaskOptions, key: str | None = None) -> HttpCall:
     """Build the request of a task; its deadline starts now. Raises ``DeadlineExceeded``."""
-    stated, reservation = options.get("deadline"), options.get("reservation")
-    headers, stated_s = {"Idempotency-Key": key}, None if stated is None else to_seconds(stated)
-    deadline = own = due(stated_s)
-    if reservation is not None:
+    headers = {"Idempotency-Key": key or uuid.uuid4().hex}
+    deadline = due(options.get("deadline"))
+    body, ends_at = task_body(prompt, options, deadline), deadline.at
+    if (reservation := options.get("reservation")) is not None:
         headers["X-Deadline"] = str(reservation.deadline_unix_ms)
-        deadline = due(min(reservation.left_s, math.inf if stated_s is None else stated_s))
-    return HttpCall(
-        "POST",
-        "/v2/tasks",
-        body=task_body(prompt, options, own.in_s),
-        headers=headers,
-        ends_at=deadline.at,
-    )
+        ends = deadline.at, due(1000 * reservation.left_s).at
+        ends_at = min(at for at in ends if at is not None)
+    return HttpCall("POST", "/v2/tasks", body=body, headers=headers, ends_at=ends_at)

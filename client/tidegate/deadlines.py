@@ -43,7 +43,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar, Token, copy_context
 from datetime import timedelta
 from functools import wraps
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, cast
 
 from tidegate import _clock
 from tidegate.errors import DeadlineExceeded, ToolTimeout
@@ -51,61 +51,50 @@ from tidegate.errors import DeadlineExceeded, ToolTimeout
 Deadline = timedelta | float
 """Deadline of one call from now: a ``timedelta``, or milliseconds as in ``deadline_ms``."""
 
-_current: ContextVar[float | None] = ContextVar("tidegate_deadline", default=None)
-"""When the innermost block ends, in seconds of ``_clock.now``; None outside any block."""
-_told: ContextVar[Mapping[str, Any]] = ContextVar("tidegate_told", default={})  # noqa: B039
-"""Chat fields of the innermost block that tells the model the time."""
+_current: ContextVar[float] = ContextVar("tidegate_deadline", default=math.inf)
+"""When the innermost block ends, in seconds of ``_clock.now``."""
+told: ContextVar[Mapping[str, Any]] = ContextVar("tidegate_told", default={})  # noqa: B039
+"""Fields that the innermost block that tells the model the time adds to its chats."""
 
 
 class DeadlineScope:
-    """A block with a deadline, as ``deadline`` returns it; its time starts on entry."""
+    """A ``with`` block whose calls share ``seconds``, counted from its entry. The other arguments
+    set whether, and at which shares left, its chats tell the model the time. Raises ``ValueError``
+    unless finite."""
 
-    def __init__(self, seconds: float, told: Mapping[str, Any] | None = None) -> None:
-        """``told`` holds the chat fields of a block that tells the model the time."""
-        self._seconds = seconds
-        self._tells = dict(told or {})
-        self._entered: list[tuple[float, Token[float | None], Token[Mapping[str, Any]]]] = []
+    def __init__(
+        self,
+        seconds: float | timedelta,
+        *,
+        tell_time: bool = False,
+        wind_down: float | None = None,
+        tools_until: float | None = None,
+    ) -> None:
+        shares = {"wind_down": wind_down, "tools_until": tools_until}
+        self._seconds = block_seconds(seconds, "a deadline")
+        self._tells: dict[str, Any] = {"tell_time": True} if tell_time else {}
+        self._tells |= {name: share for name, share in shares.items() if share is not None}
+        self._entered: list[tuple[float, Token[float], Token[Mapping[str, Any]]]] = []
 
     def __enter__(self) -> Self:
-        ends_at = _clock.now() + self._seconds
-        outer = _current.get()
-        if outer is not None:
-            ends_at = min(ends_at, outer)
-        told = _told.get()
+        ends_at = min(_clock.now() + self._seconds, _current.get())
+        fields = told.get()
         if self._tells:
-            told = {"session_id": f"run-{uuid.uuid4().hex}", **self._tells}
-        self._entered.append((ends_at, _current.set(ends_at), _told.set(told)))
+            fields = {"session_id": f"run-{uuid.uuid4().hex}", **self._tells}
+        self._entered.append((ends_at, _current.set(ends_at), told.set(fields)))
         return self
 
     def __exit__(self, *_: object) -> None:
         entered = self._entered.pop()
         _current.reset(entered[1])
-        _told.reset(entered[2])
+        told.reset(entered[2])
 
     def remaining(self) -> float:
         """Seconds left, including any outer block's deadline; negative once it has passed."""
-        if not self._entered:
-            return self._seconds
-        return self._entered[-1][0] - _clock.now()
+        return self._entered[-1][0] - _clock.now() if self._entered else self._seconds
 
 
-def deadline(
-    seconds: float | timedelta,
-    *,
-    tell_time: bool = False,
-    wind_down: float | None = None,
-    tools_until: float | None = None,
-) -> DeadlineScope:
-    """A ``with`` block whose calls share ``seconds``. The other arguments set whether, and at which
-    shares left, its chats tell the model the time. Raises ``ValueError`` unless finite."""
-    stated = {"tell_time": tell_time or None, "wind_down": wind_down, "tools_until": tools_until}
-    told = {name: value for name, value in stated.items() if value is not None}
-    return DeadlineScope(block_seconds(seconds, "a deadline"), told)
-
-
-def told() -> Mapping[str, Any]:
-    """Fields that the caller's block adds to its chats; empty unless it tells the time."""
-    return _told.get()
+deadline = DeadlineScope
 
 
 def block_seconds(given: float | timedelta, name: str, per_s: int = 1) -> float:
@@ -122,7 +111,7 @@ def block_seconds(given: float | timedelta, name: str, per_s: int = 1) -> float:
 def remaining() -> float | None:
     """Seconds left of the caller's block, negative once it is over; None outside any block."""
     ends_at = _current.get()
-    return None if ends_at is None else ends_at - _clock.now()
+    return None if ends_at == math.inf else ends_at - _clock.now()
 
 
 def to_seconds(deadline: Deadline) -> float:
@@ -130,15 +119,52 @@ def to_seconds(deadline: Deadline) -> float:
     return block_seconds(deadline, "a deadline", 1000)
 
 
+class CallDeadline(NamedTuple):
+    """Deadline of a call, in seconds and on our clock; None without one."""
+
+    in_s: float | None
+    at: float | None
+
+
+def due(stated: Deadline | None = None) -> CallDeadline:
+    """Deadline of a call that begins now: the stated one or its block's, if earlier.
+
+    Raises ``DeadlineExceeded`` if the block's deadline has passed. The server refuses, and counts,
+    a call whose own deadline has passed.
+    """
+    block_s = remaining()
+    if block_s is not None and block_s <= 0:
+        raise DeadlineExceeded(
+            f"the deadline of this block passed {-block_s * 1000:.0f} ms ago; nothing was sent",
+            code="deadline_exceeded",
+        )
+    stated_s = None if stated is None else to_seconds(stated)
+    in_s = min((s for s in (block_s, stated_s) if s is not None), default=None)
+    return CallDeadline(in_s, None if in_s is None else _clock.now() + in_s)
+
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 class ToolDeadline:
-    """A tool's time limit: a decorator, or a block for one ``async with``."""
+    """Limits a tool to ``seconds``, or to ``share`` (0 to 1) of the time left in the enclosing
+    block, whichever is less.
 
-    def __init__(self, seconds: float | None, share: float) -> None:
-        self._seconds = seconds
+    Use it as a decorator of a function, ``async`` or not, or in ``async with``. A late tool raises
+    ``ToolTimeout``. Asynchronous code is cancelled. A synchronous function runs in its own thread,
+    so it keeps running; there, ``remaining()`` is below zero. Raises ``ValueError`` for a time or
+    a share that limits nothing.
+    """
+
+    def __init__(self, seconds: float | timedelta | None = None, *, share: float = 1.0) -> None:
+        self._seconds = None if seconds is None else block_seconds(seconds, "a tool's time")
+        if self._seconds is not None and self._seconds <= 0:
+            raise ValueError(f"a tool's time must be more than 0 seconds, got {seconds!r}")
+        if not 0 < share <= 1:
+            raise ValueError(
+                f"a share of the time left must be above 0 and at most 1, got {share!r}"
+            )
         self._share = share
         self._block: AbstractAsyncContextManager[None] | None = None
 
@@ -188,21 +214,7 @@ class ToolDeadline:
         return limit_s if self._seconds is None else min(limit_s, self._seconds)
 
 
-def tool_deadline(seconds: float | timedelta | None = None, *, share: float = 1.0) -> ToolDeadline:
-    """Limit a tool to ``seconds``, or to ``share`` (0 to 1) of the time left in the enclosing
-    block, whichever is less.
-
-    Use it as a decorator of a function, ``async`` or not, or in ``async with``. A late tool raises
-    ``ToolTimeout``. Asynchronous code is cancelled. A synchronous function runs in its own thread,
-    so it keeps running; there, ``remaining()`` is below zero. Raises ``ValueError`` without a
-    limit.
-    """
-    limit_s = None if seconds is None else block_seconds(seconds, "a tool's time")
-    if limit_s is not None and limit_s <= 0:
-        raise ValueError(f"a tool's time must be more than 0 seconds, got {seconds!r}")
-    if not 0 < share <= 1:
-        raise ValueError(f"a share of the time left must be above 0 and at most 1, got {share!r}")
-    return ToolDeadline(limit_s, share)
+tool_deadline = ToolDeadline
 
 
 @asynccontextmanager
@@ -212,7 +224,7 @@ async def _limited(name: str, limit_s: float | None) -> AsyncIterator[None]:
         return
     timer = asyncio.timeout(limit_s)
     try:
-        with deadline(limit_s):
+        with DeadlineScope(limit_s):
             async with timer:
                 yield
     except TimeoutError as error:
@@ -229,7 +241,7 @@ def _in_thread(name: str, limit_s: float | None, call: Callable[[], _R]) -> _R:
 
     def work() -> None:
         try:
-            with deadline(limit_s):
+            with DeadlineScope(limit_s):
                 done.set_result(call())
         except BaseException as error:  # includes SystemExit: the caller raises it
             done.set_exception(error)
@@ -253,8 +265,4 @@ def timeout_headers() -> dict[str, str]:
     """Headers that pass on the time left in the caller's block: ``X-Timeout-Ms``, which Tidegate
     reads on every route. Empty outside any block."""
     left_s = remaining()
-    return {} if left_s is None else {"X-Timeout-Ms": str(_ms(left_s))}
-
-
-def _ms(seconds: float) -> int:
-    return max(0, round(seconds * 1000))
+    return {} if left_s is None else {"X-Timeout-Ms": str(max(0, round(left_s * 1000)))}

@@ -80,11 +80,8 @@ class Operating:
         """
         asked = {"model": model, "name": name, "settings": dict(settings or {}), "back": back}
         stated = {key: value for key, value in asked.items() if value}
-        body: dict[str, Any] = {"wait": wait, **stated, **(_grace(grace) or {})}
-        call = HttpCall(
-            "POST", f"{_path(address)}/swap", body, is_idempotent=not back, patience_s=SWAP_S
-        )
-        return await self._transport.call(call, SwapState)
+        body = {"wait": wait, **stated, **_grace(grace)}
+        return await self._replace(f"{_path(address)}/swap", body, is_idempotent=not back)
 
     async def reload_instance(
         self, address: str, *, grace: Deadline | None = None, wait: bool = True
@@ -93,10 +90,8 @@ class Operating:
 
         Raises ``ApiError`` with the code ``swap_failed`` if the old model stays.
         """
-        body = {"wait": wait} | (_grace(grace) or {})
-        path = f"{_path(address)}/reload"
-        call = HttpCall("POST", path, body, is_idempotent=False, patience_s=SWAP_S)
-        return await self._transport.call(call, SwapState)
+        body = {"wait": wait, **_grace(grace)}
+        return await self._replace(f"{_path(address)}/reload", body, is_idempotent=False)
 
     async def swap_all(
         self,
@@ -135,11 +130,15 @@ class Operating:
         return await self._post("/admin/reload", Reloaded)
 
     async def _post(self, path: str, result: type[_T], body: dict[str, Any] | None = None) -> _T:
-        return await self._transport.call(HttpCall("POST", path, body), result)
+        return await self._transport.call(HttpCall("POST", path, body or None), result)
+
+    async def _replace(self, path: str, body: dict[str, Any], *, is_idempotent: bool) -> SwapState:
+        call = HttpCall("POST", path, body, is_idempotent=is_idempotent, patience_s=SWAP_S)
+        return await self._transport.call(call, SwapState)
 
 
-def _grace(grace: Deadline | None) -> dict[str, float] | None:
-    return None if grace is None else {"grace_ms": 1000 * to_seconds(grace)}
+def _grace(grace: Deadline | None) -> dict[str, float]:
+    return {} if grace is None else {"grace_ms": 1000 * to_seconds(grace)}
 
 
 def _path(address: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from tidegate.deadlines import Deadline, to_seconds, told
+from tidegate.deadlines import CallDeadline, Deadline, to_seconds, told
 
 _NOT_IN_BODY = ("deadline", "first_token", "token_gap", "reservation")
 
@@ -31,13 +31,10 @@ class QuotedChance(msgspec.Struct, frozen=True):
     deadline_unix_ms: int
 
 
-class Reservation(msgspec.Struct, frozen=True):
+class Reservation(QuotedChance, frozen=True):
     """A deadline that the service holds for one request. The request must be no larger than the
     quoted one and come before ``held_until_unix_ms``. A later one is served like any other."""
 
-    chance: float
-    within_ms: float
-    deadline_unix_ms: int
     held_until_unix_ms: int
 
     @property
@@ -146,20 +143,6 @@ Prompt = str | Sequence[Message] | Sequence[int]
 Kind = Literal["messages", "prompt", "prompt_token_ids"]
 
 
-def task_body(prompt: Prompt, options: TaskOptions, due_s: float | None) -> dict[str, Any]:
-    """Body of a submission whose deadline is in ``due_s`` seconds; None states no deadline."""
-    body: dict[str, Any] = {**told()} if kind_of(prompt) == "messages" else {}
-    body |= {key: value for key, value in options.items() if key not in _NOT_IN_BODY}
-    if due_s is not None:
-        body["deadline_ms"] = round(due_s * 1000)
-    # A gap can be a fraction of a millisecond; rounded to 0, the server would refuse it.
-    if "first_token" in options:
-        body["first_token_ms"] = to_seconds(options["first_token"]) * 1000
-    if "token_gap" in options:
-        body["token_gap_ms"] = to_seconds(options["token_gap"]) * 1000
-    return body | prompt_fields(prompt)
-
-
 def kind_of(prompt: Prompt) -> Kind:
     """Name of the wire field that ``prompt`` goes into."""
     if isinstance(prompt, str):
@@ -172,21 +155,38 @@ def prompt_fields(prompt: Prompt) -> dict[str, Any]:
     return {kind_of(prompt): prompt if isinstance(prompt, str) else list(prompt)}
 
 
+def wire_options(options: Mapping[str, Any], deadline: CallDeadline) -> dict[str, Any]:
+    """Wire fields of ``options``, with ``deadline`` for the one that they state."""
+    body = {key: value for key, value in options.items() if key not in _NOT_IN_BODY}
+    for name in ("first_token", "token_gap"):
+        if name in options:  # not rounded: the server would refuse a gap of 0 ms
+            body[f"{name}_ms"] = to_seconds(options[name]) * 1000
+    if deadline.in_s is not None:
+        body["deadline_ms"] = round(deadline.in_s * 1000)
+    return body
+
+
+def task_body(prompt: Prompt, options: TaskOptions, deadline: CallDeadline) -> dict[str, Any]:
+    """Body of a submission."""
+    fields = told.get() if kind_of(prompt) == "messages" else {}
+    return {**fields, **wire_options(options, deadline), **prompt_fields(prompt)}
+
+
 def quote_body(
     prompt: Prompt | None,
     prompt_tokens: int | None,
     accept: float | None,
     hold: Deadline,
     options: TaskOptions,
-    due_s: float | None,
+    deadline: CallDeadline,
 ) -> dict[str, Any]:
     """Body of ``POST /v2/quote``. Raises ``ValueError`` without a prompt or its length."""
     if (prompt is None) is (prompt_tokens is None):
         raise ValueError("a quote needs either a prompt or prompt_tokens (the length of a prompt)")
-    body = task_body("" if prompt is None else prompt, options, due_s)
     if prompt is None:
-        del body["prompt"]
-        body["prompt_tokens"] = prompt_tokens
+        body = {**wire_options(options, deadline), "prompt_tokens": prompt_tokens}
+    else:
+        body = task_body(prompt, options, deadline)
     if accept is not None:
         body |= {"accept": accept, "hold_ms": to_seconds(hold) * 1000}
     return body

@@ -15,11 +15,12 @@ from urllib.parse import quote
 
 import msgspec
 
+from tidegate.deadlines import due
 from tidegate.errors import TidegateError
 from tidegate.following import Stream
 from tidegate.requests import Kind, Message, Prompt, TaskOptions, kind_of, prompt_fields
 from tidegate.results import Event, Generation
-from tidegate.transport import HttpCall, Transport, due
+from tidegate.transport import HttpCall, Transport
 
 if TYPE_CHECKING:
     from tidegate.client import Client
@@ -54,13 +55,6 @@ class SessionList(msgspec.Struct, frozen=True):
     next_after: int | None = None
 
 
-def turn(kind: Kind, said: Prompt) -> Prompt:
-    """The prompt to send for ``said``. In a session of messages, a text becomes a user message."""
-    if kind == "messages" and isinstance(said, str):
-        return [Message(role="user", content=said)]
-    return said
-
-
 class Session:
     """One conversation. It takes one turn at a time: the service refuses two at once."""
 
@@ -72,16 +66,22 @@ class Session:
     def stream(self, said: Prompt, **options: Unpack[TaskOptions]) -> Stream[Event]:
         """Send the next turn and yield its events, as ``Client.stream`` does."""
         options["session_id"] = self.id
-        return self._client.stream(turn(self.kind, said), **options)
+        return self._client.stream(self._turn(said), **options)
 
     async def generate(self, said: Prompt, **options: Unpack[TaskOptions]) -> Generation:
         """Send the next turn and wait for its whole text, as ``Client.generate`` does."""
         options["session_id"] = self.id
-        return await self._client.generate(turn(self.kind, said), **options)
+        return await self._client.generate(self._turn(said), **options)
 
     async def info(self) -> SessionInfo:
         """Get the session with its whole conversation."""
         return await self._client.sessions.get(self.id)
+
+    def _turn(self, said: Prompt) -> Prompt:
+        """The prompt to send: in a session of messages, a text becomes a user message."""
+        if self.kind == "messages" and isinstance(said, str):
+            return [Message(role="user", content=said)]
+        return said
 
 
 class Sessions:
@@ -129,13 +129,11 @@ class Sessions:
 
     async def get(self, session_id: str) -> SessionInfo:
         """Get one session with its whole conversation. Raises ``NotFound``."""
-        call = HttpCall("GET", f"{_PATH}/{quote(session_id, safe='')}", ends_at=due().at)
-        return await self._transport.call(call, SessionInfo)
+        return await self._transport.get(f"{_PATH}/{quote(session_id, safe='')}", SessionInfo)
 
     async def list(self, *, limit: int = 20, after: int = 0) -> SessionList:
         """List this key's sessions, oldest first; ``after``: the last page's ``next_after``."""
-        call = HttpCall("GET", f"{_PATH}?limit={limit}&after={after}", ends_at=due().at)
-        return await self._transport.call(call, SessionList)
+        return await self._transport.get(f"{_PATH}?limit={limit}&after={after}", SessionList)
 
     async def delete(self, session_id: str) -> None:
         """Delete a session and cancel a running turn. Sent even past a block's deadline."""

@@ -15,11 +15,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from tidegate.deadlines import Deadline, to_seconds
-from tidegate.errors import ProtocolError, error_class
+from tidegate.deadlines import Deadline, due
+from tidegate.errors import ProtocolError
 from tidegate.following import FollowedWork, Stream
+from tidegate.requests import wire_options
 from tidegate.results import TaskError
-from tidegate.transport import HttpCall, due
+from tidegate.transport import HttpCall
 
 SCHEMA: Final = "1.1"
 """Schema version of a recipe that does not state one."""
@@ -176,7 +177,7 @@ class Slots(FollowedWork[SlotSubmitted, SlotEvent]):
     _kind, _path = "slot", "/v2/slots"
     _submitted = SlotSubmitted
     _types = SLOT_EVENT_TYPES
-    _terminal = (SlotResult, SlotFailed)
+    _ended, _failed = SlotResult, SlotFailed
 
     async def create(
         self, recipe: Recipe, *, idempotency_key: str | None = None, **options: Unpack[SlotOptions]
@@ -185,29 +186,26 @@ class Slots(FollowedWork[SlotSubmitted, SlotEvent]):
 
         It is rendered only once, even if it is sent again, as with ``Client.submit``.
         """
-        key = idempotency_key or uuid.uuid4().hex
-        return await self._submit(_submission(recipe, options, key))
+        submission = _submission(recipe, options, idempotency_key)
+        return await self._transport.call(submission, SlotSubmitted)
 
     async def get(self, slot_id: str) -> SlotStatus:
         """Get a slot's state. Raises ``NotFound``."""
-        call = HttpCall("GET", self._path_of(slot_id), ends_at=due().at)
-        return await self._transport.call(call, SlotStatus)
+        return await self._transport.get(self._path_of(slot_id), SlotStatus)
 
     async def list(self, *, status: str | None = None, limit: int = 100) -> SlotList:
         """List the slots of this client's key, newest first.
 
         ``status`` is ``queued``, ``dispatched``, ``running`` or ``ended``.
         """
-        chosen = "" if status is None else f"&status={quote(status)}"
-        call = HttpCall("GET", f"{self._path}?limit={limit}{chosen}", ends_at=due().at)
-        return await self._transport.call(call, SlotList)
+        return await self._list(SlotList, status, limit)
 
     async def download(self, slot_id: str, output: str = "mp4") -> bytes:
         """Get a file of a slot: ``mp4``, ``wav`` or ``png``, if it was requested. Raises
         ``NotFound`` if it does not exist yet.
         """
-        name = FILES.get(output, output)
-        path = f"{self._path_of(slot_id)}/outputs/{quote(name, safe='')}"
+        name = quote(FILES.get(output, output), safe="")
+        path = f"{self._path_of(slot_id)}/outputs/{name}"
         return await self._transport.send(HttpCall("GET", path, ends_at=due().at))
 
     def stream(self, recipe: Recipe, **options: Unpack[SlotOptions]) -> Stream[SlotEvent]:
@@ -216,7 +214,7 @@ class Slots(FollowedWork[SlotSubmitted, SlotEvent]):
 
         Leaving the stream early cancels the slot (see ``Stream``).
         """
-        return self._stream(_submission(recipe, options, uuid.uuid4().hex))
+        return self._stream(_submission(recipe, options))
 
     async def render(self, recipe: Recipe, **options: Unpack[SlotOptions]) -> SlotResult:
         """Submit a recipe and wait for the clip. Raises ``ApiError``."""
@@ -226,29 +224,14 @@ class Slots(FollowedWork[SlotSubmitted, SlotEvent]):
                     return event
         raise ProtocolError("the stream ended without a terminal event")
 
-    def _is_last(self, id: str, event: SlotEvent) -> bool:
-        if isinstance(event, SlotFailed):
-            raise error_class(event.code, None)(
-                event.message,
-                code=event.code,
-                retryable=event.retryable,
-                task_id=id,
-                details=msgspec.structs.asdict(event),
-            )
-        return isinstance(event, SlotResult)
 
-
-def _submission(recipe: Recipe, options: SlotOptions, key: str) -> HttpCall:
+def _submission(recipe: Recipe, options: SlotOptions, key: str | None = None) -> HttpCall:
     """Build the request of a recipe. Raises ``DeadlineExceeded``."""
-    stated = options.get("deadline")
-    deadline = due(None if stated is None else to_seconds(stated))
-    body: dict[str, Any] = {k: v for k, v in options.items() if k != "deadline"}
+    deadline = due(options.get("deadline"))
+    body = wire_options(options, deadline)
     body["recipe"] = {
         "schema": SCHEMA,
         **({"text": recipe} if isinstance(recipe, str) else recipe),
     }
-    if deadline.in_s is not None:
-        body["deadline_ms"] = round(deadline.in_s * 1000)
-    return HttpCall(
-        "POST", Slots._path, body=body, headers={"Idempotency-Key": key}, ends_at=deadline.at
-    )
+    headers = {"Idempotency-Key": key or uuid.uuid4().hex}
+    return HttpCall("POST", Slots._path, body=body, headers=headers, ends_at=deadline.at)

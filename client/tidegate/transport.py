@@ -1,17 +1,19 @@
 """HTTP calls, with retries if they can help within the deadline, and errors as exceptions."""
 
+import math
 import os
 import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
-from tidegate import _clock, deadlines
+from tidegate import _clock
+from tidegate.deadlines import due
 from tidegate.errors import (
     ApiError,
     ConnectFailed,
@@ -28,11 +30,9 @@ LONGEST_TASK_S = 1800.0
 """Maximum deadline in seconds (DL-1): no stream is silent for longer."""
 _CALL_S = 30.0
 """Default timeout of one attempt in seconds: an answer without generated text is fast."""
+jitter = random.Random()
 
 _T = TypeVar("_T")
-
-
-_jitter = random.Random()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Retries:
                 return hint if hint <= self.longest_hint_s else None
         elif not isinstance(error, ConnectFailed):
             return None
-        return min(self.first_s * 2.0**attempt, self.most_s) * _jitter.uniform(0.5, 1.0)
+        return min(self.first_s * 2.0**attempt, self.most_s) * jitter.uniform(0.5, 1.0)
 
 
 NO_RETRIES = Retries(attempts=0)
@@ -94,7 +94,16 @@ class Transport:
     """
 
     def __init__(self, base_url: str, token: str | None, retries: Retries) -> None:
-        self.base_url = _checked(base_url).rstrip("/")
+        try:
+            parts = urlsplit(base_url)
+            is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # an invalid port
+            is_one = False
+        if not is_one:
+            raise ValueError(
+                f"{base_url!r} is not an address of a service: expected http://HOST:PORT"
+            )
+        self.base_url = base_url.rstrip("/")
         self._retries = retries
         self._fastest_s = 0.0
         """Seconds of the fastest answer: a retry with less time left cannot be in time."""
@@ -117,90 +126,70 @@ class Transport:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ProtocolError(f"{call.method} {call.path}: unexpected body: {error}") from error
 
+    async def get(self, path: str, result: type[_T]) -> _T:
+        """Get ``path`` as ``result``, within the caller's block. Raises ``TidegateError``."""
+        return await self.call(HttpCall("GET", path, ends_at=due().at), result)
+
     async def send(self, call: HttpCall) -> bytes:
         """Send ``call``, with retries; return the answer's body. Raises ``TidegateError``."""
         attempt = 0
         while True:
+            began = _clock.now()
             try:
-                return await self._try(call)
+                async with self.open(call) as response:
+                    body = await response.read()
+                took = _clock.now() - began
+                self._fastest_s = min(took, self._fastest_s or took)
+                return body
             except TidegateError as error:
-                pause = self.pause_s(call, attempt, error)
-                if pause is None:
-                    raise
-            await _clock.sleep(pause)
+                await self.pause(call, attempt, error)
             attempt += 1
 
-    def pause_s(self, call: HttpCall, attempt: int, error: TidegateError) -> float | None:
-        """Seconds to wait before the next attempt; None if a retry cannot help or has no time."""
+    async def pause(self, call: HttpCall, attempt: int, error: TidegateError) -> None:
+        """Wait before the next attempt. Raises ``error`` if a retry cannot help or has no time."""
+        pause_s = self._retries.pause_s(attempt, error)
         if isinstance(error, ConnectFailed) and error.is_sent and not call.is_idempotent:
-            return None
-        pause = self._retries.pause_s(attempt, error)
-        if pause is None or call.ends_at is None:
-            return pause
-        return pause if _clock.now() + pause + self._fastest_s < call.ends_at else None
+            pause_s = None
+        ends_at = math.inf if call.ends_at is None else call.ends_at
+        if pause_s is None or _clock.now() + pause_s + self._fastest_s >= ends_at:
+            raise error
+        await _clock.sleep(pause_s)
 
     @asynccontextmanager
     async def open(self, call: HttpCall) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open an answer to read as a stream. Raises ``ApiError`` if the server refuses.
-
-        Errors during the read are aiohttp's.
-        """
-
-        headers, patience_s = _with_deadline(call)
-        async with self._session.request(
-            call.method,
-            self.base_url + call.path,
-            json=call.body,
-            headers=headers,
-            timeout=aiohttp.ClientTimeout(total=patience_s, sock_connect=_CONNECT_S),
-        ) as response:
-            if response.status >= 400:
-                raise _api_error(
-                    response.status, response.reason or "", response.headers, await response.read()
-                )
-            yield response
-
-    async def _try(self, call: HttpCall) -> bytes:
-
-        began = _clock.now()
+        """Open an answer to read as a stream. Raises ``TidegateError`` if the server refuses, or if
+        the connection fails, during the read too."""
+        headers, patience_s = dict(call.headers), call.patience_s
+        if call.ends_at is not None:
+            left_s = call.ends_at - _clock.now()
+            headers["X-Timeout-Ms"] = str(round(left_s * 1000))
+            patience_s = min(patience_s, max(left_s, 0.0) + AFTER_DEADLINE_S)
         try:
-            async with self.open(call) as response:
-                body = await response.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise self.no_answer(call, error) from error
-        took = _clock.now() - began
-        self._fastest_s = min(took, self._fastest_s or took)
-        return body
-
-    def no_answer(self, call: HttpCall, error: Exception) -> TidegateError:
-        """The client's exception for an HTTP library's ``error`` about ``call``."""
-        if isinstance(error, TidegateError):
-            return error
-        if (
-            isinstance(error, TimeoutError)
-            and call.ends_at is not None
-            and _clock.now() >= call.ends_at
-        ):
-            return DeadlineExceeded(
+            async with self._session.request(
+                call.method,
+                self.base_url + call.path,
+                json=call.body,
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=patience_s, sock_connect=_CONNECT_S),
+            ) as response:
+                if response.status >= 400:
+                    raise _api_error(response, await response.read())
+                yield response
+        except TidegateError:
+            raise
+        except TimeoutError as error:
+            if call.ends_at is None or _clock.now() < call.ends_at:
+                raise self._no_answer(error) from error
+            raise DeadlineExceeded(
                 f"the deadline passed before {self.base_url} answered", code="deadline_exceeded"
-            )
+            ) from error
+        except aiohttp.ClientError as error:
+            raise self._no_answer(error) from error
 
-        is_sent = not isinstance(
-            error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
-        )
-        return ConnectFailed(f"no answer from {self.base_url}: {_reason(error)}", is_sent=is_sent)
-
-
-def _checked(base_url: str) -> str:
-    """``base_url`` itself. Raises ``ValueError`` unless it is ``http://HOST:PORT`` or https."""
-    try:
-        parts = urlsplit(base_url)
-        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # an invalid port
-        is_one = False
-    if not is_one:
-        raise ValueError(f"{base_url!r} is not an address of a service: expected http://HOST:PORT")
-    return base_url
+    def _no_answer(self, error: Exception) -> ConnectFailed:
+        unsent = aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
+        message = f"no answer from {self.base_url}: {_reason(error)}"
+        return ConnectFailed(message, is_sent=not isinstance(error, unsent))
 
 
 def _reason(error: Exception) -> str:
@@ -217,43 +206,9 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-class CallDeadline(NamedTuple):
-    """Deadline of a call, in seconds and on our clock; None without one."""
-
-    in_s: float | None
-    at: float | None
-
-
-def due(option_s: float | None = None) -> CallDeadline:
-    """Deadline of a call that begins now: its own (``option_s``) or its block's, if earlier.
-
-    Raises ``DeadlineExceeded`` if the block's deadline has passed. The server refuses, and counts,
-    a call whose own deadline has passed.
-    """
-    block_s = deadlines.remaining()
-    if block_s is not None and block_s <= 0:
-        raise DeadlineExceeded(
-            f"the deadline of this block passed {-block_s * 1000:.0f} ms ago; nothing was sent",
-            code="deadline_exceeded",
-        )
-    in_s = min((s for s in (block_s, option_s) if s is not None), default=None)
-    return CallDeadline(in_s, None if in_s is None else _clock.now() + in_s)
-
-
-def _with_deadline(call: HttpCall) -> tuple[dict[str, str], float]:
-    """Headers of ``call`` with the time left of its deadline, and seconds for an attempt."""
-    if call.ends_at is None:
-        return dict(call.headers), call.patience_s
-    left_s = call.ends_at - _clock.now()
-    patience_s = min(call.patience_s, max(left_s, 0.0) + AFTER_DEADLINE_S)
-    return {**call.headers, "X-Timeout-Ms": str(round(left_s * 1000))}, patience_s
-
-
-def _api_error(status: int, reason: str, headers: Mapping[str, str], body: bytes) -> ApiError:
-    """The server's error response as an exception. Handles a proxy's HTML, too.
-
-    ``headers`` has names in lower case.
-    """
+def _api_error(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
+    """The server's error response as an exception. Handles a proxy's HTML, too."""
+    status, reason, headers = response.status, response.reason or "", response.headers
     try:
         parsed = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

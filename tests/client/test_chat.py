@@ -9,7 +9,8 @@ from rich.console import Console
 
 from tests.support.fake_orchestrator import HANG, FakeOrchestrator, end, sse, token
 from tidegate.cli import chat
-from tidegate.client import Client, TaskOptions
+from tidegate.client import Client
+from tidegate.requests import TaskOptions
 from tidegate.results import Token
 
 STARTED = sse(1, "started", {})

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from tidegate.client import Client, Message, TaskOptions
+    from tidegate.client import Client
     from tidegate.deadlines import Deadline
+    from tidegate.requests import Message, TaskOptions
     from tidegate.results import End, Token
 
 DESCRIPTION = """\
