@@ -102,43 +102,26 @@ class Unavailable(ApiError):
     """The server has no room, is not ready or lost the worker: a retry can help."""
 
 
-_BY_CODE: dict[str, type[ApiError]] = {
-    "invalid_request": InvalidRequest,
-    "method_not_allowed": InvalidRequest,
-    "body_too_large": InvalidRequest,
-    "context_overflow": InvalidRequest,
-    "unauthenticated": AuthFailed,
-    "forbidden": AuthFailed,
-    "not_found": NotFound,
-    "model_not_found": NotFound,
-    "deadline_exceeded": DeadlineExceeded,
-    "deadline_infeasible": DeadlineExceeded,
-    "cancelled": TaskCancelled,
-    "client_disconnected": TaskCancelled,
-    "queue_full": Unavailable,
-    "rate_limited": Unavailable,
-    "no_capacity": Unavailable,
-    "not_ready": Unavailable,
-    "draining": Unavailable,
-    "session_busy": Unavailable,
-    "instance_lost": Unavailable,
+_CODES: dict[type[ApiError], str] = {
+    InvalidRequest: "invalid_request method_not_allowed body_too_large context_overflow",
+    AuthFailed: "unauthenticated forbidden",
+    NotFound: "not_found model_not_found",
+    DeadlineExceeded: "deadline_exceeded deadline_infeasible",
+    TaskCancelled: "cancelled client_disconnected",
+    Unavailable: "queue_full rate_limited no_capacity not_ready draining session_busy"
+    " instance_lost",
 }
-
+_BY_CODE = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 _BY_STATUS: dict[int, type[ApiError]] = {
-    401: AuthFailed,
-    403: AuthFailed,
+    **dict.fromkeys((401, 403), AuthFailed),
     404: NotFound,
-    429: Unavailable,
-    503: Unavailable,
+    **dict.fromkeys((429, 503), Unavailable),
     504: DeadlineExceeded,
 }
 
 
 def error_class(code: str, status: int | None) -> type[ApiError]:
     """Error class for a wire code, or for the HTTP status if the code is unknown."""
-    known = _BY_CODE.get(code)
-    if known is not None:
-        return known
-    if status is None:
-        return ApiError
+    if code in _BY_CODE or status is None:
+        return _BY_CODE.get(code, ApiError)
     return _BY_STATUS.get(status, InvalidRequest if 400 <= status < 500 else ApiError)

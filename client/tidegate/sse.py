@@ -3,13 +3,14 @@
 It accepts chunks of bytes, split anywhere, and returns whole events.
 """
 
-from collections.abc import AsyncIterator, Iterator
+import codecs
+import io
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from tidegate.errors import ProtocolError
 
-BOM = b"\xef\xbb\xbf"
-DEFAULT_MAX_EVENT_BYTES = 16 * 1024 * 1024
+MAX_EVENT_SIZE = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,54 +39,33 @@ class SseParser:
     ``retry_ms`` is the reconnect delay that the server sent last, or None.
     """
 
-    def __init__(
-        self, last_event_id: str = "", *, max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES
-    ) -> None:
+    def __init__(self, last_event_id: str = "") -> None:
         self.last_event_id = last_event_id
         self.retry_ms: int | None = None
-        self._max_event_bytes = max_event_bytes
-        self._buffer = b""
-        self._at_start = True
-        self._after_cr = False
+        # Drops a BOM at the start. Keeps a CR at a chunk's end until it knows whether LF follows.
+        decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
+        self._decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
+        self._line = ""
         self._id = last_event_id
         self._event = ""
         self._data: list[str] = []
-        self._event_bytes = 0
+        self._event_size = 0
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
         """Events that this chunk completes, in order. Raises ``ProtocolError``."""
         events = []
-        for line in self._lines(chunk):
+        *lines, self._line = (self._line + self._decoder.decode(chunk)).split("\n")
+        for line in lines:
             if line:
-                self._event_bytes += len(line)
-                self._field(line.decode("utf-8", "replace"))
-            else:
-                event = self._dispatch()
-                if event is not None:
-                    events.append(event)
-        if self._event_bytes + len(self._buffer) > self._max_event_bytes:
+                self._event_size += len(line)
+                self._field(line)
+            elif (event := self._dispatch()) is not None:
+                events.append(event)
+        if self._event_size + len(self._line) > MAX_EVENT_SIZE:
             raise ProtocolError(
-                f"an event grew past {self._max_event_bytes} bytes without a blank line to end it"
+                f"an event grew past {MAX_EVENT_SIZE} characters without a blank line to end it"
             )
         return events
-
-    def _lines(self, chunk: bytes) -> Iterator[bytes]:
-        """Lines that are complete now, without their ends (LF, CRLF or CR)."""
-        if not chunk:
-            return
-        if self._after_cr and chunk.startswith(b"\n"):  # second half of a split CRLF
-            chunk = chunk[1:]
-        self._after_cr = False
-        data = self._buffer + chunk
-        if self._at_start:
-            if len(data) < len(BOM) and BOM.startswith(data):
-                self._buffer = data
-                return
-            data = data.removeprefix(BOM)
-            self._at_start = False
-        self._after_cr = data.endswith(b"\r")
-        *lines, self._buffer = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        yield from lines
 
     def _field(self, line: str) -> None:
         name, _, value = line.partition(":")
@@ -103,7 +83,7 @@ class SseParser:
     def _dispatch(self) -> ServerSentEvent | None:
         self.last_event_id = self._id
         event, data = self._event, self._data
-        self._event, self._data, self._event_bytes = "", [], 0
+        self._event, self._data, self._event_size = "", [], 0
         if not data:
             return None
         return ServerSentEvent(event or "message", "\n".join(data), self.last_event_id)

@@ -16,7 +16,7 @@ from tidegate.client import DEFAULT_BASE_URL, Client
 from tidegate.errors import TidegateError
 from tidegate.following import Stream
 from tidegate.operating import Operating
-from tidegate.requests import Kind, Prompt
+from tidegate.requests import Prompt
 from tidegate.sessions import Session, Sessions
 from tidegate.slots import Slots
 from tidegate.transport import Retries
@@ -32,13 +32,12 @@ _S = TypeVar("_S")
 class LoopThread:
     """An event loop in its own thread; other threads run coroutines on it and wait for them.
 
-    It ends at ``close`` or with the process, and closes streams that are still open.
+    It ends at ``close`` or with the process, and closes its streams and its client.
     """
 
     def __init__(self) -> None:
-        self.on_close: list[Callable[[], Coroutine[Any, Any, object]]] = []
-        """Actions to run at ``close``, after all streams are closed."""
         self.open_streams: set[Stream[Any]] = set()
+        self.client: Client | None = None
         self.is_closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="tidegate-client", daemon=True)
@@ -90,18 +89,18 @@ class LoopThread:
     async def _end(self) -> None:
         for stream in tuple(self.open_streams):
             await stream.aclose()
-        for action in self.on_close:
-            await action()
+        if self.client is not None:
+            await self.client.close()
 
-    @property
-    def is_current(self) -> bool:
-        """Whether this is the loop's own thread, which must not wait for itself."""
-        return threading.current_thread() is self._thread
-
-    def spawn(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        """Start ``coroutine`` without waiting for it; only for the loop's own thread."""
-        task = self._loop.create_task(coroutine)
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    def leave(self, stream: Stream[Any]) -> None:
+        """Close ``stream``. Waits for it, except on the loop's own thread, which must not wait for
+        itself: the garbage collector runs in any thread."""
+        self.open_streams.discard(stream)
+        if threading.current_thread() is self._thread:
+            task = self._loop.create_task(stream.aclose())
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        elif not self.is_closed:
+            self.run(stream.aclose)
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -111,12 +110,9 @@ class LoopThread:
 class SyncStream(Generic[_T]):
     """A stream to iterate over. Leaving the loop, ``with`` or ``close()`` cancels the work."""
 
-    def __init__(self, loop: LoopThread, open_stream: Callable[[], Stream[_T]]) -> None:
-        async def opened() -> Stream[_T]:
-            return open_stream()
-
-        self._stream = loop.run(opened)
-        self._items = _items(loop, self._stream)
+    def __init__(self, loop: LoopThread, stream: Stream[_T]) -> None:
+        self._stream = stream
+        self._items = _items(loop, stream)
 
     @property
     def last_event_id(self) -> str:
@@ -152,11 +148,7 @@ def _items(loop: LoopThread, stream: Stream[_T]) -> Generator[_T, None, None]:
         while (item := loop.run(following)) is not None:
             yield item[0]
     finally:
-        loop.open_streams.discard(stream)
-        if loop.is_current:  # the garbage collector runs in any thread
-            loop.spawn(stream.aclose())
-        elif not loop.is_closed:
-            loop.run(stream.aclose)
+        loop.leave(stream)
 
 
 class SyncPart(Generic[_S]):
@@ -186,7 +178,7 @@ def plain_stream(
 
     @wraps(call)
     def run(self: SyncPart[_S], /, *args: _P.args, **kwargs: _P.kwargs) -> SyncStream[_T]:
-        return SyncStream(self._loop, lambda: call(self._part, *args, **kwargs))
+        return SyncStream(self._loop, call(self._part, *args, **kwargs))
 
     return run
 
@@ -207,11 +199,10 @@ class SyncClient(SyncPart[Client]):
 
         loop = LoopThread()
         try:
-            client = loop.run(make)
+            client = loop.client = loop.run(make)
         except BaseException:
             loop.close()
             raise
-        loop.on_close.append(client.close)
         super().__init__(loop, client)
         self.sessions = SyncSessions(loop, client.sessions)
         """Conversations that the service keeps."""
@@ -249,13 +240,9 @@ class SyncClient(SyncPart[Client]):
 class SyncSession(SyncPart[Session]):
     """Synchronous ``Session``: one conversation, one turn at a time."""
 
-    @property
-    def id(self) -> str:
-        return self._part.id
-
-    @property
-    def kind(self) -> Kind:
-        return self._part.kind
+    def __init__(self, loop: LoopThread, part: Session) -> None:
+        super().__init__(loop, part)
+        self.id, self.kind = part.id, part.kind
 
     stream = plain_stream(Session.stream)
     generate = plain(Session.generate)

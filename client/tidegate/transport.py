@@ -107,12 +107,10 @@ class Transport:
         self._retries = retries
         self._fastest_s = 0.0
         """Seconds of the fastest answer: a retry with less time left cannot be in time."""
-
         self._session = aiohttp.ClientSession(
             # aiohttp's default limit of 100 would make a stream's cancel wait for other streams.
             connector=aiohttp.TCPConnector(limit=0),
             headers={"Authorization": f"Bearer {token}"} if token else {},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
         )
 
     async def close(self) -> None:

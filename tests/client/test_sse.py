@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.cases import for_each
+from tidegate import sse
 from tidegate.errors import ProtocolError
 from tidegate.sse import ServerSentEvent, SseParser
 
@@ -44,8 +45,9 @@ def test_retry_takes_digits_only() -> None:
     assert parser.retry_ms == 250
 
 
-def test_an_endless_event_is_refused() -> None:
-    parser = SseParser(max_event_bytes=100)
+def test_an_endless_event_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "MAX_EVENT_SIZE", 100)
+    parser = SseParser()
     parser.feed(b"data: " + b"x" * 80 + b"\n\n")
     with pytest.raises(ProtocolError):
         for _ in range(3):
