@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from io import StringIO
 from typing import TYPE_CHECKING, TextIO, cast
@@ -112,38 +112,33 @@ class Answer:
     """One answer as it grows, with the numbers for the status line below it. Times are seconds."""
 
     asked_at: float
-    texts: list[str] = field(default_factory=list)
+    text: str = ""
     tokens: int = 0
     first_at: float | None = None
     end: "End | None" = None
 
     def add(self, token: "Token", now: float) -> None:
-        self.texts.append(token.text)
+        self.text += token.text
         self.tokens += len(token.token_ids)
-        if self.first_at is None:
-            self.first_at = now
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
+        self.first_at = self.first_at or now
 
     def summary(self, deadline: "Deadline | None", now: float) -> str:
         """One line: tokens, rate, time to first token, and time left of the deadline."""
         from tidegate.deadlines import to_seconds
 
-        parts = [f"{self.tokens} tokens"]
+        parts, end = [f"{self.tokens} tokens"], self.end
+        # The service's time: tokens that arrive in one piece look infinitely fast here.
+        if self.tokens > 1 and end and end.budget and end.budget.decode_ms:
+            parts.append(f"{1000 * (self.tokens - 1) / end.budget.decode_ms:.0f} tokens/s")
         if self.first_at is not None:
-            # The service's time: tokens that arrive in one piece look infinitely fast here.
-            if self.tokens > 1 and self.end and self.end.budget and self.end.budget.decode_ms:
-                parts.append(f"{1000 * (self.tokens - 1) / self.end.budget.decode_ms:.0f} tokens/s")
             parts.append(f"first after {(self.first_at - self.asked_at) * 1000:.0f} ms")
         if deadline is not None:
             left_s = to_seconds(deadline) - (now - self.asked_at)
             parts.append(f"{left_s:.1f} s of the deadline left")
-        if self.end is not None and self.end.finish_reason not in (None, "stop"):
-            parts.append(f"ended by {self.end.finish_reason}")
-        if self.end is not None and self.end.missed_part is not None:
-            parts.append(f"{self.end.missed_part.replace('_', ' ')} too late")
+        if end and end.finish_reason not in (None, "stop"):
+            parts.append(f"ended by {end.finish_reason}")
+        if end and end.missed_part is not None:
+            parts.append(f"{end.missed_part.replace('_', ' ')} too late")
         return " · ".join(parts)
 
 
@@ -189,7 +184,7 @@ class ChatView:
         self._turns.append({"role": "user", "content": line})
         answer = await self._answer()
         self._status = 1 if answer is None else 0
-        if answer is None or not answer.texts:
+        if answer is None or answer.first_at is None:
             self._turns.pop()
         else:
             self._turns.append({"role": "assistant", "content": answer.text})
@@ -202,11 +197,12 @@ class ChatView:
                 async with _ended_by_ctrl_c() as ctrl_c:
                     await self._show(answer)
             except TidegateError as error:
-                if _is_overflow(error) and len(self._turns) > 1:
+                is_overflow = isinstance(error, ApiError) and error.code == "context_overflow"
+                if is_overflow and len(self._turns) > 1:
                     del self._turns[:2]  # the oldest question and its answer
                     self._say("(forgetting the oldest turn to make room)")
                     continue
-                self._console.print(f"\n{error}" if answer.texts else str(error), style="red")
+                self._console.print(f"\n{error}" if answer.first_at else str(error), style="red")
                 return None
             summary = answer.summary(self._options.get("deadline"), time.monotonic())
             self._console.print()
@@ -232,10 +228,6 @@ class _Leave(Exception):
     """Ctrl-C came twice during one answer."""
 
 
-def _is_overflow(error: TidegateError) -> bool:
-    return isinstance(error, ApiError) and error.code == "context_overflow"
-
-
 @asynccontextmanager
 async def _ended_by_ctrl_c() -> "AsyncIterator[asyncio.Event]":
     """Run the body so that Ctrl-C ends only the body. The event is set if it did.
@@ -245,10 +237,9 @@ async def _ended_by_ctrl_c() -> "AsyncIterator[asyncio.Event]":
     """
     import asyncio
 
-    loop = asyncio.get_running_loop()
-    pressed, again = asyncio.Event(), asyncio.Event()
-    task = asyncio.current_task()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
+    pressed, again = asyncio.Event(), asyncio.Event()
 
     def press() -> None:
         if pressed.is_set():

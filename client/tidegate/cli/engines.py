@@ -4,7 +4,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,20 +42,17 @@ def engines() -> None:
 @engines.command("ensure", help=ENSURE_DESCRIPTION, short_help="install one")
 @click.argument("engine", type=click.Choice(["triton", "vllm", "llamacpp"]))
 @option(
-    "--device", type=click.Choice(["cuda", "cpu"]), help="device to run on (a GPU if there is one)"
+    "--device",
+    "mode",
+    type=click.Choice(["cuda", "cpu"]),
+    help="device to run on (a GPU if there is one)",
 )
 @option("--from-source", is_flag=True, help="build llamacpp here, with ccache if present")
 @option("--triton", type=Path, metavar="PATH", help="a Triton to use")
 @option("--allow-system-packages", is_flag=True, help="install what is missing with apt-get or dnf")
 @on_catalog("engines")
 def ensure(
-    catalog: "EngineCatalog",
-    engine: str,
-    device: Literal["cuda", "cpu"] | None,
-    from_source: bool,
-    triton: Path | None,
-    allow_system_packages: bool,
-    as_json: bool,
+    catalog: "EngineCatalog", engine: str, triton: Path | None, as_json: bool, **given: Any
 ) -> int:
     if triton and engine != "triton":
         raise click.UsageError("--triton is for the engine triton")
@@ -65,16 +62,7 @@ def ensure(
         from catalog.paths import state_dir
         from pool.engines.ensure import ensure_engine
     print(f"{engine}: looking for it; if it is missing, installing it (minutes)", file=sys.stderr)
-    made = asyncio.run(
-        ensure_engine(
-            engine,
-            state_dir(),
-            mode=device,
-            from_source=from_source,
-            triton=triton,
-            allow_system_packages=allow_system_packages,
-        )
-    )
+    made = asyncio.run(ensure_engine(engine, state_dir(), triton=triton, **given))
     return _show(catalog, made.catalog_id, as_json)
 
 

@@ -41,9 +41,6 @@ from worker.settings import PREFIX, WorkerSettings, read_engine_args
 if TYPE_CHECKING:
     from orchestrator.settings import Settings
 
-DEMO_MODEL_NAME = "demo"
-SCRIPTED_MODEL_NAME = "scripted"
-SCRIPTED_ENGINE = "synthetic-scripted"
 TEXT_MODEL = "llm"
 SLOT_DEFAULTS = {
     "cpu": {"SIZE": "384", "SECONDS": "15", "BUFFER_S": "2"},
@@ -59,23 +56,25 @@ _ENGINE = "TIDEGATE_WORKER__ENGINE"
 _TENSOR_PARALLEL = "TIDEGATE_WORKER__TENSOR_PARALLEL"
 _ENGINE_ARGS = "TIDEGATE_WORKER__ENGINE_ARGS"
 _IN_WORKERS = ("auto", "torch", "vllm")
+_SCRIPTED = "synthetic-scripted"
 _SLOT = "TIDEGATE_SLOT__"
 _LANE_TOKEN = "TIDEGATE_LANES__TOKEN"
 _WORKER_LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
 
-
 _SAME = frozenset(each.name for each in fields(LaunchSpec)) - {"models", "tls", "lane_token"}
 """Options that a launch takes as they are."""
-Failure = (ProvisionError, ValueError)
 
 
-def run(*, serve: bool = True, **given: Any) -> int:
+def run(*, serve: bool = True, cors_origins: str | None = None, **given: Any) -> int:
     """Launch the servers that ``tidegate up`` or ``worker`` asks for; return the exit status."""
+    _allow_origins(cors_origins)
     try:
         worker_env = _worker_env(given)
-        sharing = _sharing_of(given["host"], given["port"]) if given.get("processes", 1) > 1 else {}
-        if not given["no_llm"] and (problem := _problem(worker_env, serve=serve)):
-            raise ValueError(problem)
+        sharing = {}
+        if given.get("processes", 1) > 1:
+            sharing = _sharing(_settings(host=given["host"], port=given["port"]))
+        if not given["no_llm"]:
+            _check_model(worker_env, serve=serve)
         slot_env = _slot_env(worker_env.get(_DEVICE, "cuda")) if given["slot"] else {}
         lane_token = _lane_token(worker_env)
         text = () if given["no_llm"] else (TEXT_MODEL,)
@@ -90,10 +89,41 @@ def run(*, serve: bool = True, **given: Any) -> int:
             tls=_tls(),
             triton_ports=TritonPorts(*(given[f"{each}_port"] for each in TritonPorts._fields)),
         )
-    except Failure as error:
+    except (ProvisionError, ValueError) as error:
         return _failed(error)
     hint = _hint(spec, worker_env) if serve else None
     return command.run(spec, hint=hint, follow_parent=given["follow_parent"])
+
+
+def serve(
+    host: str | None,
+    port: int | None,
+    instances: str | None,
+    cors_origins: str | None,
+    processes: int,
+) -> int:
+    """Launch several orchestrators on one port, for remote Tritons; return the exit status."""
+    _allow_origins(cors_origins)
+    settings = _settings(host=host, port=port, instances=instances)
+    try:
+        sharing = _sharing(settings)
+    except ProvisionError as error:
+        return _failed(error)
+    spec = LaunchSpec(
+        host=settings.host,
+        port=settings.port,
+        processes=processes,
+        instances_at=instances or "",
+        drain_s=settings.shutdown.grace_s,
+        log_to_stderr=True,
+        **sharing,
+    )
+    return command.run(spec)
+
+
+def _allow_origins(cors_origins: str | None) -> None:
+    if cors_origins is not None:  # the orchestrators inherit it
+        os.environ["TIDEGATE_HTTP__CORS_ORIGINS"] = cors_origins
 
 
 def _failed(error: Exception) -> int:
@@ -101,36 +131,36 @@ def _failed(error: Exception) -> int:
     return command.EXIT_FAILED
 
 
-def _problem(worker_env: Mapping[str, str], *, serve: bool) -> str:
-    """Why the model cannot be served, or which variables are unknown; else empty. Runs first."""
+def _check_model(worker_env: Mapping[str, str], *, serve: bool) -> None:
+    """Raise ``ValueError`` if a variable is unknown, or if the model cannot be served."""
     if lines := unknown_variables(WorkerSettings):
-        return "\n".join(lines)
+        raise ValueError("\n".join(lines))
     path = Path(worker_env[_MODEL_PATH])
-    script = worker_env.get(_ENGINE_ARGS, "") if worker_env.get(_ENGINE) == SCRIPTED_ENGINE else ""
-    if script:
+    engine, args = worker_env.get(_ENGINE), worker_env.get(_ENGINE_ARGS)
+    if engine == _SCRIPTED and args:
         from worker.runner.script import read_script
 
-        read_script(Path(read_engine_args(script).get("script", "")))
-    if worker_env.get(_ENGINE) == LLAMACPP:
-        parts_of(find_gguf(path))
-        if not environment_if_made(LLAMACPP, state_dir()):
-            return (
-                f"{path} is run by llama.cpp's server, which is not installed here: tidegate"
-                " engines ensure llamacpp"
+        read_script(Path(read_engine_args(args).get("script", "")))
+    if engine != LLAMACPP:
+        if not (path / "config.json").is_file():
+            raise ValueError(
+                f"{why_unservable(path)}; --model takes a folder in Hugging Face layout, a .gguf"
+                " file, or a name from tidegate models list (tidegate models add ORG/NAME downloads"
+                " one)"
             )
-        if not serve:
-            return (
-                "tidegate worker starts Triton, but GGUF files are run by llama.cpp's server: use"
-                " tidegate up, or start that server yourself and list it in TIDEGATE_INSTANCES"
-                " (docs/engines.md)"
-            )
-        return ""
-    if (path / "config.json").is_file():
-        return ""
-    return (
-        f"{why_unservable(path)}; --model takes a folder in Hugging Face layout, a .gguf file, or a"
-        " name from tidegate models list (tidegate models add ORG/NAME downloads one)"
-    )
+        return
+    parts_of(find_gguf(path))
+    if not environment_if_made(LLAMACPP, state_dir()):
+        raise ValueError(
+            f"{path} is run by llama.cpp's server, which is not installed here: tidegate"
+            " engines ensure llamacpp"
+        )
+    if not serve:
+        raise ValueError(
+            "tidegate worker starts Triton, but GGUF files are run by llama.cpp's server: use"
+            " tidegate up, or start that server yourself and list it in TIDEGATE_INSTANCES"
+            " (docs/engines.md)"
+        )
 
 
 def _hint(spec: LaunchSpec, worker_env: Mapping[str, str]) -> str:
@@ -212,7 +242,7 @@ def _worker_env(given: Mapping[str, Any]) -> dict[str, str]:
         env |= _of_gguf(find_gguf(Path(env[_MODEL_PATH])), env)
     if _MODEL_PATH not in env:
         env[_MODEL_PATH] = str(DEMO_CHECKPOINT)
-        env.setdefault(_MODEL_NAME, DEMO_MODEL_NAME)
+        env.setdefault(_MODEL_NAME, "demo")
     return env
 
 
@@ -239,9 +269,9 @@ def _with_script(env: dict[str, str], asked: Path | None) -> dict[str, str]:
     demo model's tokenizer and chat template."""
     path = Path(env.get(_MODEL_PATH, ""))
     is_file = path.suffix == ".toml" and path.is_file()
-    if not is_file and (asked != Path(SCRIPTED_MODEL_NAME) or path.exists()):
+    if not is_file and (asked != Path("scripted") or path.exists()):
         return env
-    named = {_MODEL_PATH: str(DEMO_CHECKPOINT), _ENGINE: SCRIPTED_ENGINE}
+    named = {_MODEL_PATH: str(DEMO_CHECKPOINT), _ENGINE: _SCRIPTED}
     script = {_ENGINE_ARGS: json.dumps({"script": str(path)})} if is_file else {}
     return {_MODEL_NAME: path.stem} | env | named | script
 
@@ -256,33 +286,6 @@ def _slot_env(device: str) -> dict[str, str]:
     return {_SLOT + name: value for name, value in defaults.items()} | env
 
 
-def serve(
-    host: str | None,
-    port: int | None,
-    instances_at: str | None,
-    cors_origins: str | None,
-    processes: int,
-) -> int:
-    """Launch several orchestrators on one port, for remote Tritons; return the exit status."""
-    if cors_origins is not None:
-        os.environ["TIDEGATE_HTTP__CORS_ORIGINS"] = cors_origins  # the orchestrators inherit it
-    settings = _settings(host=host, port=port, instances=instances_at)
-    try:
-        sharing = _sharing(settings)
-    except ProvisionError as error:
-        return _failed(error)
-    spec = LaunchSpec(
-        host=settings.host,
-        port=settings.port,
-        processes=processes,
-        instances_at=instances_at or "",
-        drain_s=settings.shutdown.grace_s,
-        log_to_stderr=True,
-        **sharing,
-    )
-    return command.run(spec)
-
-
 def _settings(**stated: str | int | None) -> "Settings":
     """The orchestrator's settings; stated values take precedence. Raises ``SystemExit``."""
     # Imported here, because the import takes a third of a second.
@@ -293,10 +296,6 @@ def _settings(**stated: str | int | None) -> "Settings":
     except InvalidSettings as error:
         print(f"Invalid settings:\n{error}", file=sys.stderr)
         raise SystemExit(2) from None
-
-
-def _sharing_of(host: str, port: int) -> dict[str, Any]:
-    return _sharing(_settings(host=host, port=port))
 
 
 def _sharing(settings: "Settings") -> dict[str, Any]:

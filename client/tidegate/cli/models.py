@@ -2,8 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,13 +10,13 @@ import click
 from tidegate.cli.arguments import (
     POSITIVE,
     SHARE,
-    GroupWithDefault,
-    asks,
+    Group,
     json_option,
     on_catalog,
     option,
     server_options,
 )
+from tidegate.cli.asking import asks
 from tidegate.cli.runtime import importing
 from tidegate.cli.terminal import console, count, duration, print_facts, print_json, show_list, size
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from catalog.models import ModelCatalog, ModelEntry
     from pool.artifacts.staging import AddRequest
     from tidegate.client import Client
-    from tidegate.results import Instance
 
 DESCRIPTION = """\
 Models of a service, and models on this machine.
@@ -54,37 +52,30 @@ to resume it. An incomplete model is never served.
 
 @asks()
 async def _served(client: "Client", as_json: bool) -> int:
-    served, instances = await client.model_infos(), await client.instances()
-    told = [
-        {
-            "model": model.id,
-            "max_model_len": model.max_model_len,
-            "instances": [i.address for i in instances if i.model == model.id],
-        }
-        for model in served
-    ]
+    instances = await client.instances()
+    told, rows = [], []
+    for model in await client.model_infos():
+        its = [instance for instance in instances if instance.model == model.id]
+        paces = [i.perf_tokens_per_s for i in its if i.perf_tokens_per_s is not None]
+        firsts = [i.first_token_ms for i in its if i.first_token_ms is not None]
+        facts = {"model": model.id, "max_model_len": model.max_model_len}
+        told.append({**facts, "instances": [instance.address for instance in its]})
+        rows.append(
+            (
+                model.id,
+                count(model.max_model_len),
+                f"{sum(instance.ready for instance in its)}/{len(its)}",
+                ", ".join(sorted({instance.device or "–" for instance in its})) or "–",
+                count(sum(paces) if paces else None),
+                duration(min(firsts, default=None)),
+            )
+        )
     columns = ("MODEL", "CONTEXT", "INSTANCES", "DEVICE", "TOKENS/S", "FIRST TOKEN")
-    rows = (_of_service(name.id, name.max_model_len, instances) for name in served)
-    numbers = columns[1:3] + columns[4:]
-    return show_list(told, columns, rows, numbers=numbers, as_json=as_json)
-
-
-def _of_service(name: str, context: int | None, instances: "Sequence[Instance]") -> tuple[str, ...]:
-    its = [instance for instance in instances if instance.model == name]
-    paces = [i.perf_tokens_per_s for i in its if i.perf_tokens_per_s is not None]
-    firsts = [i.first_token_ms for i in its if i.first_token_ms is not None]
-    return (
-        name,
-        count(context),
-        f"{sum(instance.ready for instance in its)}/{len(its)}",
-        ", ".join(sorted({instance.device or "–" for instance in its})) or "–",
-        count(sum(paces) if paces else None),
-        duration(min(firsts, default=None)),
-    )
+    return show_list(told, columns, rows, numbers=columns[1:3] + columns[4:], as_json=as_json)
 
 
 @click.group(
-    cls=GroupWithDefault,
+    cls=Group,
     help=DESCRIPTION,
     short_help="models of a service, and models here",
     invoke_without_command=True,
@@ -114,7 +105,7 @@ def add(
     if load:
         _preload(catalog, entry)
     if as_json:
-        print_json(_described(catalog, entry))
+        print_json(*_described(catalog, [entry]))
         return 0
     license = f"license {entry.license}" if entry.license else "its license is not stated"
     out = console()
@@ -171,7 +162,7 @@ def list_models(catalog: "ModelCatalog", as_json: bool) -> int:
         for entry in entries
     )
     columns = ("MODEL", "STATE", "FORMAT", "SIZE", "LICENSE", "USED", "SOURCE")
-    told = [_described(catalog, entry) for entry in entries]
+    told = _described(catalog, entries)
     return show_list(told, columns, rows, numbers=("SIZE", "USED"), as_json=as_json)
 
 
@@ -181,7 +172,7 @@ def list_models(catalog: "ModelCatalog", as_json: bool) -> int:
 def show_model(catalog: "ModelCatalog", model: str, as_json: bool) -> int:
     entry = catalog.get(model)
     if as_json:
-        print_json(_described(catalog, entry))
+        print_json(*_described(catalog, [entry]))
         return 0
     facts = {
         "model": entry.name,
@@ -225,7 +216,7 @@ def verify(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) -> in
         if not as_json:
             console().print(f"{entry.name}: {seen[-1].problem or 'no byte has changed'}")
     if as_json:
-        print_json([_described(catalog, entry) for entry in seen])
+        print_json(_described(catalog, seen))
     return 1 if any(entry.state is ModelState.BROKEN for entry in seen) else 0
 
 
@@ -238,14 +229,13 @@ def verify(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) -> in
 @on_catalog("models")
 def load_models(catalog: "ModelCatalog", model: tuple[str, ...], as_json: bool) -> int:
     entries = [catalog.get(name) for name in model]
-    missing = [entry for entry in entries if not _preload(catalog, entry)]
+    loaded = [entry for entry in entries if _preload(catalog, entry)]
     if as_json:
-        print_json([_described(catalog, entry) for entry in entries])
+        print_json(_described(catalog, entries))
     else:
-        for entry in entries:
-            if entry not in missing:
-                console().print(f"{entry.name}: in memory")
-    return 1 if missing else 0
+        for entry in loaded:
+            console().print(f"{entry.name}: in memory")
+    return 1 if len(loaded) < len(entries) else 0
 
 
 @models.command("remove", help="Delete models from this machine.", short_help="delete")
@@ -271,18 +261,15 @@ def remove(catalog: "ModelCatalog", model: tuple[str, ...], force: bool, as_json
     return 0
 
 
-@contextmanager
-def _progress_bar() -> "Iterator[Progress]":
+def _progress_bar() -> "Progress":
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
     from rich.progress import TransferSpeedColumn as Speed
 
     err = console(to_stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), Speed())
-    with Progress(
-        *columns, Remaining(), console=err, transient=True, disable=not err.is_terminal
-    ) as bar:
-        yield bar
+    is_hidden = not err.is_terminal
+    return Progress(*columns, Remaining(), console=err, transient=True, disable=is_hidden)
 
 
 def _preload(catalog: "ModelCatalog", entry: "ModelEntry") -> bool:
@@ -301,14 +288,17 @@ def _preload(catalog: "ModelCatalog", entry: "ModelEntry") -> bool:
     return True
 
 
-def _described(catalog: "ModelCatalog", entry: "ModelEntry") -> dict[str, object]:
+def _described(catalog: "ModelCatalog", entries: "Sequence[ModelEntry]") -> list[dict[str, object]]:
     import msgspec
 
-    return {
-        **msgspec.to_builtins(entry),
-        "bytes": entry.bytes,
-        "path": str(catalog.servable_path(entry)),
-    }
+    return [
+        {
+            **msgspec.to_builtins(entry),
+            "bytes": entry.bytes,
+            "path": str(catalog.servable_path(entry)),
+        }
+        for entry in entries
+    ]
 
 
 def _ago(unix_ms: int) -> str:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidegate.cli.arguments import SECONDS, Command, asks, option
+from tidegate.cli.arguments import SECONDS, Command, option
+from tidegate.cli.asking import asks
 from tidegate.cli.terminal import print_json
 
 if TYPE_CHECKING:
@@ -64,20 +65,18 @@ async def drain(
 ) -> int:
     if instance and orchestrator:
         raise click.UsageError("--instance and --orchestrator exclude each other; give only one")
-    what = instance or client.base_url
+    what, operating = instance or client.base_url, client.operating
     if undo:
-        state: DrainState | Instance = await (
-            client.operating.undrain_instance(instance) if instance else client.operating.undrain()
-        )
+        taken_back = operating.undrain_instance(instance) if instance else operating.undrain()
+        state: DrainState | Instance = await taken_back
         print_json(state) if as_json else print(f"{what} accepts new work")
         return 0
     state, jobs = await _drained(client, instance, grace, 0.0 if no_wait else grace + _SLACK_S)
     if as_json:
         print_json(state)
-    elif jobs or no_wait:
-        print(f"draining {what}: {jobs} still run")
     else:
-        print(f"drained {what}")
+        is_done = not (jobs or no_wait)
+        print(f"drained {what}" if is_done else f"draining {what}: {jobs} still run")
     if jobs and not no_wait:
         print("tidegate drain: the grace period is over, but some work still runs", file=sys.stderr)
         return 1
@@ -103,8 +102,8 @@ async def _drained(
     one = await client.operating.drain_instance(instance, 1000 * grace_s)
     while one.jobs and now() < ends_at:
         await asyncio.sleep(_POLL_S)
-        found = [each for each in await client.instances() if each.address == instance]
-        one = found[0] if found else Instance(instance, "gone")
+        listed = await client.instances()
+        one = next((i for i in listed if i.address == instance), Instance(instance, "gone"))
     return one, one.jobs
 
 
@@ -133,30 +132,26 @@ async def swap(
         raise click.UsageError("--set takes NAME=VALUE")
     model = "" if back else where[-1]
     grace_ms = None if grace is None else 1000 * grace
-    operating = client.operating
-    if everywhere:
-        done = await operating.swap_all(
-            model,
-            name=name,
-            settings=settings,
-            grace=grace_ms,
-            on_swap=(lambda _: None) if as_json else lambda one: print(_line(one), flush=True),
-        )
+
+    def show(state: "SwapState") -> None:
         if as_json:
-            print_json(done)
-        return 0
-    state = await operating.swap(
-        where[0], model, name=name, settings=settings, grace=grace_ms, back=back
-    )
-    print_json(state) if as_json else print(_line(state))
+            return
+        phases = ", ".join(f"{phase} {ms:.0f} ms" for phase, ms in state.ms.items())
+        how = f"after {state.total_ms / 1000:.2f} s ({phases})" if phases else "already"
+        print(f"{state.address} serves {state.model} {how}", flush=True)
+
+    if everywhere:
+        done: object = await client.operating.swap_all(
+            model, name=name, settings=settings, grace=grace_ms, on_swap=show
+        )
+    else:
+        done = state = await client.operating.swap(
+            where[0], model, name=name, settings=settings, grace=grace_ms, back=back
+        )
+        show(state)
+    if as_json:
+        print_json(done)
     return 0
-
-
-def _line(state: "SwapState") -> str:
-    if not state.ms:
-        return f"{state.address} serves {state.model} already"
-    phases = ", ".join(f"{phase} {ms:.0f} ms" for phase, ms in state.ms.items())
-    return f"{state.address} serves {state.model} after {state.total_ms / 1000:.2f} s ({phases})"
 
 
 @click.command(cls=Command, help=RELOAD_DESCRIPTION, short_help="reload its settings")

@@ -35,10 +35,8 @@ Drain and end every instance, then end the manager. Works without a manager, too
   tidegate pool stop --leave    the manager only: its instances keep serving for the next one
 """
 
-_FILE = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-_MAYBE_FILE = click.argument(
-    "file", type=click.Path(path_type=Path, dir_okay=False), required=False
-)
+_PATH = click.Path(path_type=Path, dir_okay=False)
+_MAYBE_FILE = click.argument("file", type=_PATH, required=False)
 
 
 def _do(what: str, *given: object, **options: object) -> int:
@@ -54,7 +52,7 @@ def pool() -> None:
 
 
 @pool.command("run", help=RUN_DESCRIPTION, short_help="start it, keep it up")
-@_FILE
+@click.argument("file", type=_PATH)
 def run(file: Path) -> int:
     return _do("run", file)
 

@@ -53,15 +53,14 @@ def add_to_path() -> None:
 
 def become(module: str, given: Mapping[str, object]) -> NoReturn:
     """Replace this process by ``python -m module`` with the options in ``given`` that are set."""
-    options = [
-        word for name, value in given.items() if value is not None for word in (name, str(value))
-    ]
+    named = {f"--{name.replace('_', '-')}": value for name, value in given.items()}
+    options = [str(w) for each in named.items() if each[1] is not None for w in each]
     # Ctrl-C waits until the module can handle it: its ``__main__`` unblocks the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         # -P: ignore a folder of that name in the working directory.
         command = [sys.executable, "-P", "-m", module, *options]
-        path = os.pathsep.join([str(folder()), *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join(filter(None, [str(folder()), os.environ.get("PYTHONPATH")]))
         os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

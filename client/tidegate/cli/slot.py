@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import click
 
-from tidegate.cli.arguments import POSITIVE, SECONDS, Command, Number, asks, option
+from tidegate.cli.arguments import POSITIVE, SECONDS, Command, Number, option
+from tidegate.cli.asking import asks
 from tidegate.cli.runtime import INTERRUPTED, importing
 from tidegate.cli.terminal import console, duration, print_json
 from tidegate.errors import ApiError, ProtocolError, TidegateError, Unavailable
@@ -38,6 +39,14 @@ saved), 2 wrong usage, 130 Ctrl-C
 _FILE = click.Path(dir_okay=False, path_type=Path)
 STAGES: Final = {"audio": "speech", "image": "portrait", "video": "video", "clip": "check"}
 """Names of the stages for people."""
+_FIELDS: Final = {
+    "portrait": ("portrait", "prompt"),
+    "seed": ("portrait", "seed"),
+    "voice": ("voice", "name"),
+    "size": ("video", "size"),
+    "seconds": ("video", "seconds"),
+}
+"""Part and field of the recipe that an option changes."""
 _MAKE_SURE_S = 2.0
 _NOBODY = (
     "no instance of this service renders clips now; start one that does with "
@@ -79,35 +88,24 @@ async def slot(
     text: str | None,
     out: tuple[Path, ...],
     recipe: Path | None,
-    portrait: str | None,
-    seed: int | None,
-    voice: str | None,
-    size: int | None,
-    seconds: float | None,
     deadline: float | None,
     on_deadline: Literal["error", "degrade"] | None,
     as_json: bool,
+    **changes: object,
 ) -> int:
     if text is None and recipe is None:
         raise click.UsageError("give a text, or a --recipe")
-    changes: Mapping[str, Mapping[str, object]] = {
-        "portrait": {"prompt": portrait, "seed": seed},
-        "voice": {"name": voice},
-        "video": {"size": size, "seconds": seconds},
-    }
     body = _recipe(recipe, text, changes)
-    _check_files(out)
-    options: SlotOptions = {"outputs": [_output(path) for path in out], "on_disconnect": "cancel"}
+    files = _files(out)
+    options: SlotOptions = {"outputs": list(files), "on_disconnect": "cancel"}
     if deadline is not None:
         options["deadline"] = 1000 * deadline
     if on_deadline is not None:
         options["on_deadline"] = on_deadline
-    return await _render(client, body, options, out, as_json=as_json)
+    return await _render(client, body, options, files, as_json=as_json)
 
 
-def _recipe(
-    file: Path | None, text: str | None, changes: Mapping[str, Mapping[str, object]]
-) -> dict[str, Any]:
+def _recipe(file: Path | None, text: str | None, changes: Mapping[str, object]) -> dict[str, Any]:
     """Recipe from the file, with the given changes; None keeps the value of the file or the
     service. Raises ``UsageError``, like every check of arguments here."""
     import msgspec
@@ -126,41 +124,38 @@ def _recipe(
             raise click.UsageError(f"--recipe {file} holds no JSON object: see docs/slot.md")
     if text is not None:
         recipe["text"] = text
-    for part, fields in changes.items():
-        given = {name: value for name, value in fields.items() if value is not None}
+    for argument, (part, name) in _FIELDS.items():
         known = recipe.get(part, {})
-        if given and isinstance(known, dict):  # otherwise the service reports the error
-            recipe[part] = known | given
+        # If the part is no object, the service reports the error.
+        if changes[argument] is not None and isinstance(known, dict):
+            recipe[part] = known | {name: changes[argument]}
     return recipe
 
 
-def _check_files(out: Sequence[Path]) -> None:
-    """Make sure that a clip can be saved before it is rendered."""
-    if len({_output(path) for path in out}) < len(out):
-        raise click.UsageError("--out: one file of each kind at most")
-    for path in out:
-        folder = path.parent
-        if not folder.is_dir():
-            raise click.UsageError(f"{path}: there is no directory {folder}")
-        if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-            raise click.UsageError(f"{path} cannot be written")
-
-
-def _output(path: Path) -> "Output":
-    """Name of the slot's output that belongs in ``path``, by its suffix."""
+def _files(out: Sequence[Path]) -> "dict[Output, Path]":
+    """The requested outputs and their files, which are checked before a clip is rendered."""
     from tidegate.slots import FILES
 
-    name = path.suffix.lower().removeprefix(".")
-    if name not in FILES:
-        raise click.UsageError(f"--out {path}: its name must end in .mp4, .wav or .png")
-    return cast("Output", name)
+    files: dict[Output, Path] = {}
+    for path in out:
+        name = path.suffix.lower().removeprefix(".")
+        if name not in FILES:
+            raise click.UsageError(f"--out {path}: its name must end in .mp4, .wav or .png")
+        if name in files:
+            raise click.UsageError("--out: one file of each kind at most")
+        if not path.parent.is_dir():
+            raise click.UsageError(f"{path}: there is no directory {path.parent}")
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise click.UsageError(f"{path} cannot be written")
+        files[cast("Output", name)] = path
+    return files
 
 
 async def _render(
     client: "Client",
     recipe: dict[str, Any],
     options: "SlotOptions",
-    out: Sequence[Path],
+    files: "Mapping[Output, Path]",
     *,
     as_json: bool,
 ) -> int:
@@ -171,10 +166,16 @@ async def _render(
 
     from tidegate.slots import SlotQueued, SlotResult, SlotStage
 
+    async def download(outputs: Mapping[str, str]) -> dict[str, Path]:
+        """Save the requested outputs that exist; returns their paths."""
+        saved: dict[str, Path] = {name: path for name, path in files.items() if name in outputs}
+        for name, path in saved.items():
+            save(path, await client.slots.download(slot_id, name))
+        return saved
+
     slot_id = ""
-    stream = client.slots.stream(recipe, **options)
     try:
-        async with stream as events:
+        async with client.slots.stream(recipe, **options) as events:
             progress = _Progress()
             with progress.shown:
                 async for event in events:
@@ -188,7 +189,7 @@ async def _render(
                         break
                 else:
                     raise ProtocolError("the stream ended without a terminal event")
-        saved = await _download(client, out, slot_id, event.outputs)
+        saved = await download(event.outputs)
     except asyncio.CancelledError:
         await _say_cancelled(client, slot_id)
         return INTERRUPTED
@@ -196,9 +197,8 @@ async def _render(
         if error.code == "not_ready":
             raise Unavailable(_NOBODY, code=error.code, status=error.status) from None
         # The partial result, with its reason.
-        outputs = error.details.get("outputs") or {}
         with suppress(TidegateError):  # raise the reason, not this
-            for name, path in (await _download(client, out, slot_id, outputs)).items():
+            for name, path in (await download(error.details.get("outputs") or {})).items():
                 print(f"tidegate slot: saved {path} ({name}), partial result", file=sys.stderr)
         raise
     if as_json:
@@ -206,19 +206,6 @@ async def _render(
     else:
         _tell(event, saved)
     return 0
-
-
-async def _download(
-    client: "Client", out: Sequence[Path], slot_id: str, outputs: Mapping[str, str]
-) -> dict[str, Path]:
-    """Save the requested outputs that exist; returns their paths."""
-    saved: dict[str, Path] = {}
-    for path in out:
-        name = _output(path)
-        if name in outputs:
-            save(path, await client.slots.download(slot_id, name))
-            saved[name] = path
-    return saved
 
 
 async def _say_cancelled(client: "Client", slot_id: str) -> None:
@@ -270,14 +257,10 @@ def save(path: Path, data: bytes) -> None:
     with importing(serving=True):
         from catalog.atomic import write_atomically
     try:
-        write_atomically(path, data, 0o666 & ~_umask())
+        os.umask(mask := os.umask(0o077))
+        write_atomically(path, data, 0o666 & ~mask)
     except OSError as error:
         raise TidegateError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _umask() -> int:
-    os.umask(mask := os.umask(0o077))
-    return mask
 
 
 class _Progress:

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidegate.cli.arguments import POSITIVE, Group, asks, option
+from tidegate.cli.arguments import POSITIVE, Group, option
+from tidegate.cli.asking import asks
 from tidegate.cli.terminal import (
     CONTROL_CHARACTERS,
     console,
@@ -17,7 +18,6 @@ from tidegate.cli.terminal import (
 
 if TYPE_CHECKING:
     from tidegate.client import Client
-    from tidegate.results import TaskLine, TaskStatus
 
 TASKS_DESCRIPTION = """\
 Running and recent tasks of a service, without their text.
@@ -43,38 +43,21 @@ def tasks() -> None:
 @asks()
 async def list_tasks(client: "Client", status: str | None, limit: int, as_json: bool) -> int:
     found = await client.tasks(status=status, limit=limit)
-    columns = [
-        "TASK",
-        "API",
-        "STATUS",
-        "MODEL",
-        "AGE",
-        "TOOK",
-        "LEFT",
-        "PROMPT",
-        "TOKENS",
-        "OUTCOME",
-    ]
-    rows = map(_task, found.tasks)
-    show_list(found, columns, rows, numbers=columns[4:9], as_json=as_json)
+    numbers = ("AGE", "TOOK", "LEFT", "PROMPT", "TOKENS")
+    columns = ("TASK", "API", "STATUS", "MODEL", *numbers, "OUTCOME")
+    rows = (
+        (
+            *(line.task_id, line.api, line.status, line.model),
+            *map(duration, (line.age_ms, line.took_ms, line.left_ms)),
+            *map(count, (line.prompt_tokens, line.completion_tokens)),
+            " ".join(filter(None, [line.outcome, line.code])),
+        )
+        for line in found.tasks
+    )
+    show_list(found, columns, rows, numbers=numbers, as_json=as_json)
     if found.has_more and not as_json:
         console().print(f"… and older ones; --limit {limit * 2} shows more", style="dim")
     return 0
-
-
-def _task(line: "TaskLine") -> tuple[str, ...]:
-    return (
-        line.task_id,
-        line.api,
-        line.status,
-        line.model,
-        duration(line.age_ms),
-        duration(line.took_ms),
-        duration(line.left_ms),
-        count(line.prompt_tokens),
-        count(line.completion_tokens),
-        " ".join(filter(None, [line.outcome, line.code])),
-    )
 
 
 @tasks.command("show", help="One task, with its text so far.", short_help="one task")
@@ -85,15 +68,6 @@ async def show_task(client: "Client", task: str, as_json: bool) -> int:
     if as_json:
         print_json(found)
         return 0
-    print_facts(_facts(found))
-    if found.text:
-        out = console()
-        out.print()
-        out.print(found.text.translate(CONTROL_CHARACTERS), soft_wrap=True)
-    return 0
-
-
-def _facts(found: "TaskStatus") -> dict[str, str]:
     facts = {"task": found.task_id, "status": found.status}
     if found.outcome is not None:
         why = [found.outcome, found.finish_reason, found.missed_part]
@@ -107,7 +81,10 @@ def _facts(found: "TaskStatus") -> dict[str, str]:
         parts = ("queue", "route", "prefill", "decode", "left")
         spent = ((part, duration(getattr(found.budget, f"{part}_ms"))) for part in parts)
         facts["budget"] = " · ".join(f"{part} {time}" for part, time in spent)
-    return facts
+    print_facts(facts)
+    if found.text:
+        console().print("\n" + found.text.translate(CONTROL_CHARACTERS), soft_wrap=True)
+    return 0
 
 
 @tasks.command("cancel", help="Stop tasks; a task that has ended is unchanged.", short_help="stop")

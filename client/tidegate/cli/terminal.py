@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 _WIDE = 400
 """Width in columns of output to a file or pipe, so that nothing is cut."""
@@ -35,21 +34,6 @@ def print_json(value: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
-def table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str]
-) -> "Table":
-    """A table of ``rows``; columns named in ``numbers`` are aligned to the right."""
-    from rich.table import Table
-
-    made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        is_number = column in numbers
-        made.add_column(column, justify="right" if is_number else "left", no_wrap=True)
-    for row in rows:
-        made.add_row(*row)
-    return made
-
-
 def show_list(
     found: object,
     columns: Sequence[str],
@@ -58,11 +42,19 @@ def show_list(
     numbers: Sequence[str],
     as_json: bool,
 ) -> int:
-    """Print a result as JSON or as a table of ``rows``; returns the exit status."""
+    """Print a result as JSON or as a table of ``rows``, with columns named in ``numbers`` aligned
+    to the right; returns the exit status."""
     if as_json:
         print_json(found)
-    else:
-        console().print(table(columns, list(rows), numbers=numbers))
+        return 0
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="right" if column in numbers else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
     return 0
 
 
@@ -75,17 +67,12 @@ def print_facts(facts: Mapping[str, str]) -> None:
 
 
 def duration(ms: float | None) -> str:
-    """A duration as text, such as ``7 ms``, ``1.2 s`` or ``3 min``; a dash for None."""
+    """A duration as text, such as ``7.0 ms``, ``1.2 s`` or ``3 min``; a dash for None."""
     if ms is None:
         return "–"
-    size = abs(ms)
-    if size < 10:
-        return f"{ms:.1f} ms"
-    if size < 1000:
-        return f"{ms:.0f} ms"
-    if size < 100_000:
-        return f"{ms / 1000:.1f} s"
-    return f"{ms / 60_000:.0f} min"
+    if abs(ms) < 1000:
+        return f"{ms:.1f} ms" if abs(ms) < 10 else f"{ms:.0f} ms"
+    return f"{ms / 1000:.1f} s" if abs(ms) < 100_000 else f"{ms / 60_000:.0f} min"
 
 
 def count(value: float | None) -> str:

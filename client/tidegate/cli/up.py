@@ -1,6 +1,5 @@
 """``tidegate up``, ``worker``, ``serve`` and ``picker``: they start servers; their arguments."""
 
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,15 +9,14 @@ import click
 
 from tidegate.cli import runtime
 from tidegate.cli.arguments import (
-    CORS_HELP,
     INSTANCES,
     PORT,
     POSITIVE,
+    PROCESSES,
     SECONDS,
     Command,
-    Words,
     option,
-    processes_option,
+    options,
 )
 from tidegate.cli.runtime import importing
 
@@ -94,19 +92,12 @@ Inference Extension. docs/gateways.md shows both sides' configuration.
 """
 
 
-def _options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
-    """One decorator that adds options in this order."""
-
-    def add(function: _F) -> _F:
-        for one in reversed(options):
-            function = one(function)
-        return function
-
-    return add
+def _words(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...]:
+    return tuple(filter(None, (text or "").split(",")))
 
 
 _of_the_model = partial(option, section="The model")
-_worker_options = _options(
+_worker_options = options(
     _of_the_model(
         "--model",
         type=Path,
@@ -128,8 +119,7 @@ _worker_options = _options(
     _of_the_model("--instances", type=INSTANCES, default=1, help="Tritons to run"),
     _of_the_model(
         "--gpus",
-        type=Words(),
-        default=(),
+        callback=_words,
         metavar="ID,…",
         help="CUDA devices, divided among the instances (all for each)",
     ),
@@ -149,7 +139,17 @@ _of_triton = partial(option, section="Triton")
 
 
 def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
-    return _options(
+    port_options = (
+        _of_triton(
+            f"--{name}-port",
+            type=PORT,
+            default=usual,
+            help=f"Triton's {name} port, 0 for a free one; the next instance's is 10 higher",
+        )
+        for name, usual in zip(("http", "grpc", "metrics"), ports, strict=True)
+    )
+    seconds = partial(_of_triton, type=SECONDS, metavar="S")
+    return options(
         _of_triton(
             "--triton",
             type=Path,
@@ -163,31 +163,11 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
             is_flag=True,
             help="off loopback, let any client of Triton's ports generate without a token",
         ),
-        *(
-            _of_triton(
-                f"--{name}-port",
-                type=PORT,
-                default=usual,
-                help=f"Triton's {name} port, 0 for a free one; the next instance's is 10 higher",
-            )
-            for name, usual in zip(("http", "grpc", "metrics"), ports, strict=True)
+        *port_options,
+        seconds(
+            "--load-timeout", "load_timeout_s", default=300.0, help="seconds allowed for loading"
         ),
-        _of_triton(
-            "--load-timeout",
-            "load_timeout_s",
-            type=SECONDS,
-            default=300.0,
-            metavar="S",
-            help="seconds allowed for loading",
-        ),
-        _of_triton(
-            "--drain",
-            "drain_s",
-            type=SECONDS,
-            default=1.0,
-            metavar="S",
-            help="seconds for running work at shutdown",
-        ),
+        seconds("--drain", "drain_s", default=1.0, help="seconds for running work at shutdown"),
         _of_triton("--log-to-stderr", is_flag=True, help="logs to stderr, not to files"),
         _of_triton(
             "--state-file",
@@ -197,6 +177,24 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
         ),
         _of_triton("--follow-parent", is_flag=True, help="end when the parent process ends"),
     )
+
+
+_share_options = options(
+    option(
+        "--cors-origins",
+        metavar="ORIGIN,…",
+        help="web pages that may use it: https://ui.example,… or * for all"
+        " (TIDEGATE_HTTP__CORS_ORIGINS)",
+    ),
+    option(
+        "--processes",
+        type=PROCESSES,
+        default=1,
+        metavar="N",
+        help="orchestrator processes that share the port, one for each core at most"
+        " (docs/fleet.md)",
+    ),
+)
 
 
 @click.command(
@@ -213,13 +211,10 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
     envvar="TIDEGATE_PORT",
     help="port to listen on, 0 for a free one",
 )
-@option("--cors-origins", metavar="ORIGIN,…", help=CORS_HELP)
-@processes_option
+@_share_options
 @_worker_options
 @_triton_options(ports=(0, 0, 0))
-def up(cors_origins: str | None, **given: Any) -> int:
-    if cors_origins is not None:
-        os.environ["TIDEGATE_HTTP__CORS_ORIGINS"] = cors_origins  # the orchestrator inherits it
+def up(**given: Any) -> int:
     return _launch(given)
 
 
@@ -229,7 +224,7 @@ def up(cors_origins: str | None, **given: Any) -> int:
 @_worker_options
 @_triton_options(ports=(8000, 8001, 8002))
 def worker(**given: Any) -> int:
-    return _launch(given | {"serve": False})
+    return _launch({**given, "serve": False})
 
 
 def _launch(given: dict[str, Any]) -> int:
@@ -245,29 +240,17 @@ def _launch(given: dict[str, Any]) -> int:
 @option("--port", type=PORT, help="port to listen on (TIDEGATE_PORT, 8080)")
 @option(
     "--instances-at",
+    "instances",
     metavar="HOST:PORT,…",
     help="gRPC addresses of the Tritons (TIDEGATE_INSTANCES, 127.0.0.1:8001)",
 )
-@option("--cors-origins", metavar="ORIGIN,…", help=CORS_HELP)
-@processes_option
-def serve(
-    host: str | None,
-    port: int | None,
-    instances_at: str | None,
-    cors_origins: str | None,
-    processes: int,
-) -> int:
+@_share_options
+def serve(processes: int, **given: Any) -> int:
     """Become the orchestrator, or run several of them and return the exit status."""
     if processes > 1:
         with importing(serving=True):
             from tidegate.cli import launch
-        return launch.serve(host, port, instances_at, cors_origins, processes)
-    given = {
-        "--host": host,
-        "--port": port,
-        "--instances": instances_at,
-        "--cors-origins": cors_origins,
-    }
+        return launch.serve(processes=processes, **given)
     runtime.become("orchestrator", given)
 
 
@@ -279,7 +262,6 @@ def serve(
 )
 @option("--host", help="address to listen on (TIDEGATE_PICKER__HOST, 127.0.0.1)")
 @option("--port", type=PORT, help="gRPC port to listen on (TIDEGATE_PICKER__PORT, 9002)")
-def picker(endpoints: str | None, host: str | None, port: int | None) -> int:
+def picker(**given: Any) -> int:
     """Replace this process by the picker; never returns."""
-    given = {"--endpoints": endpoints, "--host": host, "--port": port}
     runtime.become("picker", given)
