@@ -4,8 +4,7 @@ serves one clip at a time.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -64,8 +63,7 @@ class VideoProvider(Provider, Protocol):
         ``audio`` says from ``n / fps`` seconds on."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelScore:
+class ModelScore(NamedTuple):
     """How well each keyframe matches its prompt, 0 to 1, according to one model."""
 
     model: str
@@ -81,9 +79,8 @@ class CheckProvider(Provider, Protocol):
         """Score ``keyframes`` ``[n, 3, size, size]`` uint8."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageProviders:
-    """One provider for each stage."""
+class StageProviders(NamedTuple):
+    """One provider for each stage, in the order of ``ClipStage``."""
 
     speech: SpeechProvider
     portrait: PortraitProvider
@@ -91,9 +88,4 @@ class StageProviders:
     check: CheckProvider
 
     def by_stage(self) -> dict[ClipStage, Provider]:
-        return {
-            ClipStage.SPEECH: self.speech,
-            ClipStage.PORTRAIT: self.portrait,
-            ClipStage.VIDEO: self.video,
-            ClipStage.CHECK: self.check,
-        }
+        return dict(zip(ClipStage, self, strict=True))

@@ -18,8 +18,14 @@ import torch.nn.functional as nn
 from clips.plan.recipe import Recipe
 from clips.render.memory import Resident
 from clips.render.stages.base import Step
-from clips.render.stages.checkpoint import loading, need_all, not_installed, open_folder, resident
-from clips.render.stages.pace import Pace
+from clips.render.stages.checkpoint import (
+    Pace,
+    loading,
+    need_all,
+    not_installed,
+    open_folder,
+    resident,
+)
 from worker.errors import LoadError
 
 FluxPrecision = Literal["fp32", "bf16", "fp8", "nf4"]

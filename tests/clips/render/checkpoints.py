@@ -105,7 +105,7 @@ def save_portrait_networks(folder: Path, sizes: NetworkSizes, *, safetensors: bo
     """As they are published: spectral norms in three parts, the small networks wrapped."""
     torch.manual_seed(4)
     networks = make_networks(sizes, torch.device("cpu"), torch.float32)
-    for name, network in networks.named().items():
+    for name, network in networks._asdict().items():
         state: dict[str, torch.Tensor] = dict(network.state_dict())
         stem = FILES[name]
         if name == "generator":

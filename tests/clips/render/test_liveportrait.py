@@ -43,7 +43,7 @@ def test_names_of_weights_are_the_published_ones() -> None:
     networks = make_networks(PUBLISHED, torch.device("meta"), torch.float32)
     shapes = {
         name: {key: tuple(value.shape) for key, value in network.state_dict().items()}
-        for name, network in networks.named().items()
+        for name, network in networks._asdict().items()
     }
     for name, key, shape in (
         ("appearance", "down_blocks.1.norm.running_mean", (256,)),

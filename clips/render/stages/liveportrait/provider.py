@@ -5,9 +5,8 @@ huggingface.co/KwaiVGI/LivePortrait, or ``.safetensors`` side by side.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as nn
@@ -16,7 +15,7 @@ from safetensors.torch import load_file
 from clips.plan.plan import ClipPlan
 from clips.render.memory import Resident
 from clips.render.stages.base import Step
-from clips.render.stages.checkpoint import DTYPES, Precision, loading, open_folder, resident
+from clips.render.stages.checkpoint import DTYPES, Pace, Precision, loading, open_folder, resident
 from clips.render.stages.liveportrait.networks import (
     PUBLISHED,
     Appearance,
@@ -27,7 +26,6 @@ from clips.render.stages.liveportrait.networks import (
     Retargeting,
     Warping,
 )
-from clips.render.stages.pace import Pace
 from clips.render.stages.warp import closed_eyes, mouth_opening
 from worker.errors import BrokenCheckpoint
 
@@ -51,8 +49,7 @@ _ENDINGS = (".safetensors", ".pth")
 State = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Networks:
+class Networks(NamedTuple):
     """LivePortrait's networks, in evaluation mode. Those for keypoints are float32 whatever the
     precision is: they are small, and their errors would show as a shaking head."""
 
@@ -62,9 +59,6 @@ class Networks:
     generator: Generator
     retargeting: Retargeting
 
-    def named(self) -> dict[str, torch.nn.Module]:
-        return {name: getattr(self, name) for name in FILES}
-
 
 def make_networks(sizes: NetworkSizes, device: torch.device, dtype: torch.dtype) -> Networks:
     """Make networks with random weights."""
@@ -72,7 +66,7 @@ def make_networks(sizes: NetworkSizes, device: torch.device, dtype: torch.dtype)
         networks = Networks(
             Appearance(sizes), Motion(sizes), Warping(sizes), Generator(sizes), Retargeting(sizes)
         )
-    for network in networks.named().values():
+    for network in networks:
         network.eval().requires_grad_(False)
     for pictures in (networks.appearance, networks.warping, networks.generator):
         pictures.to(dtype)
@@ -84,14 +78,12 @@ def load_networks(
 ) -> Networks:
     """Load the weights in ``folder``. Raises ``LoadError``."""
     path = open_folder(folder, SETTING, "LivePortrait's weights", ())
-    files = {name: _find(path, stem) for name, stem in FILES.items()}
-    missing = [f"{FILES[name]}.pth or .safetensors" for name, file in files.items() if file is None]
+    files = {stem: _find(path, stem) for stem in FILES.values()}
+    missing = [f"{stem}.pth or .safetensors" for stem, file in files.items() if file is None]
     if missing:
         raise BrokenCheckpoint(f"{SETTING}: {path} lacks {', '.join(missing)}")
     networks = make_networks(sizes, device, dtype)
-    for name, network in networks.named().items():
-        file = files[name]
-        assert file is not None
+    for network, file in zip(networks, filter(None, files.values()), strict=True):
         with loading(file):
             network.load_state_dict(read_state(file))
     return networks
@@ -105,8 +97,10 @@ def _find(path: Path, stem: str) -> Path | None:
 def read_state(file: Path) -> State:
     """Read a file's weights as our networks name them: flat, with spectral norms folded."""
     if file.suffix == ".safetensors":
-        return folded(_flat(load_file(file)))
-    return folded(_flat(torch.load(file, map_location="cpu", weights_only=True)))
+        state = load_file(file)
+    else:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    return folded(_flat(state))
 
 
 def _flat(state: Mapping[str, Any]) -> State:
@@ -175,11 +169,11 @@ class LivePortraitVideo:
                 [network],
                 "fp32" if name in ("motion", "retargeting") else self._precision,
             )
-            for name, network in self._networks.named().items()
+            for name, network in self._networks._asdict().items()
         ]
 
     def close(self) -> None:
-        for network in self._networks.named().values():
+        for network in self._networks:
             network.to("meta")
 
     def render(
