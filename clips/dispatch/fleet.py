@@ -55,7 +55,15 @@ class ClipLink:
     def __init__(
         self, address: str, config: LaneConfig, owner: "ClipFleet", rng: random.Random
     ) -> None:
-        self.address = address
+        self.sessions = Reconnector(
+            "slot link",
+            address,
+            self._keep_watching,
+            self._session_ended,
+            rng=rng,
+            expected=(CallEnded, LinkBroken, BadAnswer, DecodeError, msgspec.DecodeError),
+        )
+        self._address = address
         self._config = config
         self._owner = owner
         self._call: GrpcCall | None = None
@@ -64,26 +72,6 @@ class ClipLink:
         """Whether the model has been there before: then it may be reloading."""
         self._absence = ""
         """Triton's message if it has no slot model; otherwise empty."""
-        self._sessions = Reconnector(
-            "slot link",
-            address,
-            self._keep_watching,
-            self._session_ended,
-            rng=rng,
-            expected=(CallEnded, LinkBroken, BadAnswer, DecodeError, msgspec.DecodeError),
-        )
-
-    def start(self) -> None:
-        """Connect, and keep connected until ``close``."""
-        self._sessions.start()
-
-    async def close(self) -> None:
-        """Close the link. Idempotent."""
-        await self._sessions.close()
-
-    def break_off(self, reason: str) -> None:
-        """Close this connection and reconnect."""
-        self._sessions.break_off(reason)
 
     async def _session_ended(self, end: SessionEnd) -> None:
         self._first = None
@@ -92,9 +80,9 @@ class ClipLink:
         # A closed connection says nothing about the model.
         absence = self._absence if end.error is not None else ""
         looks_seldom = bool(absence) and not self._was_there
-        self._sessions.growth = 2.0 if looks_seldom else GROWTH
-        self._sessions.longest_pause_s = LOOK_AGAIN_S if looks_seldom else LONGEST_PAUSE_S
-        self._owner.link_closed(self.address, absence or end.reason, is_absent=bool(absence))
+        self.sessions.growth = 2.0 if looks_seldom else GROWTH
+        self.sessions.longest_pause_s = LOOK_AGAIN_S if looks_seldom else LONGEST_PAUSE_S
+        self._owner.link_closed(self._address, absence or end.reason, is_absent=bool(absence))
 
     async def _keep_watching(self) -> None:
         """Run one watch after the other; the model's state stays known in between."""
@@ -108,10 +96,9 @@ class ClipLink:
         call: GrpcCall | None = None
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
-                call = await open_call(
-                    self.address, METHOD, self._take, self._config.keepalive_s, self._config.tls
+                call = self._call = await open_call(
+                    self._address, METHOD, self._take, self._config.keepalive_s, self._config.tls
                 )
-                self._call = call
                 call.send(watch_request())
                 await asyncio.wait([self._first, call.ended], return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([call.ended], timeout=RENEW_S)
@@ -143,9 +130,9 @@ class ClipLink:
         state = msgspec.convert(answer.event, ClipsState)
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
-            self._sessions.is_up()
+            self.sessions.is_up()
         self._was_there = True
-        self._owner.state_came(self.address, state)
+        self._owner.state_came(self._address, state)
 
 
 class ClipHealth(StrEnum):
@@ -182,6 +169,10 @@ class ClipInstance:
         return self.health in (ClipHealth.UP, ClipHealth.SUSPECT)
 
     @property
+    def is_draining(self) -> bool:
+        return self.state is not None and self.state.draining
+
+    @property
     def free(self) -> int:
         """Number of clips that could start there now."""
         return max(0, self.ability.slots - len(self.attempts) - self.others)
@@ -195,16 +186,16 @@ class ClipInstance:
         begun = [attempt.begun for attempt in self.attempts]
         return InstanceTimeline(self.ability, now, begun, others_s)
 
-    def fill(self) -> None:
-        """Treat it as full until it reports another state."""
-        self.others = self.ability.slots
+    def give_up(self, reason: str) -> None:
+        """Count its attempts as lost."""
+        for attempt in list(self.attempts):
+            attempt.give_up(reason)
 
     def take_state(self, state: ClipsState, now: float) -> bool:
         """Store the latest state. Returns whether it affects placement."""
         self.heard_at = now
-        before = (self.free, self.state is not None and self.state.draining)
-        if self.state is None or _told(state) != _told(self.state):
-            self.ability = Ability.of(state)
+        before = (self.free, self.is_draining)
+        self.ability = Ability.of(state)
         self.state, self.state_at = state, now
         self.others = max(0, state.slots_total - state.slots_free - len(self.attempts))
         return (self.free, state.draining) != before
@@ -241,7 +232,7 @@ class ClipFleet:
         self._is_running = False
         links = [*self._links.values()]
         self._links.clear()
-        await asyncio.gather(*(link.close() for link in links), *self._closing)
+        await asyncio.gather(*(link.sessions.close() for link in links), *self._closing)
 
     def ready(self) -> list[ClipInstance]:
         """Instances that accept new clips."""
@@ -250,12 +241,8 @@ class ClipFleet:
     def is_ready(self, instance: ClipInstance) -> bool:
         """Whether ``instance`` accepts new clips."""
         known = self._registry.instances.get(instance.address)
-        return (
-            instance.health is ClipHealth.UP
-            and known is not None
-            and not known.is_out_of_use
-            and not (instance.state is not None and instance.state.draining)
-        )
+        is_in_use = known is not None and not known.is_out_of_use
+        return instance.health is ClipHealth.UP and is_in_use and not instance.is_draining
 
     @property
     def is_served(self) -> bool:
@@ -284,19 +271,18 @@ class ClipFleet:
             if silent_s >= DOWN_AFTER_S:
                 # The streams of its clips may still be open, although the peer is gone.
                 self._set(instance, ClipHealth.DOWN, reason)
-                self._give_up(instance, reason)
+                instance.give_up(reason)
                 if was is not ClipHealth.CONNECTING:
-                    self._links[instance.address].break_off(reason)
+                    self._links[instance.address].sessions.break_off(reason)
             elif silent_s >= SUSPECT_AFTER_S and was is not ClipHealth.CONNECTING:
                 self._set(instance, ClipHealth.SUSPECT, reason)
 
     def gone(self, address: str) -> None:
         """Note that Triton unloaded the slot model there, though the watch continues."""
-        instance = self.instances.get(address)
-        if instance is not None:
+        if (instance := self.instances.get(address)) is not None:
             reason = "the model was unloaded"
             self._set(instance, ClipHealth.CONNECTING, reason)
-            self._links[address].break_off(reason)
+            self._links[address].sessions.break_off(reason)
 
     def count(self, address: str) -> None:
         """Report the number of our clips on the instance to the registry."""
@@ -317,13 +303,13 @@ class ClipFleet:
                 self.instances[address] = ClipInstance(address)
                 link = ClipLink(address, self._core.settings.lanes, self, self._core.rng)
                 self._links[address] = link
-                link.start()
+                link.sessions.start()
         gone = [a for a in self._links if a not in known or known[a].removed]
         for address in gone:
-            closing = asyncio.ensure_future(self._links.pop(address).close())
+            closing = asyncio.ensure_future(self._links.pop(address).sessions.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
-            self._give_up(self.instances.pop(address), "the instance was removed")
+            self.instances.pop(address).give_up("the instance was removed")
         self.on_change()
 
     # ── for links, which call from their readers ─────────────────────────────────────────────
@@ -352,12 +338,6 @@ class ClipFleet:
             self._set(instance, ClipHealth.CONNECTING, reason)
         # Its clips have their own streams, which report when they end.
 
-    # ── inside ───────────────────────────────────────────────────────────────────────────────
-
-    def _give_up(self, instance: ClipInstance, reason: str) -> None:
-        for attempt in list(instance.attempts):
-            attempt.give_up(reason)
-
     def _set(self, instance: ClipInstance, health: ClipHealth, reason: str) -> None:
         instance.reason = reason
         if (known := self._registry.instances.get(instance.address)) is not None:
@@ -374,12 +354,6 @@ class ClipFleet:
             extra=fields(instance=instance.address, was=was.value, reason=reason or None),
         )
         self.on_change()
-
-
-def _told(state: ClipsState) -> tuple[object, ...]:
-    """The fields of a state that determine an ability."""
-    limits = (state.max_size, state.max_seconds, state.buffer_s, state.slots_total)
-    return (state.stages, *limits)
 
 
 def _buffers(fleet: ClipFleet) -> Samples:

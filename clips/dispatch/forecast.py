@@ -20,8 +20,6 @@ from clips.plan.recipe import Recipe
 from clips.state import ClipsState
 
 NOMINAL_SLOTS: Final = 2
-_MAX_ABILITIES: Final = 64
-
 
 Work = Mapping[ClipStage, float]
 """Seconds of work that each stage has for one clip."""
@@ -29,16 +27,13 @@ Work = Mapping[ClipStage, float]
 
 def alone_s(work: Work) -> float:
     """Seconds that ``work`` takes on an otherwise idle instance."""
-    return (
-        max(work[ClipStage.SPEECH], work[ClipStage.PORTRAIT])
-        + work[ClipStage.VIDEO]
-        + work[ClipStage.CHECK]
-    )
+    speech, portrait, video, check = (work[stage] for stage in ClipStage)
+    return max(speech, portrait) + video + check
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Ability:
-    """An instance's limits and speed. A change makes a new object."""
+    """An instance's limits and speed."""
 
     rates: Mapping[ClipStage, float]
     """Seconds per unit of each stage's work."""
@@ -86,8 +81,8 @@ class ClipNeeds:
         self.deadline_at = deadline_at
         self._recipe = recipe
         self._degrade = degrade
-        self._wholes: dict[tuple[int, float], ClipPlan] = {}
-        self._least_s: dict[Ability, float] = {}
+        self._plans: dict[tuple[int, float], tuple[ClipPlan, ClipPlan]] = {}
+        """Plans of the complete clip and of the acceptable minimum, by maximum size and seconds."""
 
     def by(self, deadline_at: float) -> "ClipNeeds":
         """A copy of the needs, with another deadline."""
@@ -97,15 +92,18 @@ class ClipNeeds:
 
     def whole(self, ability: Ability) -> ClipPlan:
         """The plan for the complete clip."""
-        key = (ability.max_size, ability.max_seconds)
-        found = self._wholes.get(key)
-        if found is None:
-            found = self._wholes[key] = asked_for(self._recipe, *key)
-        return found
+        return self._plans_of(ability)[0]
 
     def least(self, ability: Ability) -> ClipPlan:
         """The minimum acceptable plan if time is short."""
-        return least(self.whole(ability)) if self._degrade else self.whole(ability)
+        return self._plans_of(ability)[1]
+
+    def _plans_of(self, ability: Ability) -> tuple[ClipPlan, ClipPlan]:
+        limits = (ability.max_size, ability.max_seconds)
+        if limits not in self._plans:
+            whole = asked_for(self._recipe, *limits)
+            self._plans[limits] = whole, least(whole) if self._degrade else whole
+        return self._plans[limits]
 
     def fit(self, ability: Ability, fits: Callable[[ClipPlan], bool]) -> ClipPlan | None:
         """The best acceptable plan that ``fits``; None if none does."""
@@ -120,13 +118,7 @@ class ClipNeeds:
 
     def start_by(self, ability: Ability) -> float:
         """The latest start with which some acceptable plan can still be in time."""
-        least_s = self._least_s.get(ability)
-        if least_s is None:
-            if len(self._least_s) >= _MAX_ABILITIES:  # limits the number of old abilities
-                self._least_s.clear()
-            least_s = alone_s(ability.work(self.least(ability)))
-            self._least_s[ability] = least_s
-        return self.due_at(ability) - least_s
+        return self.due_at(ability) - alone_s(ability.work(self.least(ability)))
 
     def may_be_met(self, ability: Ability, now: float) -> bool:
         """Whether the clip could be in time there if it started now, in the best case."""
@@ -185,17 +177,15 @@ class InstanceTimeline:
         heapq.heapreplace(self._leases, ends[ClipStage.CHECK])
 
     def _ends(self, work: Work) -> dict[ClipStage, float]:
-        start, free = self._leases[0], self._stages
-        ends: dict[ClipStage, float] = {}
-        for stage in ClipStage:
-            ready_at = start
-            if stage is ClipStage.VIDEO:
-                ready_at = max(ends[ClipStage.SPEECH], ends[ClipStage.PORTRAIT])
-            elif stage is ClipStage.CHECK:
-                ready_at = ends[ClipStage.VIDEO]
+        def end(stage: ClipStage, ready_at: float) -> float:
             work_s = work[stage]
-            ends[stage] = max(ready_at, free[stage]) + work_s if work_s else ready_at
-        return ends
+            return max(ready_at, self._stages[stage]) + work_s if work_s else ready_at
+
+        start = self._leases[0]
+        speech, portrait = end(ClipStage.SPEECH, start), end(ClipStage.PORTRAIT, start)
+        video = end(ClipStage.VIDEO, max(speech, portrait))
+        ends = speech, portrait, video, end(ClipStage.CHECK, video)
+        return dict(zip(ClipStage, ends, strict=True))
 
 
 class Expected(NamedTuple):

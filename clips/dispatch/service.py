@@ -208,7 +208,7 @@ class Clips:
         if is_absence(error):
             self.fleet.gone(attempt.address)
         elif code is Code.NO_CAPACITY and instance is not None:
-            instance.fill()
+            instance.others = instance.ability.slots  # full, until it reports another state
         if code is None or code in TO_BE_SENT_AGAIN:
             self._again(attempt, judged(clip, code, message, now).error, now)
         else:

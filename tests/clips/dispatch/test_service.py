@@ -157,7 +157,7 @@ async def test_a_silent_instance_is_suspect_then_down(
     assert (status["outcome"], status["instance"]) == ("met", far.address)
     # It is connected to again, and may take its time to answer that.
     broken: list[str] = []
-    watching = clips_of(service.orchestrator).fleet._links[near.address]
+    watching = clips_of(service.orchestrator).fleet._links[near.address].sessions
     monkeypatch.setattr(watching, "break_off", broken.append)
     for _ in range(3):
         clips_of(service.orchestrator).fleet.check_heartbeats()
