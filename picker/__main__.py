@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from orchestrator.api.dialects import SERVED
 from orchestrator.clock import LoopClock
 from orchestrator.instances.addresses import is_source
 from orchestrator.instances.discovery import DiscoverySync, source_of
@@ -16,13 +15,13 @@ from orchestrator.settings.sections import INTERRUPT_GRACE_S
 from orchestrator.telemetry import log
 from orchestrator.telemetry.log import fields, service_log
 from picker.picker import EndpointPicker
-from picker.pods import Pods, keep_in_step
+from picker.pods import Pods
 from picker.section import PickerSection
 from picker.server import PickerServer
 from worker.environment import guide_to
 
 CHECK_EVERY_S = 0.5
-"""Seconds between updates of the health status."""
+"""Seconds between updates of the health status and of the pods."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,8 +61,7 @@ async def serve(settings: Settings) -> int:
     pods = Pods(section, clock)
     sources = [source_of(entry) for entry in section.endpoints if is_source(entry)]
     discovery = DiscoverySync(pods, (), sources, clock)
-    dialects = [served.conventions for served in SERVED]
-    server = PickerServer(EndpointPicker(settings, pods, clock), settings, dialects, clock)
+    server = PickerServer(EndpointPicker(settings, pods, clock))
     try:
         port = await server.start()
     except OSError as error:
@@ -73,7 +71,7 @@ async def serve(settings: Settings) -> int:
     discovery.start()
     discovery.list_anew(entry for entry in section.endpoints if not is_source(entry))
     service_log.info("listening", extra=fields(host=section.host, port=port))
-    chores = [asyncio.create_task(keep_in_step(discovery)), asyncio.create_task(_check(server))]
+    upkeep = asyncio.create_task(_upkeep(server, discovery))
     grace_s = await stop.get()
     service_log.info("stopping", extra=fields(grace_s=grace_s))
     second, stopping = asyncio.create_task(stop.get()), asyncio.create_task(server.stop(grace_s))
@@ -81,20 +79,21 @@ async def serve(settings: Settings) -> int:
     second.cancel()
     if not stopping.done():
         await server.stop(0.0)
-    for chore in chores:
-        chore.cancel()
-    await asyncio.gather(*chores, stopping, return_exceptions=True)
+    upkeep.cancel()
+    await asyncio.gather(upkeep, stopping, return_exceptions=True)
     await discovery.close()
     await pods.close()
     service_log.info("stopped")
     return 0
 
 
-async def _check(server: PickerServer) -> None:
+async def _upkeep(server: PickerServer, discovery: DiscoverySync) -> None:
+    """Update the health status, and remove pods that discovery no longer names."""
     while True:
         await asyncio.sleep(CHECK_EVERY_S)
         with suppress(Exception):
             await server.check()
+        await discovery.remove_retired()
 
 
 if __name__ == "__main__":

@@ -46,12 +46,13 @@ class EndpointPicker:
     """Picks among ``pods`` for requests. All times are on ``clock``."""
 
     def __init__(self, settings: Settings, pods: Pods, clock: Clock) -> None:
+        self.settings = settings
+        self.section = settings.section(PickerSection)
         self.pods = pods
-        self.lengths = AnswerLengths()
-        self._config = settings.section(PickerSection)
-        self._floor_ms = settings.admission.floor_ms
-        self._refuses = settings.admission.mode is AdmissionMode.ENFORCE
-        self._clock = clock
+        self.clock = clock
+        self.held_bytes = 0
+        """Total bytes of held bodies of all requests."""
+        self._lengths = AnswerLengths()
         self._affinity = Affinity()
         self._chars_per_token: defaultdict[str, float] = defaultdict(lambda: FIRST_CHARS_PER_TOKEN)
 
@@ -60,17 +61,17 @@ class EndpointPicker:
 
         Raises ``DeadlineExceeded``, ``DeadlineInfeasible`` and ``NotReady``.
         """
-        now = self._clock.now()
+        now, admission = self.clock.now(), self.settings.admission
         if asked.generates:
-            asked.deadline.require(self._floor_ms, now)
-            asked.parts.require(self._floor_ms, now)
+            asked.deadline.require(admission.floor_ms, now)
+            asked.parts.require(admission.floor_ms, now)
         prospects = self._eligible(asked, subset, now)
         key = self._key(asked)
         needs = self._needs(asked, key, now)
-        if asked.generates and self._refuses:
-            require_feasible(needs, prospects, self._clock.unix())
+        if asked.generates and admission.mode is AdmissionMode.ENFORCE:
+            require_feasible(needs, prospects, self.clock.unix())
         ranked = rank(needs, prospects)
-        endpoints = tuple(p.name for p in ranked[: 1 + self._config.fallbacks])
+        endpoints = tuple(p.name for p in ranked[: 1 + self.section.fallbacks])
         pod = self.pods.find(endpoints[0])
         assert pod is not None
         picked = Picked(endpoints, pod)
@@ -107,7 +108,7 @@ class EndpointPicker:
         """Record how many tokens of the answer have passed."""
         flight = picked.flight
         if flight is not None and tokens > flight.tokens:
-            flight.first_at = flight.first_at or self._clock.now()
+            flight.first_at = flight.first_at or self.clock.now()
             flight.tokens = tokens
 
     def ended(self, picked: Picked, end: AnswerEnd | None) -> None:
@@ -119,9 +120,9 @@ class EndpointPicker:
         if end is None:
             picked.pod.remove(flight)
             return
-        picked.pod.ended(flight, end, self._clock.now())
+        picked.pod.ended(flight, end, self.clock.now())
         if end.tokens and end.is_told:
-            self.lengths.answered(key, end.tokens, finished=end.finished)
+            self._lengths.answered(key, end.tokens, finished=end.finished)
         if end.prompt_tokens and picked.prompt_chars >= _MIN_CHARS:
             self._learn_ratio(key.model, picked.prompt_chars / end.prompt_tokens)
 
@@ -129,7 +130,7 @@ class EndpointPicker:
         """Note that the gateway no longer reports an unanswered request. The request may still run
         until the pod's next metrics."""
         if picked.flight is not None:
-            picked.flight.unseen_since = self._clock.now()
+            picked.flight.unseen_since = self.clock.now()
             picked.flight = None
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
@@ -143,7 +144,7 @@ class EndpointPicker:
             prospects = [p for p in prospects if p.name in subset]
             if not prospects:
                 raise nobody("none of those that the gateway allows is among the picker's own")
-        if self._config.failure_mode == "closed":
+        if self.section.failure_mode == "closed":
             prospects = [p for p in prospects if p.is_known]
             if not prospects:
                 raise nobody("none tells its metrics, and TIDEGATE_PICKER__FAILURE_MODE is closed")
@@ -157,7 +158,7 @@ class EndpointPicker:
     def _needs(self, asked: Asking, key: LengthKey, now: float) -> Needs:
         cap = asked.cap or LONGEST
         is_stated = asked.cap > 0 and asked.least_tokens == asked.cap
-        curve = STATED if is_stated else self.lengths.curve(key)
+        curve = STATED if is_stated else self._lengths.curve(key)
         lengths = curve.left(0, cap) if asked.generates else (1.0,)
         first_ms = 1000 * (asked.parts.first_token_at - now)
         return Needs(

@@ -7,7 +7,6 @@ from typing import Final
 import aiohttp
 
 from orchestrator.clock import Clock
-from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.telemetry.log import fields, lane_log
 from picker.choice import Outlook
 from picker.pod import Pod
@@ -23,7 +22,6 @@ POLL_EVERY_S: Final = 0.5
 """Seconds between polls of a pod's metrics."""
 POLL_TIMEOUT_S: Final = 1.0
 """Timeout in seconds for a pod's metrics: a slower pod is too busy for more work."""
-_RETIRE_EVERY_S = 1.0
 
 
 class _NoPage(Exception):
@@ -150,9 +148,11 @@ class Pods:
                 async with self._http.get(f"http://{pod.address}{path}") as response:
                     status = response.status
                     if status == 200:
-                        body = await response.content.read(MAX_PAGE_BYTES)
-                        while not response.content.at_eof() and len(body) < MAX_PAGE_BYTES:
-                            body += await response.content.read(MAX_PAGE_BYTES - len(body))
+                        body = bytearray()
+                        async for part in response.content.iter_any():
+                            body += part[: MAX_PAGE_BYTES - len(body)]
+                            if len(body) == MAX_PAGE_BYTES:
+                                break
                         return read_page(body.decode(errors="replace"))
         except NotAPage as error:
             raise _NoPage(f"{path} is not a page of vLLM's metrics: {error}") from None
@@ -163,10 +163,3 @@ class Pods:
         except aiohttp.ClientError as error:
             raise _NoPage(f"the connection broke: {type(error).__name__}") from None
         raise _NoPage(f"{path} answers {status}")
-
-
-async def keep_in_step(discovery: DiscoverySync) -> None:
-    """Remove pods that discovery no longer names, until cancelled."""
-    while True:
-        await asyncio.sleep(_RETIRE_EVERY_S)
-        await discovery.remove_retired()

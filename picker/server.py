@@ -1,7 +1,6 @@
 """gRPC: external processing for gateways, and health checks of the picker."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,14 +10,10 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import SERVICE_NAME
 from grpc_health.v1.health import aio as health
 
-from orchestrator.api.http.context import Dialect
-from orchestrator.clock import Clock
-from orchestrator.settings import Settings
 from orchestrator.telemetry.log import service_log
 from picker.ext_proc import METHOD, SERVICE, ProcessingResponse
 from picker.picker import EndpointPicker
-from picker.section import PickerSection
-from picker.stream import MOST_BODY_BYTES, GatewayError, HeldBodies, RequestStream
+from picker.stream import MOST_BODY_BYTES, GatewayError, RequestStream
 
 LIVENESS, READINESS = "liveness", "readiness"
 """Health check names that the protocol requires besides the service's own name."""
@@ -33,14 +28,8 @@ _KEEPALIVE_MS = 30_000
 class PickerServer:
     """Serves one ``EndpointPicker``. ``check`` updates the status for health probes."""
 
-    def __init__(
-        self, picker: EndpointPicker, settings: Settings, dialects: Sequence[Dialect], clock: Clock
-    ) -> None:
+    def __init__(self, picker: EndpointPicker) -> None:
         self._picker = picker
-        self._settings = settings
-        self._dialects = dialects
-        self._clock = clock
-        self._bodies = HeldBodies()
         self._health = health.HealthServicer()
         self._server = grpc.aio.server(
             options=[
@@ -57,16 +46,14 @@ class PickerServer:
         handler = grpc.stream_stream_rpc_method_handler(
             self.process, response_serializer=ProcessingResponse.SerializeToString
         )
+        response_serializer = health_pb2.HealthCheckResponse.SerializeToString
         probes = {
-            name: made(
-                getattr(self._health, name),
-                request_deserializer=_probe,
-                response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
-            )
-            for name, made in (
-                ("Check", grpc.unary_unary_rpc_method_handler),
-                ("Watch", grpc.unary_stream_rpc_method_handler),
-            )
+            "Check": grpc.unary_unary_rpc_method_handler(
+                self._health.Check, _probe, response_serializer
+            ),
+            "Watch": grpc.unary_stream_rpc_method_handler(
+                self._health.Watch, _probe, response_serializer
+            ),
         }
         self._server.add_generic_rpc_handlers(
             (
@@ -77,7 +64,7 @@ class PickerServer:
 
     async def start(self) -> int:
         """Listen; return the port. Raises ``OSError``."""
-        config = self._settings.section(PickerSection)
+        config = self._picker.section
         where = f"[{config.host}]" if ":" in config.host else config.host
         address = f"{where}:{config.port}"
         try:
@@ -107,9 +94,7 @@ class PickerServer:
     async def process(self, _messages: object, call: "grpc.aio.ServicerContext[Any, Any]") -> None:
         """``ExternalProcessor.Process``: one request and its answer."""
         # Read messages from the call: the iterator would hold each one until the next arrives.
-        stream = RequestStream(
-            self._picker, self._settings, self._dialects, self._clock, self._bodies
-        )
+        stream = RequestStream(self._picker)
         try:
             while not stream.is_over and (message := await call.read()) is not grpc.aio.EOF:
                 replies = stream.take(message)

@@ -25,18 +25,17 @@ This module does no I/O: messages in, messages out.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 from multidict import CIMultiDict
 
+from orchestrator.api import dialects
 from orchestrator.api.http.body import ALL_BODIES_BYTES
-from orchestrator.api.http.context import Context, Dialect, context_of
-from orchestrator.clock import Clock, instant
+from orchestrator.api.http.context import Context, context_of
+from orchestrator.clock import instant
 from orchestrator.errors import BodyTooLarge, NoCapacity, TidegateError
-from orchestrator.settings import Settings
 from orchestrator.telemetry.log import fields, service_log
 from picker.answer import AnswerReader
 from picker.asked import read_asked
@@ -52,8 +51,8 @@ from picker.ext_proc import (
     refused,
 )
 from picker.picker import EndpointPicker, Picked
-from picker.section import PickerSection
 
+DIALECTS: Final = [served.conventions for served in dialects.SERVED]
 MOST_BODY_BYTES: Final = 4 * 2**20
 """Maximum size of a request body to read."""
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
@@ -65,39 +64,21 @@ class GatewayError(ValueError):
     """A message that Envoy's protocol does not allow, or not at this point."""
 
 
-@dataclass(slots=True)
-class HeldBodies:
-    """Total bytes of held bodies of all requests."""
-
-    held_bytes: int = 0
-
-
 class RequestStream:
     """One stream from the gateway: one request and its answer.
 
     ``take`` returns the replies to a message; call ``close`` at any end of the stream.
     """
 
-    def __init__(
-        self,
-        picker: EndpointPicker,
-        settings: Settings,
-        dialects: Sequence[Dialect],
-        clock: Clock,
-        bodies: HeldBodies,
-    ) -> None:
+    def __init__(self, picker: EndpointPicker) -> None:
         self.is_over = False
         """Whether the request was refused, so that the stream ends after these replies."""
         self._picker = picker
-        self._settings = settings
-        self._dialects = dialects
-        self._clock = clock
         self._headers: CIMultiDict[str] = CIMultiDict()
         self._context: Context | None = None
         self._subset: Sequence[str] | None = None
         """Pods that the gateway allows; None if it allows all."""
         self._request_mode = self._answer_mode = FULL_DUPLEX_STREAMED
-        self._bodies = bodies
         self._body: deque[bytes] = deque()
         """The received chunks, unchanged: one buffer would use more memory."""
         self._size = 0
@@ -130,16 +111,22 @@ class RequestStream:
             self._begin(message)
         assert self._context is not None
         try:
-            replies = self._takes[kind](message)
+            return self._takes[kind](message)
         except TidegateError as error:
-            self._picked_none(error)
-            replies = [refused(error, self._context, self._clock.now())]
-        return replies
+            self.is_over = True
+            self.close()
+            service_log.info(
+                "request refused: %s",
+                error.code,
+                extra=fields(correlation_id=self._context.correlation_id, status=error.status),
+            )
+            return [refused(error, self._context, self._picker.clock.now())]
 
     def close(self) -> None:
         """The stream is over: the answer ended, one side hung up, or the gateway sends no more.
         Idempotent."""
-        self._drop_body()
+        self._count(-self._size)
+        self._body.clear()
         picked, self._picked = self._picked, None
         if picked is None:
             return
@@ -157,7 +144,7 @@ class RequestStream:
         if message.HasField("request_headers"):
             self._headers = _read_headers(message.request_headers.headers)
         path = self._headers.get(":path", "").partition("?")[0]
-        self._context = context_of(path, self._headers, instant(self._clock), self._dialects)
+        self._context = context_of(path, self._headers, instant(self._picker.clock), DIALECTS)
         self._subset = _texts_in(message, SUBSET_NAMESPACE, SUBSET)
 
     def _request_head(self, message: Any) -> list[Any]:
@@ -172,14 +159,13 @@ class RequestStream:
         return [self._chosen("request_headers", None)]
 
     def _request_body(self, message: Any) -> Iterable[Any]:
-        body = message.request_body
-        kind, is_last = "request_body", body.end_of_stream
+        body, is_last = message.request_body.body, message.request_body.end_of_stream
         if self._request_mode in (BUFFERED, BUFFERED_PARTIAL) and not self._is_picked:
-            return [self._chosen(kind, body.body if self._fits(len(body.body)) else None)]
+            return [self._chosen("request_body", body if self._fits(len(body)) else None)]
         if not self._holds_head:
-            return list(pass_body(kind, body.body, self._request_mode, is_last=is_last))
-        self._body.append(body.body)
-        self._count(len(self._body[-1]))
+            return list(pass_body("request_body", body, self._request_mode, is_last=is_last))
+        self._body.append(body)
+        self._count(len(body))
         fits = self._fits(self._size)
         if fits and not is_last:
             return []
@@ -187,21 +173,20 @@ class RequestStream:
         return chain([head], self._sent_back(is_last=is_last))
 
     def _request_trailers(self, message: Any) -> Iterable[Any]:
-        kind = "request_trailers"
         if self._holds_head:
             has_body = self._size > 0
             head = self._let_go(b"".join(self._body))
             body = self._sent_back(is_last=False) if has_body else ()
-            return chain([head], body, [go_on(kind)])
+            return chain([head], body, [go_on("request_trailers")])
         if not self._is_picked:  # a mode that waits for a body, but there was none
-            return [self._chosen(kind, None)]
-        return [go_on(kind)]
+            return [self._chosen("request_trailers", None)]
+        return [go_on("request_trailers")]
 
     def _fits(self, size: int) -> bool:
         """Whether to read a body of ``size`` bytes. Raises ``BodyTooLarge`` or ``NoCapacity`` if an
         unread body must be refused."""
-        has_room = self._bodies.held_bytes <= ALL_BODIES_BYTES
-        if self._settings.section(PickerSection).failure_mode == "closed":
+        has_room = self._picker.held_bytes <= ALL_BODIES_BYTES
+        if self._picker.section.failure_mode == "closed":
             if size > MOST_BODY_BYTES:
                 raise BodyTooLarge(
                     f"the body has more than {MOST_BODY_BYTES} bytes, the limit of the endpoint "
@@ -227,31 +212,17 @@ class RequestStream:
             if pieces:  # the stream may have been closed by now
                 self._count(-len(pieces.popleft()))
 
-    def _drop_body(self) -> None:
-        self._count(-self._size)
-        self._body.clear()
-
     def _count(self, more: int) -> None:
         self._size += more
-        self._bodies.held_bytes += more
+        self._picker.held_bytes += more
 
     def _chosen(self, kind: str, body: bytes | None, *, has_answer: bool = True) -> Any:
         """The reply that names the pods. Raises ``TidegateError`` if there is no pod."""
         assert self._context is not None
-        asked = read_asked(self._headers, body, self._context, self._settings.deadlines)
+        asked = read_asked(self._headers, body, self._context, self._picker.settings.deadlines)
         picked = self._picked = self._picker.pick(asked, self._subset)
         self._is_picked = True
         return chosen(kind, picked.endpoints, has_answer=has_answer)
-
-    def _picked_none(self, error: TidegateError) -> None:
-        assert self._context is not None
-        self.is_over = True
-        self.close()
-        service_log.info(
-            "request refused: %s",
-            error.code,
-            extra=fields(correlation_id=self._context.correlation_id, status=error.status),
-        )
 
     # ── the answer ───────────────────────────────────────────────────────────────────────────
 

@@ -15,9 +15,10 @@ from picker.answer import MAX_BYTES, AnswerReader
 from picker.asked import Asking, read_asked
 from picker.pod import AnswerEnd
 from picker.section import PickerSection
+from picker.stream import DIALECTS
 from picker.vllm_page import NotAPage, VllmPage, read_page
 from tests.support.cases import for_each
-from tests.support.pods import DIALECTS, events
+from tests.support.pods import events
 
 CHAT = "/v1/chat/completions"
 

@@ -329,7 +329,7 @@ async def test_bodies_that_are_still_coming_are_bounded_together(
         for stream in held:
             await stream.head()
             await stream.body(b"x" * 2048, end=False)
-        await eventually(lambda: one.served.server._bodies.held_bytes == 4096)
+        await eventually(lambda: one.served.picker.held_bytes == 4096)
         stream = one.open()
         await stream.head()
         await stream.body(b"y", end=False)
@@ -337,7 +337,7 @@ async def test_bodies_that_are_still_coming_are_bounded_together(
         await stream.get("request_body")
         for other in held:
             other.call.cancel()
-        await eventually(lambda: one.served.server._bodies.held_bytes == 0)
+        await eventually(lambda: one.served.picker.held_bytes == 0)
         await stream.hang_up()
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from aiohttp import web
 
-from orchestrator.api.dialects import SERVED
 from orchestrator.clock import LoopClock
 from orchestrator.settings import Settings, whole_settings
 from perf.stack.constants import set_constants
@@ -17,8 +16,6 @@ from picker.pods import Pods
 from picker.section import PickerSection
 from picker.server import PickerServer
 from tests.support.sites import running_app
-
-DIALECTS = [served.conventions for served in SERVED]
 
 
 class FakePod:
@@ -96,7 +93,7 @@ class ServedPicker:
         clock = LoopClock(asyncio.get_running_loop())
         self.pods = Pods(settings.section(PickerSection), clock)
         self.picker = EndpointPicker(settings, self.pods, clock)
-        self.server = PickerServer(self.picker, settings, DIALECTS, clock)
+        self.server = PickerServer(self.picker)
         self.port = 0
 
     async def poll(self) -> None:
