@@ -100,7 +100,7 @@ class EndpointPicker:
         if pod is None or pod is picked.pod:
             return
         if picked.flight is not None:
-            picked.pod.remove(picked.flight)
+            picked.pod.flights.discard(picked.flight)
             pod.flights.add(picked.flight)
         picked.pod = pod
 
@@ -118,7 +118,7 @@ class EndpointPicker:
             return
         picked.flight = None
         if end is None:
-            picked.pod.remove(flight)
+            picked.pod.flights.discard(flight)
             return
         picked.pod.ended(flight, end, self.clock.now())
         if end.tokens and end.is_told:

@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from msgspec.structs import replace as replace_fields
+
 from orchestrator.instances.candidate import UNLIMITED, Candidate
 from orchestrator.prediction.step_learner import StepLearner
 from orchestrator.prediction.step_model import Load, StepModel
@@ -26,6 +28,7 @@ _MIN_TOLD = 8
 """Minimum answer length in tokens for a measurement of the pod's pace."""
 _FIRST_OUTPUT = 128.0
 _SMOOTHING = 0.1
+_NO_STATS = WorkerStats(0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -103,10 +106,6 @@ class Pod:
         if before is not None:
             self._learn_steps(before, page)
 
-    def fail(self, why: str, *, is_reachable: bool) -> None:
-        """Note that its metrics could not be read."""
-        self.fault, self.is_reachable = why, is_reachable
-
     def _learn_slots(self, page: VllmPage) -> None:
         """If jobs wait in two consecutive polls, the running jobs are the maximum."""
         if page.running > self._slots:
@@ -126,7 +125,15 @@ class Pod:
         self._busy_ms += 1000 * steps * gaps_s / gaps
         self._see_token_ms(1000 * gaps_s / gaps, steps)
         self._learner.observe(
-            _stats(page, steps=self._steps, busy_ms=self._busy_ms, tokens=page.tokens)
+            replace_fields(
+                _NO_STATS,
+                running=page.running,
+                waiting=page.waiting,
+                tokens_total=page.tokens,
+                steps_total=self._steps,
+                busy_ms_total=self._busy_ms,
+                prefill_tokens_total=page.prompt_tokens,
+            )
         )
 
     # ── what was routed to it ────────────────────────────────────────────────────────────────
@@ -136,14 +143,10 @@ class Pod:
         self.flights.add(flight)
         self._mean_output += _SMOOTHING * (flight.output_tokens - self._mean_output)
 
-    def remove(self, flight: Flight) -> None:
-        """Forget a request that is over. Idempotent."""
-        self.flights.discard(flight)
-
     def ended(self, flight: Flight, end: AnswerEnd, now: float) -> None:
         """Learn from a request whose answer ended by itself, and forget it."""
         load, took_ms = self._load(), 1000 * (now - flight.sent_at)
-        self.remove(flight)
+        self.flights.discard(flight)
         if not end.is_told or end.tokens < _MIN_TOLD or took_ms <= 0:
             return
         token_ms = took_ms / end.tokens
@@ -151,9 +154,8 @@ class Pod:
             token_ms = 1000 * (now - flight.first_at) / (end.tokens - 1)
         self._see_token_ms(token_ms, 1)
         if not self._steps:  # a pod whose metrics do not show steps
-            self._learner.observe(
-                _stats(VllmPage(load.running, load.waiting), step_ms=token_ms, tokens=0)
-            )
+            told = {"running": load.running, "waiting": load.waiting, "step_ms": token_ms}
+            self._learner.observe(replace_fields(_NO_STATS, **told))
 
     def _see_token_ms(self, token_ms: float, count: int) -> None:
         self._told += count
@@ -216,24 +218,3 @@ class Pod:
             is_known=self.is_known(now),
             is_reachable=self.is_reachable,
         )
-
-
-def _stats(
-    page: VllmPage, *, steps: int = 0, busy_ms: float = 0.0, tokens: int, step_ms: float = 0.0
-) -> WorkerStats:
-    """Statistics in the format of a worker's report."""
-    return WorkerStats(
-        kv_blocks_total=0,
-        kv_blocks_used=0,
-        kv_blocks_free=0,
-        running=page.running,
-        waiting=page.waiting,
-        step_ms=step_ms,
-        tokens_total=tokens,
-        late_tokens_total=0,
-        jobs_total=0,
-        check_us=0.0,
-        steps_total=steps,
-        busy_ms_total=busy_ms,
-        prefill_tokens_total=page.prompt_tokens,
-    )

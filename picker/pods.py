@@ -128,7 +128,7 @@ class Pods:
         try:
             page = await self._page_of(pod)
         except _NoPage as error:
-            pod.fail(str(error), is_reachable=error.is_reachable)
+            pod.fault, pod.is_reachable = str(error), error.is_reachable
             if pod.fault != before:  # log a repeated fault only once
                 lane_log.warning(
                     "a pod's metrics cannot be read, so other pods are preferred: %s",

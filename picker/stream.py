@@ -169,14 +169,13 @@ class RequestStream:
         fits = self._fits(self._size)
         if fits and not is_last:
             return []
-        head = self._let_go(b"".join(self._body) if fits else None)
+        head = self._chosen("request_headers", b"".join(self._body) if fits else None)
         return chain([head], self._sent_back(is_last=is_last))
 
     def _request_trailers(self, message: Any) -> Iterable[Any]:
         if self._holds_head:
-            has_body = self._size > 0
-            head = self._let_go(b"".join(self._body))
-            body = self._sent_back(is_last=False) if has_body else ()
+            head = self._chosen("request_headers", b"".join(self._body))
+            body = self._sent_back(is_last=False) if self._size else ()
             return chain([head], body, [go_on("request_trailers")])
         if not self._is_picked:  # a mode that waits for a body, but there was none
             return [self._chosen("request_trailers", None)]
@@ -195,12 +194,6 @@ class RequestStream:
             if not has_room:
                 raise NoCapacity("the endpoint picker holds too many incomplete bodies")
         return size <= MOST_BODY_BYTES and has_room
-
-    def _let_go(self, body: bytes | None) -> Any:
-        """The reply to the headers, which was held back until the body arrived."""
-        reply = self._chosen("request_headers", body)
-        self._holds_head = False
-        return reply
 
     def _sent_back(self, *, is_last: bool) -> Iterator[Any]:
         """Replies that release the held body, produced as the gateway reads them; until then the
@@ -221,7 +214,7 @@ class RequestStream:
         assert self._context is not None
         asked = read_asked(self._headers, body, self._context, self._picker.settings.deadlines)
         picked = self._picked = self._picker.pick(asked, self._subset)
-        self._is_picked = True
+        self._is_picked, self._holds_head = True, False
         return chosen(kind, picked.endpoints, has_answer=has_answer)
 
     # ── the answer ───────────────────────────────────────────────────────────────────────────

@@ -44,7 +44,7 @@ def test_ours_count_at_once_and_others_once_two_polls_tell_of_them() -> None:
     assert pod.load == 2
     pod.take_page(replace(PAGE, running=6, waiting=1), 3.0, 3.0)
     assert pod.load == 7
-    pod.remove(mine[0])
+    pod.flights.discard(mine[0])
     assert pod.load == 6
 
 
@@ -98,6 +98,6 @@ def test_metrics_grow_stale() -> None:
     assert not pod.prospect(0.0).is_known
     pod.take_page(PAGE, 1.0, 1.0)
     assert pod.prospect(6.0).is_known
-    pod.fail("cannot connect", is_reachable=False)
+    pod.fault, pod.is_reachable = "cannot connect", False
     late = pod.prospect(6.1)
     assert not late.is_known and not late.is_reachable
