@@ -9,7 +9,7 @@ from statistics import fmean
 import torch
 
 from clips.plan.budgets import ClipStage
-from clips.plan.plan import ClipPlan
+from clips.plan.plan import SAMPLE_RATE, ClipPlan
 from clips.plan.recipe import Recipe
 from clips.render.buffers import Lease
 from clips.render.stages.base import ModelScore
@@ -109,6 +109,20 @@ class Clip:
     def video(self) -> torch.Tensor:
         """``[frames, 3, size, size]`` uint8."""
         return self.lease.video(self.frames, self.plan.size)
+
+    def facts(self, *, is_met: bool) -> dict[str, object]:
+        """The facts for the client's last answer."""
+        return {
+            "seconds": round(self.samples / SAMPLE_RATE, 3),
+            "frames": self.frames,
+            "fps": self.plan.fps,
+            "size": self.plan.size,
+            "given_up": self.given_up,
+            "check": self.check,
+            "deadline_met": is_met,
+            **{f"{stage}_ms": round(self.stage_ms.get(stage, 0.0), 1) for stage in ClipStage},
+            "total_ms": round(self.total_ms, 1),
+        }
 
 
 class Unfinished(Exception):

@@ -1,17 +1,22 @@
-"""Encodes clips as MP4 (H.264 and AAC), WAV and PNG, with PyAV (FFmpeg)."""
+"""Makes a clip's outputs: its tensors, and MP4 (H.264 and AAC), WAV and PNG with PyAV (FFmpeg)."""
 
 import io
 import os
 import wave
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from clips.plan.plan import SAMPLE_RATE
+from clips.render.clip import Clip
 from worker.errors import LoadError
 from worker.extras import pip_install
+from worker.service.call import Tensors
 
 _AUDIO_FRAME = 1024
 _BIT_RATE = 96_000
@@ -33,24 +38,59 @@ def check_encoder() -> None:
             raise LoadError(f"the installed PyAV has no codec {codec}; its wheel from PyPI has")
 
 
-def _always() -> None:
-    """Do nothing: the encoding is never stopped."""
+@dataclass(frozen=True, slots=True)
+class ClipOutputs:
+    """Output tensors by name. ``copied_bytes``: bytes copied from the clip's buffers into encoders
+    and off the device, and of all outputs into Triton's shared memory."""
+
+    tensors: Tensors
+    copied_bytes: int
+
+
+def outputs_of(names: tuple[str, ...], clip: Clip, go_on: Callable[[], None]) -> ClipOutputs:
+    """Make the outputs in ``names`` that the clip has. Calls ``go_on`` often; it may raise."""
+    go_on()
+    made: dict[str, NDArray[Any]] = {}
+    copied = 0
+
+    def encoded(name: str, data: bytes, *parts: torch.Tensor) -> None:
+        nonlocal copied
+        copied += sum(part.nbytes for part in parts)
+        made[name] = np.frombuffer(data, np.uint8)
+
+    def given(name: str, tensor: torch.Tensor) -> None:
+        nonlocal copied
+        copied += tensor.nbytes if tensor.is_cuda else 0
+        made[name] = tensor.cpu().numpy()
+
+    if clip.frames and "mp4" in names:
+        encoded("mp4", mp4(clip.video, clip.audio, clip.plan.fps, go_on), clip.video, clip.audio)
+    if clip.frames and "video" in names:
+        given("video", clip.video)
+    if clip.samples and "wav" in names:
+        encoded("wav", wav(clip.audio), clip.audio)
+    if clip.samples and "audio" in names:
+        given("audio", clip.audio)
+    if clip.portrait_size and "png" in names:
+        encoded("png", png(clip.portrait), clip.portrait)
+    if clip.portrait_size and "actor" in names:
+        given("actor", clip.portrait)
+    return ClipOutputs(made, copied + sum(each.nbytes for each in made.values()))
 
 
 def mp4(
-    video: torch.Tensor, audio: torch.Tensor, fps: int, go_on: Callable[[], None] = _always
+    video: torch.Tensor,
+    audio: torch.Tensor,
+    fps: int,
+    go_on: Callable[[], None] = lambda: None,
 ) -> bytes:
     """Encode ``video`` ``[frames, 3, height, width]`` uint8 and ``audio`` ``[samples]`` float32 at
     ``SAMPLE_RATE``. The index comes first, so that a player can start before it has the whole file.
     ``go_on`` is called for each frame, and may raise to end the encoding."""
     # To put the index first, FFmpeg rereads its output, which requires a file (in memory).
-    file = os.memfd_create("clip")
-    try:
-        _write_mp4(f"/proc/self/fd/{file}", video, audio, fps, go_on)
-        with open(f"/proc/self/fd/{file}", "rb") as whole:
-            return whole.read()
-    finally:
-        os.close(file)
+    with open(os.memfd_create("clip"), "rb") as file:
+        _write_mp4(f"/proc/self/fd/{file.fileno()}", video, audio, fps, go_on)
+        return file.read()
 
 
 def _write_mp4(

@@ -13,18 +13,20 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
 import msgspec
 
+from clips.plan.budgets import ClipStage
 from clips.plan.plan import ClipPlan
 from clips.plan.recipe import read_recipe
-from clips.render.answers import ProgressAnswers, facts_of, outputs_of
 from clips.render.buffers import BufferPool, Lease
 from clips.render.clip import Clip, ClipOrder, Unfinished
+from clips.render.encode import outputs_of
 from clips.render.errors import ClipCancelled, ClipError, OutOfTime, StageFailed, StageTimeout
-from clips.render.pipeline import ClipPipeline
+from clips.render.pipeline import ClipPipeline, Progress
 from clips.render.prediction import HOPED, LEAST
 from clips.render.queue import ClipQueue, ClipQueueFull
 from clips.render.reporter import AbortTimes, state_of
@@ -80,6 +82,8 @@ def parse_clip(call: Call, received: float) -> ClipOrder | None:
     )
 
 
+_PROGRESS_S = 0.1
+"""Minimum seconds between two reports of a stage's progress."""
 _POLL_S = 0.05
 """Seconds between checks whether a clip's client is gone."""
 LAST_WORDS_S = 0.5
@@ -252,10 +256,9 @@ class ClipWorker:
     async def _render_into(self, lease: Lease, asked: _Asked, order: ClipOrder) -> None:
         # There may be less time now, after the queue.
         plan = self._plan(asked, order)
-        said = ProgressAnswers(self._loop, asked.responder)
         reason = None
         try:
-            clip = await self._pipeline.run(order, plan, lease, said)
+            clip = await self._pipeline.run(order, plan, lease, self._progress_of(asked))
         except Unfinished as unfinished:
             clip, reason = unfinished.clip, unfinished.reason
             asked.stopped = _limit_of(reason)
@@ -265,6 +268,23 @@ class ClipWorker:
             await self._answer(asked, order, clip, is_whole=reason is None)
         if reason is not None:
             raise reason
+
+    def _progress_of(self, asked: _Asked) -> Progress:
+        """Sends a clip's progress from its stages' threads to its client, at a limited rate."""
+        next_at: dict[ClipStage, float] = {}
+
+        def send(stage: ClipStage, done: float) -> None:
+            event = {"event": "stage", "stage": stage, "percent": round(100 * done)}
+            with suppress(ResponderLost):  # its watcher ends the clip
+                asked.responder.send({"event": strings(msgspec.json.encode(event))})
+
+        def said(stage: ClipStage, done: float) -> None:
+            now = time.monotonic()
+            if done >= 1.0 or now >= next_at.get(stage, 0.0):
+                next_at[stage] = now + _PROGRESS_S
+                self._loop.call_soon_threadsafe(send, stage, done)
+
+        return said
 
     def _plan(self, asked: _Asked, order: ClipOrder) -> ClipPlan:
         """What to begin of a request. Raises ``OutOfTime``, unless it is to keep on."""
@@ -287,7 +307,7 @@ class ClipWorker:
         made = await self._in_encoder(lambda: outputs_of(order.outputs, clip, go_on), halted)
         event = {
             "event": "result" if is_whole else "saved",
-            **facts_of(clip, is_met=is_whole and order.left_s >= 0),
+            **clip.facts(is_met=is_whole and order.left_s >= 0),
             **({"spared": True} if asked.spared or clip.spared else {}),
             "copied_bytes": made.copied_bytes,
         }

@@ -10,8 +10,8 @@ import pytest
 
 from clips.plan.budgets import ClipStage, StageBudget
 from clips.render import worker as clip
-from clips.render.answers import ClipOutputs
 from clips.render.buffers import BufferPool
+from clips.render.encode import ClipOutputs
 from clips.render.stages.base import Step
 from clips.render.worker import ClipWorker
 from protocol import Code
