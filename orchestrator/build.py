@@ -17,9 +17,8 @@ from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import AttemptsInFlight
 from orchestrator.dispatch.completion import Completion
 from orchestrator.dispatch.dispatcher import Dispatcher
-from orchestrator.dispatch.hedge import Hedger, Tries
 from orchestrator.dispatch.launch import Launcher
-from orchestrator.dispatch.metrics import HEDGES, RETRIES, DispatchMetrics
+from orchestrator.dispatch.metrics import RETRIES, DispatchMetrics
 from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.retry import Retrier
 from orchestrator.dispatch.rows import RowControl
@@ -92,7 +91,6 @@ class Components:
     forecaster: Forecaster
     placer: Placer
     retrier: Retrier
-    hedger: Hedger
     pausing: Pausing
     reloader: Reloader
 
@@ -135,7 +133,6 @@ class _Dispatch:
 
     dispatcher: Dispatcher
     retrier: Retrier
-    hedger: Hedger
     pausing: Pausing
 
 
@@ -243,7 +240,6 @@ def build(
         forecaster=foresight.forecaster,
         placer=foresight.placer,
         retrier=dispatch.retrier,
-        hedger=dispatch.hedger,
         pausing=dispatch.pausing,
         reloader=reloader,
     )
@@ -320,8 +316,6 @@ def _dispatch(
     forecaster, prediction = foresight.forecaster, foresight.prediction
     chosen = settings.dispatch
     retrier = Retrier(registry, common.rng, settings.admission.floor_ms)
-    hedger = Hedger(registry, forecaster, share=chosen.hedge_share)
-    tries = Tries(retrier, hedger)
     values_time = settings.queue.order is QueueOrder.SLACK
     pausing = Pausing(registry, forecaster, foresight.placer, enabled=chosen.pause and values_time)
     adapts_rows = chosen.row_policy is RowPolicy.ADAPTIVE and values_time
@@ -329,14 +323,13 @@ def _dispatch(
     prediction.schedule.may_free_row = pausing.may_free_row
     prediction.schedule.adapts_rows = rows.adapts
     limits = TimeLimits(return_margin_s=RETURN_MARGIN_S, loop_delay=LoopDelay(clock))
-    launcher = Launcher(registry, foresight.in_flight, pausing, prediction, tries, limits, clock)
-    completion = Completion(registry, settler, DispatchMetrics(metrics), prediction, tries, clock)
+    launcher = Launcher(registry, foresight.in_flight, pausing, prediction, retrier, limits, clock)
+    completion = Completion(registry, settler, DispatchMetrics(metrics), prediction, retrier, clock)
     dispatcher = Dispatcher(common.queue, foresight.placer, prediction, launcher, completion, clock)
     dispatcher.on_queued = partial(rows.wake, dispatcher.pump)
     registry.listen(dispatcher)
     metrics.watch(retrier, RETRIES)
-    metrics.watch(hedger, HEDGES)
-    return _Dispatch(dispatcher, retrier, hedger, pausing)
+    return _Dispatch(dispatcher, retrier, pausing)
 
 
 def _loading(

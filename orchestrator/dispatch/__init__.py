@@ -7,7 +7,6 @@
 - ``completion``    ends of attempts: settle, retry or resume
 - ``retry``         which tasks get another attempt, when, and how many of all
 - ``resume``        whether and how a partial text continues on another instance
-- ``hedge``         a second attempt for a late first token
 - ``pausing``       pauses running jobs for more urgent work
 - ``replan``        new plans for waiting tasks, a few at a time
 """

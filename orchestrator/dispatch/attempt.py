@@ -18,9 +18,6 @@ from protocol import AbortCause, Delta, End, PromptLogprobs
 class AttemptOwner(Protocol):
     """The listener to which attempts report: the dispatcher."""
 
-    def first_token(self, attempt: "Attempt") -> None:
-        """One of a task's two attempts has its first token."""
-
     def attempt_ended(self, attempt: "Attempt", end: End) -> None:
         """The worker has ended the attempt's job."""
 
@@ -63,8 +60,6 @@ class Attempt:
         self.is_paused = False
         """Whether the last request to the worker was to pause the job."""
         self.late_tokens = 0
-        self.lost_hedge = False
-        """Whether the task's other attempt had the first token first."""
         self.abandoned_at = 0.0
         self.cause: AbortCause | None = None
 
@@ -81,20 +76,16 @@ class Attempt:
             self._owner.listener_failed(self)
 
     def on_cached(self, tokens: int) -> None:
-        if self.task.attempt is self or self.task.hedge is self:
+        if self.task.attempt is self:
             self.task.likely_cached = min(tokens, self.task.prompt_tokens)
 
     def on_prompt(self, logprobs: PromptLogprobs) -> None:
         task = self.task
-        if task.hedge is not None and (task.attempt is self or task.hedge is self):
-            self._owner.first_token(self)
         if task.attempt is self:
             task.deliver_prompt(logprobs)
 
     def on_tokens(self, delta: Delta, now: float) -> None:
         task = self.task
-        if task.hedge is not None and (task.attempt is self or task.hedge is self):
-            self._owner.first_token(self)
         if task.attempt is not self:
             self.late_tokens += len(delta.ids)
             return

@@ -1,7 +1,7 @@
 """Handles the end of an attempt, and the ends of tasks.
 
 An attempt ends when its worker reports the end or its lane is lost. The instance's breaker counts
-it, the forecaster learns from it, and the task continues with a hedge, is retried, or ends.
+it, the forecaster learns from it, and the task is retried or ends.
 """
 
 import math
@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator
 
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import Attempt
-from orchestrator.dispatch.hedge import Tries
 from orchestrator.dispatch.metrics import DispatchMetrics
 from orchestrator.dispatch.resume import ending_of_complete_text
-from orchestrator.dispatch.retry import RETRYABLE, Fate, RetryAfter, RetryDenied
+from orchestrator.dispatch.retry import RETRYABLE, Fate, Retrier, RetryAfter, RetryDenied
 from orchestrator.errors import TidegateError
 from orchestrator.instances.breaker import record_end
 from orchestrator.instances.instance import InstanceState
@@ -24,9 +23,6 @@ from orchestrator.tasks.task import Loss, Task
 from orchestrator.tasks.verdicts import judge, lost, overdue, poisonous
 from protocol import AbortCause, Code, End, FinishReason
 
-FAULTS = frozenset({Code.ENGINE_ERROR, Code.NOT_FINITE, Code.INTERNAL})
-"""An instance's own faults: they do not affect a hedge that already runs."""
-
 
 class Completion:
     """Handles an attempt's end, after the dispatcher has detached it from its task."""
@@ -37,14 +33,14 @@ class Completion:
         settler: Settler,
         metrics: DispatchMetrics,
         prediction: Prediction,
-        tries: Tries,
+        retrier: Retrier,
         clock: Clock,
     ) -> None:
         self._registry = registry
         self._settler = settler
         self._metrics = metrics
         self._prediction = prediction
-        self._retrier, self._hedger = tries.retrier, tries.hedger
+        self._retrier = retrier
         self._clock = clock
 
     def ended(self, attempt: Attempt, end: End, *, is_current: bool) -> RetryAfter | None:
@@ -63,10 +59,7 @@ class Completion:
         task = attempt.task
         if end.code is Code.INSTANCE_LOST:
             self._note_loss(attempt, now, is_death=True)
-        can_retry = end.code in RETRYABLE or (end.code in FAULTS and task.hedge is not None)
-        if can_retry and self._complete_text(attempt, now) is None:
-            if self._hedger.promote(task):
-                return None
+        if end.code in RETRYABLE and self._complete_text(attempt, now) is None:
             is_planned = end.code is Code.DRAINING and instance is not None and instance.draining
             retry = self._retrier.decide(task, attempt.address, now, planned=is_planned)
             if retry is not None:
@@ -93,8 +86,6 @@ class Completion:
         task = attempt.task
         ending = self._complete_text(attempt, now)
         if ending is None:
-            if self._hedger.promote(task):
-                return None
             retry = self._retrier.decide(task, attempt.address, now)
             if retry is not None:
                 return retry
@@ -106,7 +97,7 @@ class Completion:
     def leave(self, in_flight: Iterable[Attempt]) -> Iterator[tuple[Attempt, RetryAfter]]:
         """Withdraw attempts that another instance can continue: those that wait for their first
         token on a suspect instance, and those that will probably outlast their instance's drain
-        (OR-14). Tasks with a hedge continue with that."""
+        (OR-14)."""
         now = self._clock.now()
         leaving = {
             each.address: each
@@ -118,11 +109,6 @@ class Completion:
             if task.attempt is not attempt:
                 continue
             is_silent = instance.state is InstanceState.SUSPECT and not task.completion_tokens
-            if task.hedge is not None:
-                if is_silent:
-                    attempt.withdraw()
-                    self._hedger.promote(task)
-                continue
             # A task that cannot risk another worker would only wait until this worker's fate is
             # known.
             is_silent = is_silent and self._retrier.can_lose_another(task, now)
@@ -170,7 +156,6 @@ class Completion:
     def _measure(self, attempt: Attempt, end: End, now: float) -> None:
         metrics = self._metrics
         self._settler.metrics.count_late(attempt.late_tokens + end.late_tokens)
-        self._hedger.counts["verified"] += attempt.lost_hedge
         if attempt.cause is not None:
             freed_ms = 1000 * (now - attempt.abandoned_at)
             if attempt.cause is AbortCause.DISCONNECT:
@@ -182,7 +167,7 @@ class Completion:
 
     def _learn(self, attempt: Attempt, end: End, now: float, *, is_current: bool) -> None:
         task, instance = attempt.task, self._registry.instances.get(attempt.address)
-        is_abandoned = attempt.abandoned_at > 0 and not attempt.lost_hedge
+        is_abandoned = attempt.abandoned_at > 0
         if (is_current or is_abandoned) and not attempt.begun_tokens:
             self._prediction.forecaster.ended(task, end)
         if instance is not None and end.code is None and not task.pauses:
@@ -213,6 +198,6 @@ def _abort_cause(attempt: Attempt, end: End) -> str:
     if end.reason is FinishReason.DEADLINE:
         return "deadline"
     ending = attempt.task.ending  # already set if the task's own timer stopped the job
-    if ending is None or not attempt.abandoned_at:  # e.g. a losing hedge
+    if ending is None or not attempt.abandoned_at:
         return ""
     return "deadline" if ending.finish_reason is FinishReason.DEADLINE else ""

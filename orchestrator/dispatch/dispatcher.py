@@ -94,7 +94,7 @@ class Dispatcher:
 
     def enqueue(self, task: Task) -> None:
         """Accept an admitted task: it starts now or later, or ends at its deadline."""
-        self._launcher.tries.offered()
+        self._launcher.retrier.budget.offered()
         task.stage = Stage.QUEUED
         now = task.marks.queued = self._clock.now()
         ends_at = self._limits.ends_at(task, now)
@@ -234,9 +234,6 @@ class Dispatcher:
 
     # ── attempts (AttemptOwner) ──────────────────────────────────────────────────────────────
 
-    def first_token(self, attempt: Attempt) -> None:
-        self._launcher.tries.hedger.first_token(attempt)
-
     def attempt_ended(self, attempt: Attempt, end: End) -> None:
         is_current = self._detach(attempt)
         self._retry(attempt, self._completion.ended(attempt, end, is_current=is_current))
@@ -260,8 +257,6 @@ class Dispatcher:
         if is_current:
             task.attempt = None
             self._forget_pause(task)
-        elif task.hedge is attempt:
-            task.hedge = None
         return is_current
 
     def _forget_pause(self, task: Task) -> None:
@@ -280,7 +275,7 @@ class Dispatcher:
     # ── second tries (OR-10) ─────────────────────────────────────────────────────────────────
 
     def upkeep(self) -> None:
-        """Hedge, retry or move jobs with a late first token or a silent or draining instance.
+        """Move jobs of silent and draining instances to others.
 
         Call it about every 250 ms.
         """
@@ -291,8 +286,6 @@ class Dispatcher:
                 self._retry(attempt, retry)
         finally:
             self.pump()
-        if not self._queue:  # otherwise waiting tasks need the slots
-            self._launcher.hedge_late(self)
 
     def _retry(self, attempt: Attempt, retry: RetryAfter | None) -> None:
         if retry is None:

@@ -1,12 +1,12 @@
-"""Sends tasks to instances (first attempts, retries, hedges), and resumes paused ones."""
+"""Sends tasks to instances (first attempts and retries), and resumes paused ones."""
 
 import math
 
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import Attempt, AttemptOwner, AttemptsInFlight
-from orchestrator.dispatch.hedge import Tries
 from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.resume import remaining_request
+from orchestrator.dispatch.retry import Retrier
 from orchestrator.dispatch.time_limits import TimeLimits
 from orchestrator.instances.concurrency import InFlightJob
 from orchestrator.instances.registry import Registry
@@ -27,7 +27,7 @@ class Launcher:
         in_flight: AttemptsInFlight,
         pausing: Pausing,
         prediction: Prediction,
-        tries: Tries,
+        retrier: Retrier,
         limits: TimeLimits,
         clock: Clock,
     ) -> None:
@@ -36,7 +36,7 @@ class Launcher:
         self.limits = limits
         self._registry = registry
         self._prediction = prediction
-        self.tries = tries
+        self.retrier = retrier
         self._clock = clock
 
     def start(self, owner: AttemptOwner, task: Task, choice: Choice) -> None:
@@ -52,17 +52,11 @@ class Launcher:
             forecaster = self._prediction.forecaster
             instance = self._registry.instances[choice.name]
             forecaster.fit(task, self.limits.budget_ms(task, instance, now))
-            self.tries.retrier.keep_transcript(task, choice.name)
+            self.retrier.keep_transcript(task, choice.name)
             task.marks.dispatched = now
             if task.given_chance is None:
                 task.given_chance = forecaster.urgency(task, now).chance
         task.attempt = self._send(owner, task, choice, now)
-
-    def hedge_late(self, owner: AttemptOwner) -> None:
-        """Send a second attempt to another instance for each job with a late first token."""
-        now = self._clock.now()
-        for attempt, target in self.tries.hedger.due(self.in_flight, now):
-            attempt.task.hedge = self._send(owner, attempt.task, Choice(target, 0), now)
 
     def _send(self, owner: AttemptOwner, task: Task, choice: Choice, now: float) -> Attempt:
         parts = task.parts

@@ -1,6 +1,5 @@
-"""Metrics of retries and hedges, and of the time until abandoned work is freed."""
+"""Metrics of retries, and of the time until abandoned work is freed."""
 
-from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.retry import Retrier, RetryDenied
 from orchestrator.telemetry.metrics import MetricRow, Metrics
 
@@ -42,23 +41,5 @@ RETRIES: tuple[MetricRow[Retrier], ...] = (
         "Jobs not sent again, by reason (OR-10, DL-12)",
         lambda retrier: [((why.value,), retrier.denied[why]) for why in RetryDenied],
         ("why",),
-    ),
-)
-
-HEDGES: tuple[MetricRow[Hedger], ...] = (
-    MetricRow(
-        "counter",
-        "hedges",
-        "jobs",
-        "Hedges sent, and of these won and lost (OR-10)",
-        lambda of: [((what,), of.counts[what]) for what in ("begun", "won", "lost")],
-        ("what",),
-    ),
-    MetricRow(
-        "counter",
-        "hedge_aborts_verified",
-        "jobs",
-        "Losing attempts of hedged jobs whose end the worker has confirmed",
-        lambda of: of.counts["verified"],
     ),
 )

@@ -203,7 +203,7 @@ class Pausing:
         }
         for attempt in attempts:
             task = attempt.task
-            if attempt.has_slot or task.attempt is not attempt or task.hedge is not None:
+            if attempt.has_slot or task.attempt is not attempt:
                 continue
             # A resumed job gets a slot before all others. Most sent jobs get one within a round of
             # planning.
@@ -228,7 +228,7 @@ class Pausing:
             task, jobs = attempt.task, full.get(attempt.address)
             if jobs is None:
                 continue
-            if task.attempt is not attempt or attempt.is_paused or task.hedge is not None:
+            if task.attempt is not attempt or attempt.is_paused:
                 continue
             if (task.is_promised or _keeps_pace(task)) and not task.is_unread:
                 continue  # promised, or its next token is due soon

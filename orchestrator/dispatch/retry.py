@@ -41,10 +41,10 @@ from protocol import Code
 class RetryBudget:
     """A token bucket that requests fill and retries empty."""
 
-    def __init__(self, share: float, burst: float, *, is_full: bool = True) -> None:
+    def __init__(self, share: float) -> None:
+        """``share`` (0 to 1): retries per request in the long run. The burst is its inverse."""
         self._share = share
-        self._burst = burst if share else 0.0
-        self._tokens = self._burst if is_full else 0.0
+        self._tokens = self._burst = 1 / share if share else 0.0
 
     def offered(self) -> None:
         self._tokens = min(self._burst, self._tokens + self._share)
@@ -119,7 +119,7 @@ class Retrier:
         self._registry = registry
         self._rng = rng
         self._floor_ms = floor_ms
-        self.budget = RetryBudget(RETRY_SHARE, 1 / RETRY_SHARE if RETRY_SHARE else 0.0)
+        self.budget = RetryBudget(RETRY_SHARE)
         self.granted: Counter[str] = Counter()
         self.denied: Counter[RetryDenied] = Counter()
 

@@ -231,9 +231,6 @@ class DispatchSettings(Section):
     learn_runs: bool = True
     """Whether calls of one session or trace with the same deadline count as one run. Each call
     then gets a share of the time, based on the usual number of calls (DL-22)."""
-    hedge_share: float = Field(default=0.02, ge=0, le=0.02)
-    """Largest share of offered requests that get a second attempt because their first token is
-    late; 0: no second attempts."""
 
 
 class AdmissionSettings(Section):

@@ -159,8 +159,6 @@ class Task(WorkItem[Job, Listener]):
     earlier: EarlierText | None = None
     """An earlier process's text, until ``restore`` or until it was regenerated identically."""
     attempt: Abandonable | None = None
-    hedge: Abandonable | None = None
-    """A second job for the same task, until one of them has a token."""
     spans: "TaskSpans | None" = None
     entry: "Entry | None" = None
     """The task's entry in the journal; None for most tasks."""
@@ -327,10 +325,9 @@ class Task(WorkItem[Job, Listener]):
         self.token_ids = ()
         self.images = ()
         self.prefix_hashes = ()
-        attempts, self.attempt, self.hedge = (self.attempt, self.hedge), None, None
-        for attempt in attempts:
-            if attempt is not None:
-                attempt.abandon(ending)
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            attempt.abandon(ending)
 
 
 class TaskStore(KeptStore[Task]):

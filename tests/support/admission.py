@@ -8,7 +8,6 @@ from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.dispatch.attempt import AttemptsInFlight
 from orchestrator.dispatch.completion import Completion
 from orchestrator.dispatch.dispatcher import Dispatcher
-from orchestrator.dispatch.hedge import Tries
 from orchestrator.dispatch.launch import Launcher
 from orchestrator.dispatch.metrics import DispatchMetrics
 from orchestrator.dispatch.pausing import Pausing
@@ -120,14 +119,13 @@ class Rig:
         freed = DispatchMetrics(metrics)
         settler = Settler(TaskMetrics(metrics, self.clock), self.clock)
         limits = TimeLimits(return_margin_s=0.0)
-        tries = Tries(nobody, nobody)
         pausing = Pausing(site, self.forecaster, placer, enabled=False)
         self.dispatcher = Dispatcher(
             self.queue,
             placer,
             prediction,
-            Launcher(site, in_flight, pausing, prediction, tries, limits, self.clock),
-            Completion(site, settler, freed, prediction, tries, self.clock),
+            Launcher(site, in_flight, pausing, prediction, nobody, limits, self.clock),
+            Completion(site, settler, freed, prediction, nobody, self.clock),
             self.clock,
         )
 

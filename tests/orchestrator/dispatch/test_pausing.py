@@ -216,7 +216,7 @@ def test_dl8_batch_work_pauses_its_like_only() -> None:
 @pytest.mark.parametrize(
     "why",
     [
-        *("paused", "rival", "is the rival", "not begun", "promised", "paced"),
+        *("paused", "left", "not begun", "promised", "paced"),
         *("cannot", "gone", "off"),
     ],
 )
@@ -226,9 +226,7 @@ def test_who_is_never_paused(why: str) -> None:
     match why:
         case "paused":
             rig.running[0].is_paused = True
-        case "rival":
-            run.hedge = SimpleNamespace()
-        case "is the rival":
+        case "left":
             run.attempt = SimpleNamespace()
         case "not begun":
             rig.running[0].has_slot = False
