@@ -14,7 +14,6 @@ accumulate, the engine's thread waits here, so that it cannot run ahead.
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 import msgspec
@@ -22,7 +21,6 @@ import msgspec
 from protocol import (
     AbortCause,
     End,
-    FinishReason,
     ModelCard,
     SwapReport,
     WorkerStats,
@@ -138,17 +136,14 @@ class Emitter:
 
     # ── on the emitter's thread ──────────────────────────────────────────────────────────────
 
-    def open_lane(self, lane: Lane) -> None:
+    def open_lane(self, lane: Lane, card: ModelCard) -> None:
         self._lanes.append(lane)
         self._watched[LANE_CHECK_S].append((self._clock() + LANE_CHECK_S, lane))
-        self._report_everything(lane)
+        self.describe(lane, card)
 
     def describe(self, lane: Lane, card: ModelCard) -> None:
-        """Send the card and the full state again."""
-        lane.describe(card)
-        self._report_everything(lane)
-
-    def _report_everything(self, lane: Lane) -> None:
+        """Send the card and the full state."""
+        lane.next_frame().card = card
         self._read_kv_reports()
         lane.kv_events = KvEvents(self._kv_mirror.hashes)
         lane.report(self._stats(), draining=self.draining)
@@ -164,7 +159,7 @@ class Emitter:
         """Tell every lane whether the worker drains, and the progress of a model ``swap``."""
         for lane in self._lanes:
             if swap is not None:
-                lane.swap(swap)
+                lane.next_frame().swap = swap
             lane.report(self._stats(), draining=self.draining)
             self.flush(lane)
 
@@ -295,7 +290,7 @@ class Emitter:
                         job_reply.prompt(event)
                     else:
                         del job_replies[event.job]
-                        job_reply.finished(_as_told(event))
+                        job_reply.finished(event)
                 except Exception:
                     service_log.exception("event could not be applied; cancelling its job")
                     self._engine.cancel(event.job, AbortCause.CANCEL)
@@ -379,15 +374,6 @@ class Emitter:
             ),
             stuck_ms=self.stuck_ms,
         )
-
-
-def _as_told(event: JobFinished) -> JobFinished:
-    """A job's end as its client sees it: a text that was forced to end in time did not stop by
-    itself."""
-    constraint = event.job.constraint
-    if event.reason is FinishReason.STOP and constraint is not None and constraint.has_closed:
-        return replace(event, reason=FinishReason.LENGTH)
-    return event
 
 
 def _handed_back(job: Job) -> JobFinished:

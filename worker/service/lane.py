@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-import msgspec
-
 from protocol import (
     Delta,
     End,
@@ -11,11 +9,8 @@ from protocol import (
     Frame,
     KvReport,
     ModelCard,
-    PromptLogprobs,
-    Sampling,
     Started,
     Submit,
-    SwapReport,
     WorkerStats,
     encode,
 )
@@ -23,8 +18,8 @@ from protocol.tensors import FRAME
 from worker.core import Job, JobFinished, JobPrompt, JobStarted, JobTokens
 from worker.errors import code_of
 from worker.service.call import Responder, strings
-from worker.service.replies import as_shown
-from worker.text import TextStream, Tokenizer
+from worker.service.replies import JobReply, as_shown
+from worker.text import TextStream
 
 MAX_HASHES = 8192
 """Maximum number of hashes in one frame, 34 bytes each; the rest wait for the next frame."""
@@ -101,49 +96,26 @@ class Lane:
         self.last_sent = 0.0
         self.kv_events = KvEvents()
         """Changes of the prefix cache not reported yet."""
-        self._ended = False
+        self.ended = False
         self._seq = 0
         self._deltas: dict[int, Delta] = {}
-        self._prompts: list[tuple[int, PromptLogprobs]] = []
         self._frame = Frame(0)
         self._pending = False
 
-    @property
-    def ended(self) -> bool:
-        return self._ended
+    def next_frame(self) -> Frame:
+        """The frame that ``flush`` sends, to add something to."""
+        self._pending = True
+        return self._frame
 
     def running_jobs(self) -> list[Job]:
         return [one.job for one in list(self.jobs.values())]
 
-    def describe(self, card: ModelCard) -> None:
-        """Put the card into the next frame."""
-        self._frame.card = card
-        self._pending = True
-
     def report(self, stats: WorkerStats, *, draining: bool) -> None:
         """Put statistics and KV events into the next frame."""
-        self._frame.stats = stats
-        self._frame.draining = draining
-        if self._frame.cache is None:
-            self._frame.cache = self.kv_events.take()
-        self._pending = True
-
-    def swap(self, report: SwapReport) -> None:
-        """Put the progress of a swap into the next frame, in place of an earlier report."""
-        self._frame.swap = report
-        self._pending = True
-
-    def started(self, handle: int, wait_ms: float) -> None:
-        self._frame.started.append(Started(handle, wait_ms))
-        self._pending = True
-
-    def cached(self, handle: int, tokens: int) -> None:
-        """Report how many of a job's prompt tokens the cache had; the job's first tokens follow."""
-        self._frame.cached.append((handle, tokens))
-
-    def prompt(self, handle: int, logprobs: PromptLogprobs) -> None:
-        self._prompts.append((handle, logprobs))
-        self._pending = True
+        frame = self.next_frame()
+        frame.stats, frame.draining = stats, draining
+        if frame.cache is None:
+            frame.cache = self.kv_events.take()
 
     def add(self, delta: Delta) -> None:
         """Take over ``delta``. One frame has one delta per job: its tokens are merged."""
@@ -155,40 +127,34 @@ class Lane:
         known.extend(delta)
 
     def paused(self, handle: int) -> None:
-        if handle in self._frame.resumed:  # resumed since the last frame: no change
-            self._frame.resumed.remove(handle)
+        frame = self.next_frame()
+        if handle in frame.resumed:  # resumed since the last frame: no change
+            frame.resumed.remove(handle)
         else:
-            self._frame.paused.append(handle)
-            self._pending = True
-
-    def resumed(self, handle: int) -> None:
-        self._frame.resumed.append(handle)
-        self._pending = True
+            frame.paused.append(handle)
 
     def end(self, end: End) -> None:
         """Add a handle's terminal record. The handle can be reused afterwards."""
         self.jobs.pop(end.handle, None)
-        self._frame.ends.append(end)
-        self._pending = True
+        self.next_frame().ends.append(end)
 
     def flush(self) -> None:
-        if not self._pending or self._ended:
+        if not self._pending or self.ended:
             return
-        if self._prompts:
-            self._send_prompts()
         frame = self._frame
+        if frame.prompts:
+            self._send_prompts(frame)
         frame.deltas = list(self._deltas.values())
         self._frame = Frame(0)
         self._deltas = {}
         self._pending = False
         self._send(frame)
 
-    def _send_prompts(self) -> None:
-        """Send prompt log-probabilities before everything else that is pending, few per frame, so
-        that tokens do not wait while the other end reads those of long prompts."""
-        prompts, self._prompts = self._prompts, []
-        ahead = Frame(0, started=self._frame.started)
-        self._frame.started = []
+    def _send_prompts(self, frame: Frame) -> None:
+        """Send the prompt log-probabilities in ``frame`` before it, few per frame, so that tokens
+        do not wait while the other end reads those of long prompts."""
+        prompts, frame.prompts = frame.prompts, []
+        ahead, frame.started = Frame(0, started=frame.started), []
         read = 0
         for prompt in prompts:
             ahead.prompts.append(prompt)
@@ -205,11 +171,11 @@ class Lane:
         self.responder.send({FRAME: strings(encode(frame))})
 
     def close(self) -> None:
-        self._ended = True
+        self.ended = True
         self.responder.close()
 
 
-class LaneJob:
+class LaneJob(JobReply):
     """One job on a lane. Its own Triton request stays open until the job ends, unused."""
 
     def __init__(
@@ -224,10 +190,10 @@ class LaneJob:
         self._stopped = False
 
     def started(self, event: JobStarted) -> None:
-        self.lane.started(self.handle, event.wait_ms)
+        self.lane.next_frame().started.append(Started(self.handle, event.wait_ms))
 
     def prompt(self, event: JobPrompt) -> None:
-        self.lane.prompt(self.handle, event.logprobs)
+        self.lane.next_frame().prompts.append((self.handle, event.logprobs))
 
     def tokens(self, event: JobTokens) -> bool:
         if self._stopped:
@@ -242,7 +208,7 @@ class LaneJob:
             logprobs = None if logprobs is None else logprobs[:end]
         self._delivered += len(ids)
         if event.cached_tokens is not None:
-            self.lane.cached(self.handle, event.cached_tokens)
+            self.lane.next_frame().cached.append((self.handle, event.cached_tokens))
         self.lane.add(Delta(self.handle, ids, texts, logprobs))
         return self._stopped
 
@@ -250,7 +216,7 @@ class LaneJob:
         self.lane.paused(self.handle)
 
     def resumed(self) -> None:
-        self.lane.resumed(self.handle)
+        self.lane.next_frame().resumed.append(self.handle)
 
     def finished(self, event: JobFinished) -> None:
         try:
@@ -291,20 +257,6 @@ def refused(handle: int, prompt_tokens: int, error: Exception) -> End:
         code=code_of(error),
         message=str(error),
     )
-
-
-def checked_part(message: Submit) -> Sampling:
-    """The job's sampling to check: a complete text has ``max_tokens`` 0, which counts as 1."""
-    if message.begun_tokens and not message.sampling.max_tokens:
-        return msgspec.structs.replace(message.sampling, max_tokens=1)
-    return message.sampling
-
-
-def begun_text(tokenizer: Tokenizer, message: Submit) -> TextStream:
-    """A job's text stream, before it is fed the text generated earlier."""
-    if not message.begun_tokens:
-        return tokenizer.stream_for(message.sampling)
-    return tokenizer.stream_for(message.sampling, message.stop_after_tokens)
 
 
 def end_of_complete(text: TextStream, message: Submit, card: ModelCard) -> End | None:

@@ -14,14 +14,14 @@ import numpy as np
 from protocol import AbortCause, Code, InvalidSampling, OnDeadline, TokenLogprob, excerpt
 from protocol import tensors as names
 from protocol.tensors import PARAM_TOKEN
-from worker.core import Clock, Job, JobFinished, JobPrompt, JobStarted, JobTokens
+from worker.core import Clock, Job, JobFinished, JobTokens
 from worker.errors import ContextOverflow, RequestError, Unauthenticated, WorkerDraining
 from worker.log import service_log
 from worker.service.access import Secret
 from worker.service.call import Call, Responder, Tensors, seconds, strings
 from worker.service.emitter import Emitter
 from worker.service.plain_request import PlainRequest, parse_plain
-from worker.service.replies import as_shown
+from worker.service.replies import JobReply, as_shown
 from worker.service.serving import Serving
 from worker.settings import WorkerSettings
 from worker.text.tokenizer import Tokenizer
@@ -43,17 +43,13 @@ class PlainReply:
         self.choices = [PlainChoice(request, job, tokenizer, self) for job in jobs]
         self._request = request
         self._cancel = cancel
-        self._ended = False
-
-    @property
-    def ended(self) -> bool:
-        return self._ended
+        self.ended = False
 
     def running_jobs(self) -> list[Job]:
-        return [] if self._ended else self._unfinished()
+        return [] if self.ended else self._unfinished()
 
     def flush(self) -> None:
-        if self._ended:
+        if self.ended:
             return
         ends = [choice.end for choice in self.choices]
         failed = next((end for end in ends if end is not None and end.code is not None), None)
@@ -61,16 +57,16 @@ class PlainReply:
             self._fail(failed.code, failed.message)
         elif None not in ends:
             self.responder.send(self._tensors(), final=True)
-            self._ended = True
+            self.ended = True
         elif self._request.stream and any(choice.new_tokens for choice in self.choices):
             self.responder.send(self._tensors())
 
     def close(self) -> None:
-        if not self._ended:
+        if not self.ended:
             self._fail(Code.INTERNAL, "the answer could not be sent")
 
     def _fail(self, code: Code, message: str) -> None:
-        self._ended = True
+        self.ended = True
         self.responder.fail(code, message)
         for job in self._unfinished():
             self._cancel(job, AbortCause.CANCEL)
@@ -101,8 +97,8 @@ class PlainReply:
         return tensors
 
 
-class PlainChoice:
-    """The ``JobReply`` of one text of a plain request."""
+class PlainChoice(JobReply):
+    """One text of a plain request, which is never paused and asks nothing about its prompt."""
 
     def __init__(
         self, request: PlainRequest, job: Job, tokenizer: Tokenizer, reply: PlainReply
@@ -140,12 +136,6 @@ class PlainChoice:
             self._logprobs = []
         return taken
 
-    def started(self, event: JobStarted) -> None:
-        pass
-
-    def prompt(self, event: JobPrompt) -> None:
-        """Do nothing: plain requests cannot ask for a prompt's log-probabilities."""
-
     def tokens(self, event: JobTokens) -> bool:
         if self._stopped:
             return False
@@ -160,11 +150,6 @@ class PlainChoice:
                 if self._logprobs is not None:
                     self._logprobs.append(self._describe(token_id, logprob))
         return self._stopped
-
-    def paused(self) -> None:
-        """Do nothing: plain requests cannot be paused."""
-
-    def resumed(self) -> None: ...
 
     def finished(self, event: JobFinished) -> None:
         if not self._stopped:

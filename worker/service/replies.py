@@ -1,5 +1,8 @@
 """Interfaces of lanes and plain requests for the emitter's thread. No method may block."""
 
+# ruff: noqa: B027 - few replies take every event
+
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Protocol
 
@@ -9,23 +12,22 @@ from worker.service.call import Responder
 
 
 def as_shown(event: JobFinished, stopped: bool) -> JobFinished:
-    """How a job ended, given its text: the engine does not know stop strings.
-
-    If a stop string ends with the last allowed token, it is found after the engine ended the job.
-    """
-    if stopped and event.reason is FinishReason.LENGTH:
-        return replace(event, reason=FinishReason.STOP)
-    return event
+    """How a job ended, as its client sees it: a text that was forced to end in time did not stop by
+    itself, and one that is ``stopped`` has reached a stop string, even with its last token."""
+    reason, constraint = event.reason, event.job.constraint
+    if reason is FinishReason.STOP and constraint is not None and constraint.has_closed:
+        reason = FinishReason.LENGTH
+    if reason is FinishReason.LENGTH and stopped:
+        reason = FinishReason.STOP
+    return event if reason is event.reason else replace(event, reason=reason)
 
 
 class Reply(Protocol):
     """Everything sent to one client: a lane, or the answer to one plain request."""
 
     responder: Responder
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will be sent, so that the emitter can drop the reply."""
+    ended: bool
+    """Whether nothing more will be sent, so that the emitter can drop the reply."""
 
     def flush(self) -> None:
         """Send what is pending, as one response. Raises ``ResponderLost``."""
@@ -37,22 +39,23 @@ class Reply(Protocol):
         """End the reply and drop pending data."""
 
 
-class JobReply(Protocol):
-    """Takes one job's events, in order."""
+class JobReply(ABC):
+    """Takes one job's events, in order; some do nothing unless they are overridden."""
 
-    @property
-    def reply(self) -> Reply:
-        """The reply that sends the events."""
+    reply: Reply
+    """The reply that sends the events."""
+
+    @abstractmethod
+    def tokens(self, event: JobTokens) -> bool:
+        """Take tokens. True if the text just reached a stop string; later tokens are ignored."""
+
+    @abstractmethod
+    def finished(self, event: JobFinished) -> None: ...
 
     def started(self, event: JobStarted) -> None: ...
 
     def prompt(self, event: JobPrompt) -> None: ...
 
-    def tokens(self, event: JobTokens) -> bool:
-        """Take tokens. True if the text just reached a stop string; later tokens are ignored."""
-
     def paused(self) -> None: ...
 
     def resumed(self) -> None: ...
-
-    def finished(self, event: JobFinished) -> None: ...

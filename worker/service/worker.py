@@ -54,7 +54,7 @@ from worker.service.call import Call, Responder, Tensors, seconds, strings
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
 from worker.service.failure import FailureWatch, ProcessGuard
-from worker.service.lane import Lane, LaneJob, begun_text, checked_part, end_of_complete, refused
+from worker.service.lane import Lane, LaneJob, end_of_complete, refused
 from worker.service.plain_intake import PlainIntake
 from worker.service.serving import Serving
 from worker.service.swap import Swapper
@@ -237,12 +237,8 @@ class Worker:
         lane = Lane(message.lane, responder)
         self._lanes[message.lane] = lane
 
-        def begin() -> None:
-            # Runs on the thread that replaces models, so that the lane gets the current card.
-            lane.describe(self.serving.card)
-            self._emitter.open_lane(lane)
-
-        self._emitter.post(begin)
+        # Runs on the thread that replaces models, so that the lane gets the current card.
+        self._emitter.post(lambda: self._emitter.open_lane(lane, self.serving.card))
 
     def _submit(self, message: Submit, responder: Responder) -> None:
         lane = self._lane(message.lane)
@@ -254,7 +250,9 @@ class Worker:
         serving = self.serving
         try:
             self._check(message, serving.card)
-            text = begun_text(serving.tokenizer, message)
+            # Without ``begun`` tokens, stop strings count after ``min_tokens``.
+            stop_after = message.stop_after_tokens if message.begun_tokens else None
+            text = serving.tokenizer.stream_for(message.sampling, stop_after)
             end = end_of_complete(text, message, serving.card)
             if end is None:
                 finishes = message.on_deadline is OnDeadline.FINISH
@@ -306,7 +304,10 @@ class Worker:
             raise WorkerDraining("the worker is draining; retry elsewhere")
         if message.serving != card.serving:
             raise WorkerDraining("the worker has another model by now; retry elsewhere")
-        checked_part(message).check(card.vocab_size)
+        sampling = message.sampling
+        if message.begun_tokens and not sampling.max_tokens:  # a complete text, to get its end
+            sampling = msgspec.structs.replace(sampling, max_tokens=1)
+        sampling.check(card.vocab_size)
         if message.images and card.vision is None:
             raise InvalidCall("this worker's model reads no images")
         if message.adapter and message.adapter not in (one.name for one in card.adapters):

@@ -137,7 +137,7 @@ def test_a_frame_tells_where_pauses_and_resumes_have_led() -> None:
         responder = FakeResponder()
         lane = Lane("lane", responder)
         for one in told:
-            (lane.paused if one == "p" else lane.resumed)(1)
+            lane.paused(1) if one == "p" else lane.next_frame().resumed.append(1)
         lane.flush()
         (frame,) = responder.frames()
         assert (frame.paused, frame.resumed) == (paused, resumed), told
