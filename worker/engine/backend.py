@@ -8,7 +8,7 @@ the batch and the memory, and computes the steps.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from protocol import KvReport
 from worker.scheduler.end_reason import EndReason
 from worker.scheduler.plan import Plan, Row, Schedule, StepResult
 from worker.scheduler.request import Request
-from worker.scheduler.step_time import StepTime
+from worker.scheduler.roster import Roster
 
 
 def _no_row(row: Row) -> None:
@@ -34,8 +34,6 @@ class Executed:
     plan: Plan | None = None
     result: StepResult = field(default_factory=lambda: StepResult([]))
     duration_s: float = 0.0
-    was_launched: bool = False
-    """Whether the scheduler learned of its rows at launch, one step ahead."""
     book: Callable[[Row, list[int]], None] | None = None
     drop: Callable[[Row], None] = _no_row
     failed: dict[Request, EndReason | None] = field(default_factory=dict)
@@ -49,13 +47,10 @@ class Executed:
 class Backend(ABC):
     """An engine's queue, batch, memory and steps. Called on its thread unless stated otherwise."""
 
-    step_time: StepTime
-    min_start_budget_s: float
+    roster: Roster
+    """The queue and the batch."""
     steps_in_flight: int
     """Steps launched but not yet read at the time of a deadline check."""
-    running: Sequence[Request]
-    waiting: Sequence[Request]
-    paused: Sequence[Request]
 
     # ── any thread ───────────────────────────────────────────────────────────────────────────
 
@@ -83,18 +78,6 @@ class Backend(ABC):
         """Maximum number of tokens in the current step."""
 
     # ── the queue and the batch ──────────────────────────────────────────────────────────────
-
-    @property
-    @abstractmethod
-    def has_work(self) -> bool:
-        """Whether the backend holds any request."""
-
-    @abstractmethod
-    def enqueue(self, request: Request, now: float) -> EndReason | None:
-        """Put a request in the queue, or return why that is not possible."""
-
-    def unblock(self) -> None:
-        """Note that a request that was not admitted before may fit now."""
 
     @property
     @abstractmethod

@@ -9,7 +9,7 @@ from protocol.grammar_source import library_version
 from protocol.model_digest import model_digest
 from worker.core import Clock
 from worker.engine.card import end_tokens, engine_digest, model_card
-from worker.engine.engine import Engine, EngineConfig
+from worker.engine.engine import Engine
 from worker.engine.step_costs import fitting, largest, measure
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import GrammarCompiler, build_compiler
@@ -175,7 +175,9 @@ def _build(
     engine = Engine(
         scheduler,
         built.runner,
-        EngineConfig(eos, card.hash_salt, overlap=settings.overlap),
+        eos,
+        hash_salt=card.hash_salt,
+        overlap=settings.overlap,
         tier=_open_tier(settings, built, scheduler, digests),
         memory=StepMemory(built.guard),
         clock=clock,

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from secrets import randbits
 from typing import Any
 
@@ -15,19 +14,9 @@ from worker.engine.loop import EngineLoop
 from worker.kv_disk.base import BlockTier
 from worker.runner.base import Runner
 from worker.runner.out_of_memory import StepMemory
-from worker.scheduler.end_reason import EndReason
 from worker.scheduler.plan import Plan, Schedule
 from worker.scheduler.request import Request
 from worker.scheduler.scheduler import Scheduler
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """``hash_salt`` is the card's; ``overlap`` needs an ``OverlappingRunner``."""
-
-    eos_token_ids: Collection[int] = ()
-    hash_salt: bytes = b""
-    overlap: bool = False
 
 
 class Engine(EngineLoop):
@@ -37,19 +26,20 @@ class Engine(EngineLoop):
         self,
         scheduler: Scheduler,
         runner: Runner,
-        config: EngineConfig,
+        eos_token_ids: Collection[int] = (),
         *,
+        hash_salt: bytes = b"",
+        overlap: bool = False,
         tier: BlockTier | None = None,
         memory: StepMemory | None = None,
         clock: Clock = time.monotonic,
         draw_seed: Callable[[], int] = lambda: randbits(64),
     ) -> None:
+        """``hash_salt`` is the card's; ``overlap`` needs an ``OverlappingRunner``."""
         self.scheduler = scheduler
-        self.executor = Executor(
-            scheduler, runner, memory or StepMemory(), clock, overlap=config.overlap
-        )
-        backend = OwnBackend(scheduler, self.executor, tier or BlockTier(), config.hash_salt)
-        super().__init__(backend, config.eos_token_ids, clock=clock, draw_seed=draw_seed)
+        self.executor = Executor(scheduler, runner, memory or StepMemory(), clock, overlap=overlap)
+        backend = OwnBackend(scheduler, self.executor, tier or BlockTier(), hash_salt)
+        super().__init__(backend, eos_token_ids, clock=clock, draw_seed=draw_seed)
 
 
 class OwnBackend(Backend):
@@ -58,17 +48,12 @@ class OwnBackend(Backend):
     def __init__(
         self, scheduler: Scheduler, executor: Executor, tier: BlockTier, hash_salt: bytes
     ) -> None:
-        self._scheduler = scheduler
+        self.roster = self._scheduler = scheduler
+        self.steps_in_flight = int(executor.launcher is not None)
         self._executor = executor
         self._tier = tier
         self._hash_salt = hash_salt
         self._kv_events = ReportQueue(lambda: scheduler.pool.hashes)
-        self.step_time = scheduler.step_time
-        self.min_start_budget_s = scheduler.config.min_start_budget_s
-        self.steps_in_flight = int(executor.launcher is not None)
-        self.running = scheduler.running
-        self.waiting = scheduler.waiting
-        self.paused = scheduler.paused
 
     def prepare(self, request: Request) -> None:
         if request.prompt_tokens < self._scheduler.capacity_tokens:
@@ -85,16 +70,6 @@ class OwnBackend(Backend):
     @property
     def largest_step_tokens(self) -> int:
         return self._scheduler.config.max_step_tokens
-
-    @property
-    def has_work(self) -> bool:
-        return self._scheduler.has_work
-
-    def enqueue(self, request: Request, now: float) -> EndReason | None:
-        return self._scheduler.enqueue(request, now)
-
-    def unblock(self) -> None:
-        self._scheduler.unblock()
 
     @property
     def can_pause(self) -> bool:
@@ -137,12 +112,7 @@ class OwnBackend(Backend):
         return self._scheduler.schedule(now)
 
     def compute(self, plan: Plan | None, patience_s: Callable[[], float]) -> Executed | None:
-        done, scheduler = self._executor.run(plan), self._scheduler
-        if done is not None and done.was_launched:
-            done.book, done.drop = scheduler.confirm, scheduler.discard
-        elif done is not None:
-            done.book = scheduler.advance
-        return done
+        return self._executor.run(plan)
 
     def end(self) -> None:
         self._tier.spill()

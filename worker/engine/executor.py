@@ -102,14 +102,6 @@ class Bisection:
         self._last_error = what
 
 
-def step_failed(error: Exception) -> EndReason:
-    return EndReason(
-        FinishReason.ERROR,
-        Code.ENGINE_ERROR,
-        f"the engine failed in a step ({type(error).__name__}); its log has the details",
-    )
-
-
 class Executor:
     """Runs the scheduler's plans on the runner. Used by the engine's thread."""
 
@@ -192,7 +184,7 @@ class Executor:
             self._bisection.passed()
             self._memory.computed()
             failed |= self._memory.taken()
-            return Executed(plan, result, duration_s, failed=failed)
+            return Executed(plan, result, duration_s, self._scheduler.advance, failed=failed)
         return self._without_memory(plan.rows, problem)
 
     def _without_memory(self, rows: Sequence[Row], problem: str) -> Executed:
@@ -250,7 +242,8 @@ class Executor:
         else:
             self._note_use(device)
             duration_s = max(device.busy_s, step.launch_s - device.waited_s)
-        return Executed(step.plan, result, duration_s, was_launched=True)
+        scheduler = self._scheduler
+        return Executed(step.plan, result, duration_s, scheduler.confirm, scheduler.discard)
 
     def _note_use(self, device: DeviceTime) -> None:
         if (whole_s := device.busy_s + device.idle_s) > 0:
@@ -260,7 +253,10 @@ class Executor:
     def _failed(self, rows: Sequence[Row], error: Exception) -> Executed:
         """End the request if it failed alone in a step; otherwise retry the rows in halves."""
         guilty = self._bisection.failed(rows, error)
-        requests = dict.fromkeys(row.request for row in rows)
-        return Executed(
-            failed={each: step_failed(error) if each is guilty else None for each in requests}
+        why = EndReason(
+            FinishReason.ERROR,
+            Code.ENGINE_ERROR,
+            f"the engine failed in a step ({type(error).__name__}); its log has the details",
         )
+        requests = dict.fromkeys(row.request for row in rows)
+        return Executed(failed={one: why if one is guilty else None for one in requests})

@@ -121,6 +121,7 @@ class Pauses:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._roster = backend.roster
         self.asked = False
         """Whether a flag has changed or has not taken effect yet."""
 
@@ -135,12 +136,12 @@ class Pauses:
         # Cleared before the flags are read: the next call sees later changes.
         self.asked = False
         events: list[Event] = []
-        for request in list(self._backend.running):
+        for request in list(self._roster.running):
             self._pause(request, events)
-        for request in self._backend.waiting:
+        for request in self._roster.waiting:
             self._hold(request, events)
         # Paused requests have left their slots by now.
-        for request in least_slack_first(self._backend.paused, self._backend.step_time):
+        for request in least_slack_first(self._roster.paused, self._roster.step_time):
             if request.job.pause_requested:
                 continue
             if self._backend.resume(request):
@@ -164,7 +165,7 @@ class Pauses:
         if request.held_back:
             if not request.job.pause_requested:
                 request.held_back = False
-                self._backend.unblock()
+                self._roster.unblock()
                 events.append(JobResumed(request.job))
         elif self._may_pause(request):
             request.held_back = True

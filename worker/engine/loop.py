@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from secrets import randbits
-from typing import Any
 
 from protocol import AbortCause, FinishReason, KvReport, PromptLogprobs, TokenLogprob, WorkerStats
 from worker.core import (
@@ -64,22 +63,20 @@ STATS_AGE_S = 0.02
 step, and few snapshots are read."""
 
 
-@dataclass(slots=True)
+@dataclass
 class _Totals:
-    """Counters since the engine was built. ``busy_s`` is the time spent in ``steps``.
-    ``prompt_tokens`` counts computed tokens, not those found in the cache. ``context_tokens`` sums
-    the tokens that decoding rows attended to in each step."""
+    """The counters in ``WorkerStats`` that the loop keeps."""
 
-    jobs: int = 0
-    tokens: int = 0
-    late_tokens: int = 0
-    steps: int = 0
-    busy_s: float = 0.0
-    prompt_steps: int = 0
-    prompt_busy_s: float = 0.0
-    prompt_tokens: int = 0
-    context_tokens: int = 0
-    not_finite: int = 0
+    jobs_total: int = 0
+    tokens_total: int = 0
+    late_tokens_total: int = 0
+    steps_total: int = 0
+    busy_ms_total: float = 0.0
+    prompt_steps_total: int = 0
+    prompt_busy_ms_total: float = 0.0
+    prefill_tokens_total: int = 0
+    context_tokens_total: int = 0
+    not_finite_total: int = 0
 
 
 class EngineLoop:
@@ -107,7 +104,8 @@ class EngineLoop:
         """Clock time at which the current step began; None between two steps."""
         self._thread: threading.Thread | None = None
         self._sink: EventSink | None = None
-        self._step_time = backend.step_time
+        self._roster = backend.roster
+        self._step_time = backend.roster.step_time
         self._deferred: dict[Request, EndReason] = {}
         """End reasons of ended requests that still hold memory."""
         self._expiry = ExpiryCheck(clock, self._step_time, backend.steps_in_flight)
@@ -123,7 +121,7 @@ class EngineLoop:
         self._stats_due = False
         """Whether a job began or ended since the last snapshot, which was made at ``_stats_at``."""
         self._stats_at = -math.inf
-        backend.attach(self._notify)
+        backend.attach(self._tell)
         self._stats = self._snapshot()
 
     # ── the surface: any thread ──────────────────────────────────────────────────────────────
@@ -220,20 +218,16 @@ class EngineLoop:
             self._thread.join()
 
     def _tell(self) -> None:
-        """Note news, and wake the engine and its backend. The caller holds ``_wake``."""
-        self._news = True
-        self._wake.notify()
-        if not self._stopped:
-            self.backend.interrupt()
-
-    def _notify(self) -> None:
+        """Note news, and wake the engine and its backend."""
         with self._wake:
-            self._tell()
+            self._news = True
+            self._wake.notify()
+            if not self._stopped:
+                self.backend.interrupt()
 
     def _one_is_compiled(self) -> None:
-        with self._wake:
-            self._compiled = True
-            self._tell()
+        self._compiled = True
+        self._tell()
 
     # ── the loop: the engine's thread ────────────────────────────────────────────────────────
 
@@ -274,20 +268,20 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """Whether any job has not ended yet."""
-        return bool(self._inbox) or self.backend.has_work
+        return bool(self._inbox) or self._roster.has_work
 
     def idle_s(self) -> float:
         """Seconds until a step is needed if no news comes; 0 while one can be computed."""
-        if not self.backend.has_work:
+        if not self._roster.has_work:
             return math.inf
         return self._patience_s() if self._stalled else 0.0
 
     def _patience_s(self) -> float:
         """Seconds to sleep while nothing can be computed and no news comes."""
-        backend = self.backend
-        if any(request.loading for request in backend.waiting):
+        roster = self._roster
+        if any(request.loading for request in roster.waiting):
             return STALLED_S
-        held = [*backend.running, *backend.waiting, *backend.paused]
+        held = [*roster.running, *roster.waiting, *roster.paused]
         deadline = min((one.deadline for one in held), default=math.inf)
         left_s = deadline - self._clock() - self._step_time.slow_step_s(0)
         return max(STALLED_S, min(PAUSED_S, left_s))
@@ -306,43 +300,42 @@ class EngineLoop:
         events += self._pauses.settle()
         self._publish_early(events)
         done = backend.compute(self._schedule(now, events), self._patience_s)
-        self._stalled = done is None and backend.has_work
+        self._stalled = done is None and self._roster.has_work
         if done is not None:
             self._take(done, events)
         backend.end()
-        if self._stats_due or now >= self._stats_at + STATS_AGE_S or not backend.has_work:
+        if self._stats_due or now >= self._stats_at + STATS_AGE_S or not self._roster.has_work:
             self._stats_due, self._stats_at = False, now
             self._stats = self._snapshot()
         return events
 
     def _end_expired(self, now: float, events: list[Event]) -> None:
         """End aborted and expired jobs, so that their memory is free before the next step."""
-        backend, expiry = self.backend, self._expiry
-        begun = backend.running
-        if backend.paused:
-            begun = [*begun, *backend.paused]
-        for request in expiry.expired(begun, now, lambda: self._next_prompt_tokens(now)):
-            self._finish(request, expiry.end_reason(request, now), events)
-        if not backend.waiting:
-            return
-        for request in expiry.unfinishable(backend.waiting, now):
-            self._finish(request, expiry.end_reason(request, now), events)
-        floor = now + backend.min_start_budget_s
-        for request in [one for one in backend.waiting if one.job.deadline <= floor]:
-            self._finish(request, TOO_LATE_TO_START, events)
+        roster, expiry = self._roster, self._expiry
 
-    def _next_prompt_tokens(self, now: float) -> int:
-        return self.backend.next_prompt_tokens(now, is_more_coming=bool(self._inbox))
+        def prompt_tokens() -> int:
+            return self.backend.next_prompt_tokens(now, is_more_coming=bool(self._inbox))
+
+        begun = [*roster.running, *roster.paused] if roster.paused else roster.running
+        for request in expiry.expired(begun, now, prompt_tokens):
+            self._finish(request, expiry.end_reason(request, now), events)
+        if not roster.waiting:
+            return
+        for request in expiry.unfinishable(roster.waiting, now):
+            self._finish(request, expiry.end_reason(request, now), events)
+        floor = now + roster.min_start_budget_s
+        for request in [one for one in roster.waiting if one.job.deadline <= floor]:
+            self._finish(request, TOO_LATE_TO_START, events)
 
     def _take_commands(self, now: float, events: list[Event]) -> None:
         while self._inbox:
             request = self._inbox.popleft()
-            self._totals.jobs += 1
+            self._totals.jobs_total += 1
             self._stats_due = True
             if (cause := request.job.abort) is not None:
                 events.append(self._record(request, ABORTED[cause]))
                 continue
-            if (refusal := self.backend.enqueue(request, now)) is not None:
+            if (refusal := self._roster.enqueue(request, now)) is not None:
                 events.append(self._record(request, refusal))
                 continue
             if request.compiling:
@@ -354,12 +347,12 @@ class EngineLoop:
     def _take_compiled(self, events: list[Event]) -> None:
         """Start requests with ready grammars, and end those with invalid ones."""
         self._compiled = False
-        for request in [one for one in self.backend.waiting if one.compiling]:
+        for request in [one for one in self._roster.waiting if one.compiling]:
             constraint = request.job.constraint
             if constraint is None or not constraint.is_ready:
                 continue
             request.compiling = False
-            self.backend.unblock()
+            self._roster.unblock()
             if constraint.error:
                 self._finish(request, grammar_failed(constraint.error), events)
 
@@ -391,26 +384,26 @@ class EngineLoop:
             self._measure(done.plan, done)
             self._apply(done.plan, done, events)
         for request, reason in done.ended.items():
-            if request in self.backend.running:  # otherwise it ended when its tokens were applied
+            if request in self._roster.running:  # otherwise it ended when its tokens were applied
                 if reason.code is None and request.generated:
                     self._step_time.answered(request.generated)
                 self._finish(request, reason, events)
 
     def _measure(self, plan: Plan, done: Executed) -> None:
         duration_s, prompt_tokens = done.duration_s, plan.tokens - plan.decodes
-        most = max(map(len, done.result.ids))
+        totals, most = self._totals, max(map(len, done.result.ids))
         if most:
             self._step_time.decoded(
                 duration_s, most, rows=len(plan.rows), prompt_tokens=prompt_tokens
             )
         self._step_time.prefilled(duration_s, prompt_tokens)
-        self._totals.steps += 1
-        self._totals.busy_s += duration_s
+        totals.steps_total += 1
+        totals.busy_ms_total += duration_s * 1e3
         if prompt_tokens:
-            self._totals.prompt_steps += 1
-            self._totals.prompt_busy_s += duration_s
-            self._totals.prompt_tokens += prompt_tokens
-        self._totals.context_tokens += sum([row.start for row in plan.rows[: plan.decodes]])
+            totals.prompt_steps_total += 1
+            totals.prompt_busy_ms_total += duration_s * 1e3
+            totals.prefill_tokens_total += prompt_tokens
+        totals.context_tokens_total += sum([row.start for row in plan.rows[: plan.decodes]])
 
     def _apply(self, plan: Plan, done: Executed, events: list[Event]) -> None:
         """Count and publish the new tokens, except those of jobs that must stop."""
@@ -466,13 +459,13 @@ class EngineLoop:
                 tokens -= new
                 end_reason, request.tokens = LENGTH, request.tokens[: request.prompt_tokens]
             self._finish(request, end_reason, events)
-        self._totals.tokens += tokens
+        self._totals.tokens_total += tokens
 
     def _spoil(self, request: Request) -> None:
         """Fail a request with NaN or infinite logits, and never reuse its KV blocks."""
         if not request.spoilt:
             engine_log.error(NOT_FINITE_LOG, request.computed)
-            self._totals.not_finite += 1
+            self._totals.not_finite_total += 1
             self.backend.spoil(request)
         self._deferred.setdefault(request, NOT_FINITE)
 
@@ -498,7 +491,7 @@ class EngineLoop:
         why = self._deferred.pop(request, None) or self._expiry.end_reason(request, now)
         if why.reason is not FinishReason.STOP:
             request.late_tokens += tokens
-            self._totals.late_tokens += tokens
+            self._totals.late_tokens_total += tokens
         done.drop(row)
         self._finish(request, why, events)
 
@@ -532,11 +525,11 @@ class EngineLoop:
             inbox = list(self._inbox)
             self._inbox.clear()
         events: list[Event] = [self._record(request, DRAINED) for request in inbox]
-        backend = self.backend
-        left = dict.fromkeys([*backend.running, *backend.paused, *backend.waiting, *self._deferred])
+        roster = self._roster
+        left = dict.fromkeys([*roster.running, *roster.paused, *roster.waiting, *self._deferred])
         try:
             if not self._has_failed:
-                backend.halt()
+                self.backend.halt()
                 for request in left:
                     self._finish(request, self._deferred.pop(request, DRAINED), events)
         except Exception:
@@ -550,26 +543,15 @@ class EngineLoop:
                     why = self._deferred.get(request, loss_of(request.job))
                     events.append(self._record(request, why))
         self._publish(events)
-        backend.close()
+        self.backend.close()
         self._stats = self._snapshot()
 
     def _snapshot(self) -> WorkerStats:
-        counts: dict[str, Any] = self.backend.counts()
-        totals, step_time = self._totals, self._step_time
         return WorkerStats(
-            step_ms=step_time.step_s * 1e3,
-            tokens_total=totals.tokens,
-            late_tokens_total=totals.late_tokens,
-            jobs_total=totals.jobs,
+            step_ms=self._step_time.step_s * 1e3,
             check_us=self._expiry.check_us,
-            steps_total=totals.steps,
-            busy_ms_total=totals.busy_s * 1e3,
-            prompt_steps_total=totals.prompt_steps,
-            prompt_busy_ms_total=totals.prompt_busy_s * 1e3,
-            prefill_tokens_total=totals.prompt_tokens,
-            not_finite_total=totals.not_finite,
-            context_tokens_total=totals.context_tokens,
-            **counts,
+            **vars(self._totals),
+            **self.backend.counts(),
         )
 
 

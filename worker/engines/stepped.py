@@ -32,9 +32,8 @@ from worker.errors import RequestError
 from worker.log import engine_log
 from worker.scheduler.end_reason import LENGTH, STOPPED, EndReason
 from worker.scheduler.plan import Plan, Row, Schedule, StepResult
-from worker.scheduler.refusal import EngineLimits, lacking, refused
 from worker.scheduler.request import Request
-from worker.scheduler.step_time import StepTime
+from worker.scheduler.roster import Roster, refused
 
 MIN_WAIT_S: Final = 0.001
 LONGEST_LEAVE_S: Final = 0.25
@@ -145,23 +144,17 @@ class SteppedBackend(Backend):
         self._frees_at_once = frees_at_once
         self._clock = clock
         self._read_kv_reports = kv_reports
-        self._limits = EngineLimits(
-            card.context_tokens,
-            max(card.context_tokens, card.full_context_tokens),
-            card.vocab_size,
-            card.max_running + card.max_waiting,
-            card.min_start_budget_ms / 1e3,
+        self.roster = Roster(
+            capacity_tokens=card.context_tokens,
+            context_tokens=max(card.context_tokens, card.full_context_tokens),
+            vocab_size=card.vocab_size,
+            max_held=card.max_running + card.max_waiting,
+            min_start_budget_s=card.min_start_budget_ms / 1e3,
+            lacks=card.lacks,
         )
-        self.min_start_budget_s = card.min_start_budget_ms / 1e3
         self._handles = itertools.count(1)
         self._by_handle: dict[int, Request] = {}
         """Running and paused jobs, each with its handle as its slot."""
-        self.running: list[Request] = []
-        self.waiting: list[Request] = []  # least slack first
-        self.paused: list[Request] = []
-        self._leaving: dict[Request, float] = {}
-        """Aborted jobs that may still hold the core's memory, with the clock time of the abort."""
-        self.step_time = StepTime()
         self.steps_in_flight = int(not frees_at_once)
         self._began: float | None = None
         """Clock time at which the core's step began; None while it has no work."""
@@ -185,25 +178,14 @@ class SteppedBackend(Backend):
     def largest_step_tokens(self) -> int:
         # Some engines process whole prompts in one step, despite the configuration. The sum uses a
         # copy, because the engine's thread changes the original.
-        return sum(one.prompt_tokens for one in list(self.running))
+        return sum(one.prompt_tokens for one in list(self.roster.running))
 
     # ── the queue and the batch ──────────────────────────────────────────────────────────────
 
     @property
-    def has_work(self) -> bool:
-        return bool(self._held or self.waiting or self.paused)
-
-    @property
     def _held(self) -> int:
         """Number of jobs that have a slot in the core."""
-        return len(self.running) + len(self._leaving)
-
-    def enqueue(self, request: Request, now: float) -> EndReason | None:
-        held = self._held + len(self.waiting) + len(self.paused)
-        refusal = lacking(request.job, self._card.lacks) or self._limits.refusal(request, held, now)
-        if refusal is None:
-            self._limits.line_up(request, self.waiting, self.step_time)
-        return refusal
+        return len(self.roster.running) + len(self.roster.leaving)
 
     @property
     def can_pause(self) -> bool:
@@ -212,8 +194,8 @@ class SteppedBackend(Backend):
     def pause(self, request: Request) -> bool:
         if not self.core.pause(request.slot):
             return False
-        self.running.remove(request)
-        self.paused.append(request)
+        self.roster.running.remove(request)
+        self.roster.paused.append(request)
         request.paused = True
         return True
 
@@ -223,8 +205,8 @@ class SteppedBackend(Backend):
     def resume(self, request: Request) -> bool:
         if self._held >= self._card.max_running:
             return False
-        self.paused.remove(request)
-        self.running.append(request)
+        self.roster.paused.remove(request)
+        self.roster.running.append(request)
         request.paused = False
         self.core.resume(request.slot)
         return True
@@ -232,37 +214,38 @@ class SteppedBackend(Backend):
     def release(self, request: Request, now: float) -> bool:
         if self._is_closed:
             return True
+        roster = self.roster
         if request.slot < 0:
-            self.waiting.remove(request)
+            roster.waiting.remove(request)
             return True
-        (self.paused if request.paused else self.running).remove(request)
+        (roster.paused if request.paused else roster.running).remove(request)
         handle, was_paused = request.slot, request.paused
         if self._by_handle.pop(handle, None) is None:  # the core itself has ended it
             return True
         self.core.abort([handle])
         if was_paused or self._frees_at_once:
             return True
-        self._leaving[request] = now
+        roster.leaving[request] = now
         return False
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
 
     def next_prompt_tokens(self, now: float, *, is_more_coming: bool) -> int:
-        begun = [one for one in self.running if one.first_token_at is None]
-        tokens = sum(one.prompt_tokens for one in itertools.chain(begun, self.waiting))
+        begun = [one for one in self.roster.running if one.first_token_at is None]
+        tokens = sum(one.prompt_tokens for one in itertools.chain(begun, self.roster.waiting))
         return min(tokens, self._card.max_step_tokens)
 
     def schedule(self, now: float) -> Schedule:
-        schedule = Schedule(None, [])
-        for request in [one for one in self.waiting if not (one.compiling or one.held_back)]:
+        schedule, roster = Schedule(None, []), self.roster
+        for request in [one for one in roster.waiting if not (one.compiling or one.held_back)]:
             if self._held >= self._card.max_running:
                 break
             handle = next(self._handles)
             if (why := self._add(handle, request)) is not None:
                 schedule.refused[request] = why
                 continue
-            self.waiting.remove(request)
-            self.running.append(request)
+            roster.waiting.remove(request)
+            roster.running.append(request)
             self._by_handle[handle] = request
             request.slot = handle
             schedule.started.append(request)
@@ -290,13 +273,14 @@ class SteppedBackend(Backend):
         if self._began is None:
             self._began = self._clock()
             self._prompt_tokens_seen = self.core.load().prompt_tokens_total
-        wait_s = MIN_WAIT_S if any(map(self._is_held, self._leaving)) else 0.0
-        made = self.core.step(patience_s() if self.running else wait_s)
+        leaving = self.roster.leaving
+        wait_s = MIN_WAIT_S if any(map(self._is_held, leaving)) else 0.0
+        made = self.core.step(patience_s() if self.roster.running else wait_s)
         now = self._clock()
         done = Executed(book=self._book)
-        done.freed = [one for one in self._leaving if not self._is_held(one)]
+        done.freed = [one for one in leaving if not self._is_held(one)]
         for request in done.freed:
-            del self._leaving[request]
+            del leaving[request]
         if any(one.ids or one.end or one.prompt for one in made):
             done.duration_s, self._began = now - self._began, now
             self._read(made, done)
@@ -343,7 +327,7 @@ class SteppedBackend(Backend):
 
     def _is_held(self, request: Request) -> bool:
         """Whether a leaving job's memory is not free yet and the wait may continue."""
-        has_time = self._clock() < self._leaving[request] + LONGEST_LEAVE_S
+        has_time = self._clock() < self.roster.leaving[request] + LONGEST_LEAVE_S
         return has_time and self.core.holds(request.slot)
 
     # ── accounts, and the end ────────────────────────────────────────────────────────────────
@@ -356,7 +340,7 @@ class SteppedBackend(Backend):
             "kv_blocks_used": load.kv_blocks_used,
             "kv_blocks_free": load.kv_blocks_total - load.kv_blocks_used,
             "running": self._held - queued,
-            "waiting": len(self.waiting) + queued,
+            "waiting": len(self.roster.waiting) + queued,
             "cached_tokens_total": self._cached_tokens,
             "kv_blocks_cached": load.kv_blocks_cached,
             "hit_blocks_total": load.hit_blocks_total,
@@ -376,8 +360,10 @@ class SteppedBackend(Backend):
             self.core.close()
         except Exception:
             engine_log.exception("the engine could not be closed; its process must end")
-        for held in (self._by_handle, self._leaving, self.running, self.paused, self.waiting):
+        roster = self.roster
+        for held in (roster.leaving, roster.running, roster.paused, roster.waiting):
             held.clear()
+        self._by_handle.clear()
 
 
 def _own_end(made: Produced, end: FinishReason) -> EndReason:

@@ -5,7 +5,7 @@
 - ``config``        its limits
 - ``request``       a job inside the engine
 - ``end_reason``    why a job ends
-- ``refusal``       why a job cannot start
+- ``roster``        the requests that an engine holds, and why it refuses one
 - ``block_pool``    KV pages, references, hashes
 - ``prefix_cache``  shares KV pages between requests
 - ``sessions``      keeps a conversation's pages between two turns

@@ -13,7 +13,7 @@ blocks::
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
@@ -21,32 +21,27 @@ from worker.scheduler.end_reason import EndReason
 from worker.scheduler.order import most_urgent_first, not_delaying
 from worker.scheduler.plan import Plan, Row, Schedule
 from worker.scheduler.prefix_cache import PrefixCache
-from worker.scheduler.refusal import EngineLimits, queue_order
 from worker.scheduler.request import PENDING, Request
+from worker.scheduler.roster import Roster, queue_order
 from worker.scheduler.sessions import KeptSessions
-from worker.scheduler.step_time import StepTime
 
 
-class Scheduler:
-    """Owns the pool, the running set and the queue. Used by one thread."""
+class Scheduler(Roster):
+    """The requests of our own engine, with the pool of their blocks. Used by one thread."""
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+        super().__init__(
+            capacity_tokens=min(config.context_tokens, pool.total * config.block_tokens),
+            context_tokens=config.context_tokens,
+            vocab_size=config.vocab_size,
+            max_held=config.max_running + config.max_waiting,
+            min_start_budget_s=config.min_start_budget_s,
+        )
         self.config = config
         self.pool = pool
-        self.step_time = StepTime()
         self.prefix_cache = PrefixCache(pool, config.block_tokens, enabled=config.prefix_cache)
         self.sessions = KeptSessions(pool)
-        self.running: list[Request] = []
-        self.waiting: list[Request] = []  # least slack first
-        self.paused: list[Request] = []
         self._block_tokens = config.block_tokens
-        self._limits = EngineLimits(
-            self.capacity_tokens,
-            config.context_tokens,
-            config.vocab_size,
-            config.max_running + config.max_waiting,
-            config.min_start_budget_s,
-        )
         self._free_slots = list(range(config.max_running - 1, -1, -1))
         self._pinned: Counter[int] = Counter()
         """Pinned blocks and their numbers of pins."""
@@ -55,21 +50,9 @@ class Scheduler:
         self._planned_prompts = 0
         """Number of prompt tokens of the last planned step."""
 
-    @property
-    def capacity_tokens(self) -> int:
-        """Maximum tokens of one request: the smaller of context and pool."""
-        return min(self.config.context_tokens, self.pool.total * self.config.block_tokens)
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.running or self.waiting or self.paused)
-
     def enqueue(self, request: Request, now: float) -> EndReason | None:
-        """Put a request in the queue. Returns the reason if it is refused."""
-        held = len(self.running) + len(self.waiting) + len(self.paused)
-        refusal = self._limits.refusal(request, held, now)
+        refusal = super().enqueue(request, now)
         if refusal is None:
-            self._limits.line_up(request, self.waiting, self.step_time)
             self._blocked = False
             self.sessions.begin(request)
         return refusal
@@ -225,7 +208,6 @@ class Scheduler:
         self.unblock()
 
     def unblock(self) -> None:
-        """Record that a request that could not be admitted may now fit."""
         self._blocked = False
 
     def check_integrity(self) -> None:
@@ -327,7 +309,8 @@ class Scheduler:
 
         None if no request can be admitted, until one ends or arrives.
         """
-        ready = list(self._ready())
+        # Those that wait only for a slot and blocks, least slack first.
+        ready = [r for r in self.waiting if not (r.loading or r.held_back or r.compiling)]
         if ready and self._free_slots:
             head, *others = ready
             if self._reserve(head):
@@ -343,10 +326,6 @@ class Scheduler:
                         return request
         self._blocked = True
         return None
-
-    def _ready(self) -> Iterator[Request]:
-        """Requests that wait only for a slot and blocks, least slack first."""
-        return (one for one in self.waiting if not (one.loading or one.held_back or one.compiling))
 
     def _reserve(self, request: Request) -> bool:
         """Move a waiting request to the running ones if all of its blocks are available."""
