@@ -13,15 +13,13 @@ from worker.engine.engine import Engine
 from worker.engine.step_costs import fitting, largest, measure
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import GrammarCompiler, build_compiler
-from worker.kv_disk.base import BlockTier
 from worker.kv_disk.disk_tier import open_disk_tier
 from worker.loaded import LoadedEngine, LoadTiming
 from worker.log import model_log
-from worker.models.config import ModelConfig, read_config
+from worker.models.config import read_config
 from worker.models.folder import why_unservable
-from worker.runner.base import BuiltRunner
 from worker.runner.out_of_memory import StepMemory
-from worker.runner.script import DEFAULT_SCRIPT, Script, read_script
+from worker.runner.script import DEFAULT_SCRIPT, read_script
 from worker.runner.scripted import build_scripted_runner
 from worker.runner.synthetic import CYCLE_WORDS, build_synthetic_runner, synthetic_args
 from worker.scheduler.block_pool import BlockPool
@@ -41,57 +39,30 @@ def build_engine(
     """
     if settings.engine == "auto":  # not called by ``load_engine``, which chooses
         settings = settings.model_copy(update={"engine": "torch"})
-    _check(settings)
-    timing = LoadTiming()
-    path = settings.model_path
-    config = read_config(path)
-    script = _script(settings)
-    if script is not None:
-        config = replace(config, context_tokens=script.context_tokens)
-    if settings.engine == "torch" and (problem := why_unservable(path)) is not None:
-        raise BrokenCheckpoint(problem)  # before the tokenizer: such a folder may lack that too
-    # Runs on a thread that ends afterwards: OpenMP keeps workers for every thread that has
-    # computed. When they outnumber the cores, none may spin, which costs a third of every step.
-    with ThreadPoolExecutor(3, "tidegate-build") as threads:
-        hashing = threads.submit(timing.timed("digest")(model_digest), path)
-        return threads.submit(
-            _build, settings, config, script, clock, timing, hashing, threads, measures
-        ).result()
-
-
-def _check(settings: WorkerSettings) -> None:
-    """Raise ``ValueError`` if one setting makes another one meaningless."""
     if settings.kv.disk_path is not None and not settings.kv.prefix_cache:
         raise ValueError(
             "TIDEGATE_WORKER__KV__DISK_PATH is set, but the prefix cache that it stores is off; set"
             " TIDEGATE_WORKER__KV__PREFIX_CACHE=true or leave the path unset"
         )
-
-
-def _script(settings: WorkerSettings) -> Script | None:
-    """The script of ``synthetic-scripted``; None for any other engine. Raises ``ValueError``."""
-    if settings.engine == "synthetic-scripted":
-        return read_script(synthetic_args(settings).script or DEFAULT_SCRIPT)
-    return None
-
-
-def _model_digest(checkpoint: str, script: Script | None) -> str:
-    """The model's digest. It covers the script: another script cannot continue its texts."""
-    if script is None:
-        return checkpoint
-    return hashlib.sha256(checkpoint.encode() + script.text).hexdigest()
+    # Runs on a thread that ends afterwards: OpenMP keeps workers for every thread that has
+    # computed. When they outnumber the cores, none may spin, which costs a third of every step.
+    with ThreadPoolExecutor(3, "tidegate-build") as threads:
+        return threads.submit(_build, settings, clock, threads, measures).result()
 
 
 def _build(
-    settings: WorkerSettings,
-    config: ModelConfig,
-    script: Script | None,
-    clock: Clock,
-    timing: LoadTiming,
-    hashing: Future[str],
-    threads: ThreadPoolExecutor,
-    measures: bool,
+    settings: WorkerSettings, clock: Clock, threads: ThreadPoolExecutor, measures: bool
 ) -> LoadedEngine:
+    timing = LoadTiming()
+    path = settings.model_path
+    config = read_config(path)
+    script = None
+    if settings.engine == "synthetic-scripted":
+        script = read_script(synthetic_args(settings).script or DEFAULT_SCRIPT)
+        config = replace(config, context_tokens=script.context_tokens)
+    if settings.engine == "torch" and (problem := why_unservable(path)) is not None:
+        raise BrokenCheckpoint(problem)  # before the tokenizer: such a folder may lack that too
+    hashing = threads.submit(timing.timed("digest")(model_digest), path)
     read = settings
     if measures:
         settings = largest(read)
@@ -106,7 +77,6 @@ def _build(
         tile_tokens=1,  # replaced by the runner's number once it is built
         prefix_cache=settings.kv.prefix_cache,
     )
-    path = settings.model_path
     with timing.timed("tokenizer"):
         tokenizer = Tokenizer.from_directory(path, config.eos_token_ids)
     eos = end_tokens(config.eos_token_ids, tokenizer, config.vocab_size, path)
@@ -149,14 +119,16 @@ def _build(
     if built.memory is not None:
         pool = BlockPool(built.blocks, built.memory.clear)
     scheduler = Scheduler(limits, pool)
-    digests = _model_digest(hashing.result(), script), engine_digest(settings, built)
+    digest, own_digest = hashing.result(), engine_digest(settings, built)
+    if script is not None:  # another script cannot continue its texts
+        digest = hashlib.sha256(digest.encode() + script.text).hexdigest()
     has_model, bos = settings.engine == "torch", config.bos_token_id
     card = model_card(
         settings,
         tokenizer,
         device=built.device,
-        model_digest=digests[0],
-        engine_digest=digests[1],
+        model_digest=digest,
+        engine_digest=own_digest,
         vocab_size=config.vocab_size,
         bos_token_id=tokenizer.bos_token_id if bos is None else bos,
         eos_token_ids=eos,
@@ -172,31 +144,19 @@ def _build(
         deterministic=settings.deterministic and has_model,
         step_costs=costs,
     )
+    tier, kv = None, settings.kv
+    if kv.disk_path is not None and built.memory is not None:
+        # Another engine's KV is just as good, but not bit-identical (WK-3).
+        origin = digest + own_digest if settings.deterministic else digest
+        tier = open_disk_tier(scheduler, built.memory, kv.disk_path, kv.disk_bytes, origin)
     engine = Engine(
         scheduler,
         built.runner,
         eos,
         hash_salt=card.hash_salt,
         overlap=settings.overlap,
-        tier=_open_tier(settings, built, scheduler, digests),
+        tier=tier,
         memory=StepMemory(built.guard),
         clock=clock,
     )
     return LoadedEngine.timed(engine, tokenizer, card, timing, grammars)
-
-
-def _open_tier(
-    settings: WorkerSettings,
-    built: BuiltRunner,
-    scheduler: Scheduler,
-    digests: tuple[str, str],
-) -> BlockTier | None:
-    if settings.kv.disk_path is None or built.memory is None:
-        return None
-    origin, engine = digests
-    if settings.deterministic:
-        # Another engine's KV is just as good, but not bit-identical (WK-3).
-        origin += engine
-    return open_disk_tier(
-        scheduler, built.memory, settings.kv.disk_path, settings.kv.disk_bytes, origin
-    )

@@ -4,7 +4,7 @@ import hashlib
 import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -19,32 +19,24 @@ from worker.settings import BLOCK_TOKENS, WorkerSettings
 from worker.text import Tokenizer
 
 
-class DeviceFacts(NamedTuple):
-    """Facts about GPUs; see the fields of ``ModelCard`` that have these names."""
-
-    vram_bytes: int = 0
-    compute_capability: str = ""
-    device_mask: int = 0
-
-
-def device_facts(device: str, count: int = 1) -> DeviceFacts:
-    """Facts about the process's current GPU for ``cuda…``, and about the next GPUs if ``count`` are
-    used together; zeros and "" for any other device."""
+def device_facts(device: str, count: int = 1) -> dict[str, Any]:
+    """The fields of ``ModelCard`` about the process's current GPU for ``cuda…``, and about the next
+    GPUs if ``count`` are used together; none for any other device."""
     if not device.startswith("cuda"):
-        return DeviceFacts()
+        return {}
     import torch  # some engines without a GPU do not need it
 
     if not torch.cuda.is_available():
-        return DeviceFacts()
+        return {}
     first = torch.cuda.current_device()
     used = range(first, first + count)
     major, minor = min(torch.cuda.get_device_capability(index) for index in used)
     masks = [mask_of(index, os.environ.get("CUDA_VISIBLE_DEVICES")) for index in used]
-    return DeviceFacts(
-        vram_bytes=sum(torch.cuda.get_device_properties(index).total_memory for index in used),
-        compute_capability=f"{major}.{minor}",
-        device_mask=sum(masks) if all(masks) else 0,
-    )
+    return {
+        "vram_bytes": sum(torch.cuda.get_device_properties(index).total_memory for index in used),
+        "compute_capability": f"{major}.{minor}",
+        "device_mask": sum(masks) if all(masks) else 0,
+    }
 
 
 def mask_of(index: int, visible: str | None) -> int:
@@ -156,7 +148,7 @@ def model_card(
         "sampling_defaults": read_sampling_defaults(settings.model_path),
         "deterministic": settings.deterministic,
     }
-    return ModelCard(**(common | device_facts(device, gpus)._asdict() | own))
+    return ModelCard(**(common | device_facts(device, gpus) | own))
 
 
 def read_sampling_defaults(path: Path) -> SamplingDefaults:

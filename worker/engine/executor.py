@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from protocol import Code, FinishReason
+from protocol import Code
 from worker.core import Clock
 from worker.engine.backend import Executed
 from worker.errors import DeviceLost
@@ -35,7 +35,7 @@ from worker.log import engine_log
 from worker.runner.base import OverlappingRunner, Runner, StepInFlight
 from worker.runner.memory import is_out_of_memory
 from worker.runner.out_of_memory import StepMemory
-from worker.scheduler.end_reason import EndReason
+from worker.scheduler.end_reason import EndReason, failed
 from worker.scheduler.plan import DeviceTime, Plan, Row
 from worker.scheduler.request import Request
 from worker.scheduler.scheduler import Scheduler
@@ -253,10 +253,7 @@ class Executor:
     def _failed(self, rows: Sequence[Row], error: Exception) -> Executed:
         """End the request if it failed alone in a step; otherwise retry the rows in halves."""
         guilty = self._bisection.failed(rows, error)
-        why = EndReason(
-            FinishReason.ERROR,
-            Code.ENGINE_ERROR,
-            f"the engine failed in a step ({type(error).__name__}); its log has the details",
-        )
+        what = f"the engine failed in a step ({type(error).__name__}); its log has the details"
+        why = failed(Code.ENGINE_ERROR, what)
         requests = dict.fromkeys(row.request for row in rows)
         return Executed(failed={one: why if one is guilty else None for one in requests})

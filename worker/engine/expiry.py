@@ -103,7 +103,7 @@ class ExpiryCheck:
             return ABORTED[cause]
         if request.ends_cleanly:
             return CUT_SHORT
-        return DEADLINE_PASSED if now >= request.deadline else CANNOT_FINISH
+        return DEADLINE_PASSED if now >= request.job.deadline else CANNOT_FINISH
 
 
 def _goes_on(request: Request, now: float) -> bool:

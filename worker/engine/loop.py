@@ -20,7 +20,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from secrets import randbits
 
-from protocol import AbortCause, FinishReason, KvReport, PromptLogprobs, TokenLogprob, WorkerStats
+from protocol import (
+    AbortCause,
+    Code,
+    FinishReason,
+    KvReport,
+    PromptLogprobs,
+    TokenLogprob,
+    WorkerStats,
+)
 from worker.core import (
     Clock,
     Event,
@@ -45,8 +53,8 @@ from worker.scheduler.end_reason import (
     STOPPED,
     TOO_LATE_TO_START,
     EndReason,
+    failed,
     finished,
-    grammar_failed,
     loss_of,
 )
 from worker.scheduler.plan import Plan, Row
@@ -282,7 +290,7 @@ class EngineLoop:
         if any(request.loading for request in roster.waiting):
             return STALLED_S
         held = [*roster.running, *roster.waiting, *roster.paused]
-        deadline = min((one.deadline for one in held), default=math.inf)
+        deadline = min((one.job.deadline for one in held), default=math.inf)
         left_s = deadline - self._clock() - self._step_time.slow_step_s(0)
         return max(STALLED_S, min(PAUSED_S, left_s))
 
@@ -354,7 +362,7 @@ class EngineLoop:
             request.compiling = False
             self._roster.unblock()
             if constraint.error:
-                self._finish(request, grammar_failed(constraint.error), events)
+                self._finish(request, failed(Code.INVALID_REQUEST, constraint.error), events)
 
     def _schedule(self, now: float, events: list[Event]) -> Plan | None:
         schedule = self.backend.schedule(now)
@@ -426,7 +434,8 @@ class EngineLoop:
             if job.constraint is not None and job.constraint.error:
                 # There was no mask, so the drawn token may violate the grammar.
                 done.drop(row)
-                self._finish(request, grammar_failed(job.constraint.error), events)
+                why = failed(Code.INVALID_REQUEST, job.constraint.error)
+                self._finish(request, why, events)
                 continue
             if not ids:
                 book(row, ids)

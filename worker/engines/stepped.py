@@ -30,15 +30,15 @@ from worker.core import Clock, Job
 from worker.engine.backend import Backend, Executed
 from worker.errors import RequestError
 from worker.log import engine_log
-from worker.scheduler.end_reason import LENGTH, STOPPED, EndReason
+from worker.scheduler.end_reason import LENGTH, STOPPED, EndReason, failed
 from worker.scheduler.plan import Plan, Row, Schedule, StepResult
 from worker.scheduler.request import Request
-from worker.scheduler.roster import Roster, refused
+from worker.scheduler.roster import Roster
 
 MIN_WAIT_S: Final = 0.001
 LONGEST_LEAVE_S: Final = 0.25
 """Seconds after which an aborted job ends even if the engine still holds its memory."""
-NOT_TAKEN: Final = refused(
+NOT_TAKEN: Final = failed(
     Code.ENGINE_ERROR, "the engine could not take up this request; the worker's log says why"
 )
 
@@ -256,7 +256,7 @@ class SteppedBackend(Backend):
         try:
             self.core.add(handle, request.job, request.limit_tokens - request.prompt_tokens)
         except RequestError as error:
-            return refused(error.code, str(error))
+            return failed(error.code, str(error))
         except Exception as error:
             # An error in the core's ``add`` must not end other jobs. The message is not logged,
             # because it may quote the job.
@@ -372,4 +372,4 @@ def _own_end(made: Produced, end: FinishReason) -> EndReason:
         return STOPPED
     if end is FinishReason.LENGTH:
         return LENGTH
-    return refused(made.code or Code.ENGINE_ERROR, made.message)
+    return failed(made.code or Code.ENGINE_ERROR, made.message)

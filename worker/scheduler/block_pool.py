@@ -101,10 +101,8 @@ class BlockPool:
         for block in blocks:
             assert self._hashes[block] is not None, f"block {block} has no hash to share it by"
             if not self._references[block]:
-                if block in self._cached:
-                    del self._cached[block]
-                else:
-                    del self._kept[block]
+                cached = self._cached if block in self._cached else self._kept
+                del cached[block]
             self._references[block] += 1
 
     def free(self, blocks: Sequence[int], *, as_oldest: bool = False) -> None:
@@ -217,7 +215,7 @@ class BlockPool:
 
     def forget(self) -> None:
         """Evict all cached blocks, because their content is no longer valid."""
-        while self._cached or self._kept:
+        while self.cached_count:
             self._evict_oldest()
 
     def take_changes(self) -> KvReport | None:
@@ -229,10 +227,7 @@ class BlockPool:
         return report
 
     def _evict_oldest(self) -> None:
-        if self._cached:
-            block, _ = self._cached.popitem(last=False)
-        else:
-            block, _ = self._kept.popitem(last=False)
+        block, _ = (self._cached or self._kept).popitem(last=False)
         block_hash = self._hashes[block]
         assert block_hash is not None
         self._hashes[block] = None

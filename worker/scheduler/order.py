@@ -21,23 +21,17 @@ def expected_left(request: Request, step_time: StepTime) -> float:
     return max(request.least_tokens, min(likely, request.limit_tokens - len(request.tokens)))
 
 
-def prompt_due(request: Request, step_time: StepTime) -> float:
-    """When a request's prompt must be computed: its deadline minus the time for the rest, or its
-    first token's deadline if earlier."""
+def latest_start(request: Request, step_time: StepTime) -> float:
+    """Deadline minus expected service time: orders by least slack at any time. Before the first
+    token its deadline minus the rest of the prompt counts too."""
     job = request.job
     deadline = min(job.deadline, job.due_by)
     if deadline == math.inf:
         deadline = request.submitted_at + _PATIENCE_S
-    due = deadline - expected_left(request, step_time) * step_time.step_s
-    return due if request.generated else min(due, job.first_token_by)
-
-
-def latest_start(request: Request, step_time: StepTime) -> float:
-    """Deadline minus expected service time: orders by least slack at any time. Before the first
-    token its deadline minus the rest of the prompt counts too.
-    """
-    left = len(request.tokens) - request.computed
-    return prompt_due(request, step_time) - step_time.prefill_s(left)
+    prompt_due = deadline - expected_left(request, step_time) * step_time.step_s
+    if not request.generated:
+        prompt_due = min(prompt_due, job.first_token_by)
+    return prompt_due - step_time.prefill_s(len(request.tokens) - request.computed)
 
 
 def least_slack_first(requests: Sequence[Request], step_time: StepTime) -> list[Request]:
@@ -47,7 +41,12 @@ def least_slack_first(requests: Sequence[Request], step_time: StepTime) -> list[
 def most_urgent_first(
     prefilling: Sequence[Request], step_time: StepTime, now: float
 ) -> list[Request]:
-    """Order prompts by urgency; if ``now`` is -inf there is time for all: least slack first."""
+    """Order prompts by urgency; if ``now`` is -inf there is time for all: least slack first.
+
+    Urgency is the log apparent tardiness cost (Vepsalainen, Morton 1987). With a short backlog of
+    prompts this is least slack first, with a long one shortest work first: under overload one long
+    prompt must not make several short ones late.
+    """
     token_s = step_time.prompt_token_s
     if now == -math.inf or not token_s:
         return least_slack_first(prefilling, step_time)
@@ -56,20 +55,9 @@ def most_urgent_first(
 
     def urgency(request: Request) -> float:
         slack_s = latest_start(request, step_time) - now
-        return prompt_urgency(slack_s, work_s[request], backlog_s)
+        return -max(0.0, slack_s) / backlog_s - math.log(work_s[request])
 
     return sorted(prefilling, key=urgency, reverse=True)
-
-
-def prompt_urgency(slack_s: float, work_s: float, backlog_s: float) -> float:
-    """Urgency of a prompt, largest first: log apparent tardiness cost (Vepsalainen, Morton 1987).
-
-    ``slack_s`` is the time until the request must run without interruption, ``work_s`` its work,
-    ``backlog_s`` the work of all running prompts. With a short backlog this is least slack first,
-    with a long one shortest work first: under overload one long prompt must not make several short
-    ones late.
-    """
-    return -max(0.0, slack_s) / backlog_s - math.log(work_s)
 
 
 def not_delaying(

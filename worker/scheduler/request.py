@@ -87,7 +87,3 @@ class Request:
     @property
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_tokens
-
-    @property
-    def deadline(self) -> float:
-        return self.job.deadline

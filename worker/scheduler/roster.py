@@ -3,9 +3,9 @@
 from bisect import insort
 from collections.abc import Collection
 
-from protocol import Code, Feature, FinishReason, context_note, features_of
+from protocol import Code, Feature, context_note, features_of
 from worker.core import Job
-from worker.scheduler.end_reason import TOO_LATE_TO_START, EndReason
+from worker.scheduler.end_reason import TOO_LATE_TO_START, EndReason, failed
 from worker.scheduler.order import latest_start
 from worker.scheduler.request import Request
 from worker.scheduler.step_time import StepTime
@@ -67,15 +67,15 @@ class Roster:
     def _refusal(self, request: Request, now: float) -> EndReason | None:
         # Orchestrators already avoid engines that lack a feature.
         if self._lacks and (missing := _features_of(request.job).intersection(self._lacks)):
-            return refused(
+            return failed(
                 Code.INVALID_REQUEST,
                 f"this worker's engine has no {', '.join(sorted(missing))}; leave that out, or ask"
                 " for a model of an instance with another engine",
             )
         if not request.tokens:
-            return refused(Code.INVALID_REQUEST, "the prompt has no tokens; send at least one")
+            return failed(Code.INVALID_REQUEST, "the prompt has no tokens; send at least one")
         if request.prompt_tokens >= self.capacity_tokens:
-            return refused(
+            return failed(
                 Code.CONTEXT_OVERFLOW,
                 f"the prompt has {request.prompt_tokens} tokens, but this model's maximum"
                 f" context length is {self.capacity_tokens} tokens: at most"
@@ -83,7 +83,7 @@ class Roster:
                 + context_note(self.capacity_tokens, self._context_tokens),
             )
         if min(request.tokens) < 0 or max(request.tokens) >= self._vocab_size:
-            return refused(
+            return failed(
                 Code.INVALID_REQUEST,
                 f"the prompt has token ids outside 0 to {self._vocab_size - 1}, the"
                 " model's vocabulary; encode it with the model's own tokenizer",
@@ -91,7 +91,7 @@ class Roster:
         if request.job.deadline - now <= self.min_start_budget_s:
             return TOO_LATE_TO_START
         if self.held >= self._max_held:
-            return refused(
+            return failed(
                 Code.NO_CAPACITY,
                 f"the worker holds {self.held} jobs, its maximum; try again later or elsewhere",
             )
@@ -100,11 +100,6 @@ class Roster:
 
 def queue_order(request: Request) -> tuple[float, float]:
     return request.latest_start, request.submitted_at
-
-
-def refused(code: Code, message: str) -> EndReason:
-    """End of a job that is refused."""
-    return EndReason(FinishReason.ERROR, code, message)
 
 
 def _features_of(job: Job) -> set[Feature]:

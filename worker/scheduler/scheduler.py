@@ -93,8 +93,9 @@ class Scheduler(Roster):
         if len(prefilling) > 1:
             prefilling = most_urgent_first(prefilling, self.step_time, now)
         ahead: list[Request] = []
-        if prefilling:
-            ahead += [request for request in self.running if self._has_unregistered_blocks(request)]
+        if prefilling:  # a step that was launched but not read yet may fill blocks of a request
+            size = self._block_tokens
+            ahead += [r for r in self.running if r.computed >= (r.full_blocks + 1) * size]
         for request in prefilling:
             if not budget:
                 break
@@ -235,10 +236,6 @@ class Scheduler(Roster):
             assert not request.paused, "a paused request waits"
             assert request.slot == -1 and not request.blocks, "a waiting request holds something"
         assert self.waiting == sorted(self.waiting, key=queue_order), "the queue lost its order"
-
-    def _has_unregistered_blocks(self, request: Request) -> bool:
-        """Whether a step that was launched but not read yet fills blocks of ``request``."""
-        return request.computed >= (request.full_blocks + 1) * self._block_tokens
 
     def _within_s(self, requests: Iterable[Request], now: float) -> float:
         """Seconds until the first next token of the ``requests`` with a stated gap is due (DL-14);

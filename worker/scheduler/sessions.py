@@ -18,9 +18,6 @@ from dataclasses import dataclass
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.request import Request
 
-_Name = tuple[bytes, str]
-"""A session's name with its tenant's root hash: equal names of two tenants are two sessions."""
-
 
 @dataclass(slots=True)
 class _Kept:
@@ -38,34 +35,29 @@ class KeptSessions:
         self._pool = pool
         self._most_blocks = pool.total // 2
         """The other half is for prefixes that other requests may use again."""
-        self._kept: OrderedDict[_Name, _Kept] = OrderedDict()
-        """Kept conversations, least recently used first."""
-        self._next_expiry = math.inf
-        """Earliest time at which a conversation's keep may end."""
+        self._kept: OrderedDict[tuple[bytes, str], _Kept] = OrderedDict()
+        """Kept conversations, least recently used first, by their tenant's root hash and name."""
+        self.next_expiry = math.inf
+        """Earliest time at which ``expire`` may have work to do."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    @property
-    def next_expiry(self) -> float:
-        """When ``expire`` may have work to do; ``math.inf`` if no conversation is kept."""
-        return self._next_expiry
-
     def begin(self, request: Request) -> None:
         """Record that a conversation's next turn has arrived and may wait; ``end`` follows."""
-        kept = self._kept.get(_name(request)) if request.job.session else None
+        kept = self._kept.get((request.root_hash, request.job.session))
         if kept is not None:
-            kept.until = max(kept.until, request.deadline)
+            kept.until = max(kept.until, request.job.deadline)
 
     def end(self, request: Request, now: float) -> None:
         """Record the end of a turn; the request still has its blocks, if it ever had any."""
         job = request.job
         if not job.session:
             return
-        name = _name(request)
+        name = request.root_hash, job.session
         kept = self._kept.get(name)
         hashes = request.hashes[: min(request.full_blocks, self._most_blocks)]
-        if kept is not None and _is_head(hashes, kept.hashes):
+        if kept is not None and kept.hashes[: len(hashes)] == hashes:
             hashes = kept.hashes
         if job.session_keep_s > 0 and hashes:
             self._keep(name, hashes, now + job.session_keep_s)
@@ -74,34 +66,24 @@ class KeptSessions:
 
     def expire(self, now: float) -> None:
         """Drop expired conversations. Costs one comparison if there are none."""
-        if now < self._next_expiry:
+        if now < self.next_expiry:
             return
         for name, kept in list(self._kept.items()):
             if kept.until <= now:
                 self._give_up(name)
-        self._next_expiry = min((kept.until for kept in self._kept.values()), default=math.inf)
+        self.next_expiry = min((kept.until for kept in self._kept.values()), default=math.inf)
 
-    def _keep(self, name: _Name, hashes: list[bytes], until: float) -> None:
+    def _keep(self, name: tuple[bytes, str], hashes: list[bytes], until: float) -> None:
         self._pool.keep(hashes)
         before = self._kept.get(name)
         if before is not None:
             self._pool.unkeep(before.hashes)
         self._kept[name] = _Kept(hashes, until)
         self._kept.move_to_end(name)
-        self._next_expiry = min(self._next_expiry, until)
+        self.next_expiry = min(self.next_expiry, until)
         # Many conversations may share one prefix, so their number is limited too.
         while self._pool.kept_hashes > self._most_blocks or len(self._kept) > self._pool.total:
             self._give_up(next(iter(self._kept)))
 
-    def _give_up(self, name: _Name) -> None:
+    def _give_up(self, name: tuple[bytes, str]) -> None:
         self._pool.unkeep(self._kept.pop(name).hashes)
-
-
-def _name(request: Request) -> _Name:
-    return request.root_hash, request.job.session
-
-
-def _is_head(hashes: list[bytes], longer: list[bytes]) -> bool:
-    """Whether ``longer`` starts with ``hashes``: hashes are chained, so the last one decides."""
-    count = len(hashes)
-    return count <= len(longer) and (not count or longer[count - 1] == hashes[-1])

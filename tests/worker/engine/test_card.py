@@ -6,7 +6,7 @@ import pytest
 
 import worker
 from tests.support.cases import for_each
-from worker.engine.card import RESULT_CODE, DeviceFacts, device_facts, engine_digest, mask_of
+from worker.engine.card import RESULT_CODE, device_facts, engine_digest, mask_of
 from worker.runner.base import BuiltRunner
 from worker.settings import WorkerSettings
 
@@ -82,4 +82,8 @@ def test_several_gpus_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties())
     for visible, mask in (("3,1,0", 0b1010), ("GPU-12ab,1", 0)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert device_facts("cuda:0,1", 2) == DeviceFacts(10, "8.9", mask)
+        assert device_facts("cuda:0,1", 2) == {
+            "vram_bytes": 10,
+            "compute_capability": "8.9",
+            "device_mask": mask,
+        }

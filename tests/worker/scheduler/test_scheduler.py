@@ -196,7 +196,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def expire(self, passed_s: float) -> None:
         self.now += passed_s
         floor = self.now + self.config.min_start_budget_s
-        for one in [one for one in self.scheduler.waiting if one.deadline <= floor]:
+        for one in [one for one in self.scheduler.waiting if one.job.deadline <= floor]:
             self.end(one)
 
     @rule()

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -37,8 +37,6 @@ from worker.runner.memory import ProcessMemory
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
-_LACKS: Final = (Feature.SESSIONS,)
-
 
 def stated_ends(path: Path, stated: object, vocab_size: int) -> tuple[int, ...]:
     """Ids of the tokens that end an answer, by ``generation_config.json`` or else ``config.json``
@@ -52,7 +50,7 @@ def stated_ends(path: Path, stated: object, vocab_size: int) -> tuple[int, ...]:
 
 def lacking(*, grammars: bool, kv_events: bool, speculates: bool) -> tuple[Feature, ...]:
     """Features that the engine lacks, for its card."""
-    lacks = [*_LACKS]
+    lacks = [Feature.SESSIONS]
     if not grammars:
         lacks.append(Feature.GRAMMAR)
     if not kv_events:
@@ -93,22 +91,23 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
     ``ValueError`` for settings that do not fit this engine.
     """
     check_settings(settings)
-    timing = LoadTiming()
     # On threads that end: OpenMP keeps workers for every thread that has computed.
     with ThreadPoolExecutor(2, "tidegate-build") as threads:
-        hashing = threads.submit(timing.timed("digest")(model_digest), settings.model_path)
-        return threads.submit(_build, settings, clock, timing, hashing).result()
+        return threads.submit(_build, settings, clock, threads).result()
 
 
-def _build(
-    settings: WorkerSettings, clock: Clock, timing: LoadTiming, hashing: "Future[str]"
-) -> LoadedEngine:
+def _build(settings: WorkerSettings, clock: Clock, threads: ThreadPoolExecutor) -> LoadedEngine:
+    timing = LoadTiming()
+    path = settings.model_path
+    hashing = threads.submit(timing.timed("digest")(model_digest), path)
     with timing.timed("import"):
         load_library(settings)
-    path = settings.model_path
     with timing.timed("config"):
         config = engine_config(settings)
-        bound_memory(settings, config)
+        if _STATED.isdisjoint(settings.engine_args):
+            # By default vLLM takes a share of all memory, or stops.
+            bound = _bound_cpu if settings.device == "cpu" else _bound_gpu
+            bound(settings, config)
     model = config.model_config
     vocab_size = model.get_vocab_size()
     own_context = int(model.max_model_len)
@@ -255,13 +254,6 @@ _GPU_SPARE_SHARE: Final = 0.03
 """Share of a GPU's free memory that stays free, as for our own engine."""
 _STATED: Final = frozenset({"gpu_memory_utilization", "kv_cache_memory_bytes"})
 """vLLM's arguments for its memory; an operator's value for one takes precedence."""
-
-
-def bound_memory(settings: WorkerSettings, config: Any) -> None:
-    """Limit vLLM to the free memory. By default it takes a share of all memory, or stops."""
-    if _STATED.isdisjoint(settings.engine_args):
-        bound = _bound_cpu if settings.device == "cpu" else _bound_gpu
-        bound(settings, config)
 
 
 def _bound_gpu(settings: WorkerSettings, config: Any) -> None:

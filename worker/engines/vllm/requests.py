@@ -198,9 +198,8 @@ def make_request(
     return request
 
 
-_STOP: Final = 0
-_LENGTH: Final = 1
-"""The length limit in vLLM's ``FinishReason``, an ``IntEnum`` sent between its processes."""
+_ENDS: Final = {0: FinishReason.STOP, 1: FinishReason.LENGTH}
+"""The ends by a job's own rules in vLLM's ``FinishReason``, an ``IntEnum``."""
 
 
 def produced(job: Job, output: Any) -> Produced:
@@ -214,17 +213,11 @@ def produced(job: Job, output: Any) -> Produced:
     if output.prefill_stats is not None:
         made.cached_tokens = output.prefill_stats.num_cached_tokens
     if output.finish_reason is not None:
-        made.end = _end(int(output.finish_reason))
+        made.end = _ENDS.get(int(output.finish_reason), FinishReason.ERROR)
         if made.end is FinishReason.ERROR:
             made.code = Code.ENGINE_ERROR
             made.message = "vLLM ended the request with an error; the worker's log says more"
     return made
-
-
-def _end(reason: int) -> FinishReason:
-    if reason == _STOP:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if reason == _LENGTH else FinishReason.ERROR
 
 
 def token_logprobs(lists: Any, top: int) -> list[TokenLogprob]:
