@@ -14,13 +14,8 @@ TEXT_INPUT: Final = "text_input"
 STREAM: Final = "stream"
 SAMPLING_PARAMETERS: Final = "sampling_parameters"
 EXCLUDE_INPUT_IN_OUTPUT: Final = "exclude_input_in_output"
-RETURN_FINISH_REASON: Final = "return_finish_reason"
-RETURN_CUMULATIVE_LOGPROB: Final = "return_cumulative_logprob"
-RETURN_LOGPROBS: Final = "return_logprobs"
-RETURN_NUM_INPUT_TOKENS: Final = "return_num_input_tokens"
-RETURN_NUM_OUTPUT_TOKENS: Final = "return_num_output_tokens"
 
-# outputs of the plain contract
+# outputs of the plain contract; for all but the first, an input ``return_…`` asks
 TEXT_OUTPUT: Final = "text_output"
 FINISH_REASON: Final = "finish_reason"
 CUMULATIVE_LOGPROB: Final = "cumulative_logprob"

@@ -79,17 +79,17 @@ class PlainReply:
         the prompt token count has one element per text."""
         request, choices = self._request, self.choices
         tensors: dict[str, Any] = {names.TEXT_OUTPUT: strings(*[c.take_text() for c in choices])}
-        if request.finish_reason:
+        if names.FINISH_REASON in request.outputs:
             tensors[names.FINISH_REASON] = strings(*[c.finish_reason for c in choices])
-        if request.cumulative_logprob:
+        if names.CUMULATIVE_LOGPROB in request.outputs:
             sums = [c.cumulative_logprob for c in choices]
             tensors[names.CUMULATIVE_LOGPROB] = np.array(sums, dtype=np.float32)
-        if request.logprobs:
+        if names.LOGPROBS in request.outputs:
             tensors[names.LOGPROBS] = strings(*[json.dumps(c.take_logprobs()) for c in choices])
-        if request.num_input_tokens:
+        if names.NUM_INPUT_TOKENS in request.outputs:
             count = len(choices[0].job.token_ids)
             tensors[names.NUM_INPUT_TOKENS] = np.array([count], dtype=np.uint32)
-        if request.num_output_tokens:
+        if names.NUM_OUTPUT_TOKENS in request.outputs:
             counts = [c.new_tokens for c in choices]
             tensors[names.NUM_OUTPUT_TOKENS] = np.array(counts, dtype=np.uint32)
         for choice in choices:
@@ -111,12 +111,11 @@ class PlainChoice(JobReply):
         self.cumulative_logprob = 0.0
         self._text = tokenizer.stream_for(job.sampling)
         self._tokenizer = tokenizer
-        self._stop_in_text = request.stop_in_text
+        self._stop_in_text = request.stated.include_stop_str_in_output
         self._stopped = False
         self._pieces = [request.prompt] if request.prepend_prompt else []
-        self._logprobs: list[dict[str, dict[str, Any]]] | None = (
-            [] if request.logprobs and request.states_logprobs else None
-        )
+        tells = names.LOGPROBS in request.outputs and request.stated.logprobs is not None
+        self._logprobs: list[dict[str, dict[str, Any]]] | None = [] if tells else None
 
     @property
     def finish_reason(self) -> str:
@@ -240,16 +239,17 @@ class PlainIntake:
         token_ids = tokenizer.encode(request.prompt)
         fits = request.sampling_for(len(token_ids), card)
         due_at = received + request.budget_ms / 1000
-        finishes = request.on_deadline is OnDeadline.FINISH
+        stated = request.stated
+        finishes = stated.on_deadline is OnDeadline.FINISH
         jobs = [
             Job(
                 token_ids=token_ids,
                 sampling=sampling,
                 deadline=due_at,
-                on_deadline=request.on_deadline,
+                on_deadline=stated.on_deadline,
                 correlation_id=excerpt(call.request_id, 128),
-                first_token_by=received + seconds(request.first_token_ms),
-                token_gap_s=seconds(request.token_gap_ms),
+                first_token_by=received + seconds(stated.first_token_ms),
+                token_gap_s=seconds(stated.token_gap_ms),
                 constraint=serving.constraints.of(
                     request.grammar,
                     sampling,
@@ -257,7 +257,7 @@ class PlainIntake:
                     clock=self._clock,
                 ),
             )
-            for sampling in map(fits.for_choice, range(request.n))
+            for sampling in map(fits.for_choice, range(stated.n))
         ]
         reply = PlainReply(request, jobs, call.responder, tokenizer, serving.engine.cancel)
         self._emitter.job_replies.update({choice.job: choice for choice in reply.choices})

@@ -11,7 +11,7 @@ that does not fit in the context is an error, not a shorter answer (WK-8). With 
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,50 +34,35 @@ from protocol import tensors as names
 from worker.errors import ContextOverflow, InvalidCall
 from worker.service.call import Call
 
-
-def _json(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _schema(value: Any) -> Grammar:
-    return Grammar(GrammarKind.JSON_SCHEMA, _json(value), lenient=True)
-
-
-def _of(kind: GrammarKind) -> Callable[[Any], Grammar]:
-    return lambda value: Grammar(kind, _json(value))
-
-
-_KINDS: Mapping[str, Callable[[Any], Grammar]] = {
-    "json": _schema,
-    "regex": _of(GrammarKind.REGEX),
-    "choice": _of(GrammarKind.CHOICE),
-    "grammar": _of(GrammarKind.LARK),
-    "json_object": lambda value: Grammar(GrammarKind.JSON_OBJECT),
-    "structural_tag": _of(GrammarKind.STRUCTURAL_TAG),
+_KINDS: Mapping[str, GrammarKind] = {
+    "json": GrammarKind.JSON_SCHEMA,
+    "regex": GrammarKind.REGEX,
+    "choice": GrammarKind.CHOICE,
+    "grammar": GrammarKind.LARK,
+    "json_object": GrammarKind.JSON_OBJECT,
+    "structural_tag": GrammarKind.STRUCTURAL_TAG,
 }
 _NO_KINDS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 """vLLM options that have no effect here."""
-_GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}
 _WHOLE = ("structured_outputs", "guided_decoding")
-_GRAMMAR_FIELDS = (*_WHOLE, *_GUIDED)
-"""Parameters that ``read_grammar`` reads."""
 
 
-def read_grammar(stated: Mapping[str, Any]) -> Grammar | None:
-    """The grammar that the ``stated`` parameters ask for, or None. Raises ``InvalidCall``."""
-    asked: list[tuple[str, str, Any]] = []
-    for field in _WHOLE:
-        asked += ((field, kind, value) for kind, value in _options(field, stated.get(field)))
-    for field, kind in _GUIDED.items():
-        if stated.get(field) is not None:
-            asked.append((field, kind, stated[field]))
+def _grammar_of(stated: "Stated") -> Grammar | None:
+    """The grammar that the parameters ask for, or None. Raises ``InvalidCall``."""
+    asked = [(field, *one) for field in _WHOLE for one in _options(field, getattr(stated, field))]
+    for name in ("json", "regex", "choice", "grammar"):
+        if (value := getattr(stated, f"guided_{name}")) is not None:
+            asked.append((f"guided_{name}", name, value))
     if not asked:
         return None
-    field, kind, value = asked[0]
+    field, name, value = asked[0]
     if len(asked) > 1:
         raise InvalidCall(f"{field} and {asked[1][0]}: expected one thing that the text must match")
+    kind = _KINDS[name]
     try:
-        grammar = _KINDS[kind](value)
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        is_any = kind is GrammarKind.JSON_OBJECT
+        grammar = Grammar(kind, "" if is_any else text, lenient=kind is GrammarKind.JSON_SCHEMA)
         grammar.check()
     except (InvalidGrammar, ValueError, RecursionError) as error:
         raise InvalidCall(f"{field}: {excerpt(error, 200)}") from None
@@ -128,61 +113,15 @@ _DEADLINES = (
 """Deadline parameters. They count wherever they are given; the earliest wins (DL-1)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlainRequest:
-    """A parsed plain request. ``budget_ms`` and ``first_token_ms`` are relative to its receipt."""
-
-    prompt: str
-    stream: bool
-    prepend_prompt: bool
-    sampling: Sampling
-    n: int
-    """Number of texts; each is an element of the outputs."""
-    stop_in_text: bool
-    """Whether the stop string or token that ends a text is part of it."""
-    grammar: Grammar | None
-    states_max_tokens: bool
-    states_logprobs: bool
-    budget_ms: float
-    on_deadline: OnDeadline
-    first_token_ms: float | None
-    token_gap_ms: float | None
-    finish_reason: bool
-    cumulative_logprob: bool
-    logprobs: bool
-    """Whether log-probabilities are an output; null if the sampling parameters omit them."""
-    num_input_tokens: bool
-    num_output_tokens: bool
-
-    def sampling_for(self, prompt_tokens: int, card: ModelCard) -> Sampling:
-        """Sampling to request for a prompt of ``prompt_tokens``. Raises ``ContextOverflow``."""
-        context_tokens = card.context_tokens
-        asked, room = self.sampling, context_tokens - prompt_tokens
-        if room < 1:
-            raise ContextOverflow(
-                f"the prompt has {prompt_tokens} tokens, but this model's maximum context length is"
-                f" {context_tokens} tokens: at most {context_tokens - 1} leave room for a token of"
-                f" the answer{card.context_note}"
-            )
-        if asked.max_tokens <= room:
-            return asked
-        if self.states_max_tokens or asked.min_tokens > room:
-            raise ContextOverflow(
-                f"max_tokens is {asked.max_tokens}, but this model's maximum context length is"
-                f" {context_tokens} tokens, which leaves {room} after a prompt of {prompt_tokens}:"
-                f" ask for at most {room}"
-                f"{card.context_note}"
-            )
-        return msgspec.structs.replace(asked, max_tokens=room)
-
-
-class _Stated(msgspec.Struct, forbid_unknown_fields=True):
+class Stated(msgspec.Struct, forbid_unknown_fields=True):
     """Fields that ``sampling_parameters`` may have. Types are lax: numbers may be strings."""
 
     n: int = 1
+    """Number of texts; each is an element of the outputs."""
     best_of: int | None = None
     """Must equal ``n`` if it is given: every text is returned."""
     include_stop_str_in_output: bool = False
+    """Whether the stop string or token that ends a text is part of it."""
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float | None = None
@@ -214,6 +153,52 @@ class _Stated(msgspec.Struct, forbid_unknown_fields=True):
     on_deadline: OnDeadline = OnDeadline.ERROR
 
 
+_OUTPUTS = (
+    names.FINISH_REASON,
+    names.CUMULATIVE_LOGPROB,
+    names.LOGPROBS,
+    names.NUM_INPUT_TOKENS,
+    names.NUM_OUTPUT_TOKENS,
+)
+"""Optional outputs; the flag ``return_…`` asks for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRequest:
+    """A parsed plain request."""
+
+    prompt: str
+    stream: bool
+    prepend_prompt: bool
+    stated: Stated
+    sampling: Sampling
+    grammar: Grammar | None
+    budget_ms: float
+    """The time from its receipt to its deadline."""
+    outputs: frozenset[str]
+    """The ``_OUTPUTS`` that it asks for; log-probabilities are null if they are not stated."""
+
+    def sampling_for(self, prompt_tokens: int, card: ModelCard) -> Sampling:
+        """Sampling to request for a prompt of ``prompt_tokens``. Raises ``ContextOverflow``."""
+        context_tokens = card.context_tokens
+        asked, room = self.sampling, context_tokens - prompt_tokens
+        if room < 1:
+            raise ContextOverflow(
+                f"the prompt has {prompt_tokens} tokens, but this model's maximum context length is"
+                f" {context_tokens} tokens: at most {context_tokens - 1} leave room for a token of"
+                f" the answer{card.context_note}"
+            )
+        if asked.max_tokens <= room:
+            return asked
+        if self.stated.max_tokens is not None or asked.min_tokens > room:
+            raise ContextOverflow(
+                f"max_tokens is {asked.max_tokens}, but this model's maximum context length is"
+                f" {context_tokens} tokens, which leaves {room} after a prompt of {prompt_tokens}:"
+                f" ask for at most {room}{card.context_note}"
+            )
+        return msgspec.structs.replace(asked, max_tokens=room)
+
+
 def parse_plain(
     call: Call,
     *,
@@ -236,8 +221,7 @@ def parse_plain(
             f"{names.EXCLUDE_INPUT_IN_OUTPUT} must not be false when streaming: "
             "deltas never repeat the prompt"
         )
-    want_logprobs = bool(call.flag(names.RETURN_LOGPROBS))
-    want_cumulative = bool(call.flag(names.RETURN_CUMULATIVE_LOGPROB))
+    outputs = frozenset(name for name in _OUTPUTS if call.flag(f"return_{name}"))
     stated = _read_stated(call)
     if stated.on_deadline is OnDeadline.FIT:
         raise InvalidCall(
@@ -248,7 +232,7 @@ def parse_plain(
     if stated.best_of not in (None, stated.n):
         raise InvalidCall(f"best_of must be n, which is {stated.n}, or left out")
     logprobs = stated.logprobs
-    if logprobs is None and want_cumulative:
+    if logprobs is None and names.CUMULATIVE_LOGPROB in outputs:
         logprobs = 0
     sampling = Sampling(
         max_tokens=DEFAULT_MAX_TOKENS if stated.max_tokens is None else stated.max_tokens,
@@ -267,29 +251,23 @@ def parse_plain(
     if defaults is not None:
         sampling = defaults.fill(sampling, unstated_of(stated))
     sampling.check(vocab_size)
+    grammar = _grammar_of(stated)
+    for name in (names.PARAM_FIRST_TOKEN_MS, names.PARAM_TOKEN_GAP_MS):
+        if (value := getattr(stated, name)) is not None and not value > 0:
+            raise InvalidCall(f"{name} must be milliseconds above 0, got {value:g}")
     return PlainRequest(
-        prompt=prompt,
-        stream=stream,
-        prepend_prompt=not (stream if exclude is None else exclude),
-        sampling=sampling,
-        n=stated.n,
-        stop_in_text=stated.include_stop_str_in_output,
-        grammar=read_grammar({name: getattr(stated, name) for name in _GRAMMAR_FIELDS}),
-        states_max_tokens=stated.max_tokens is not None,
-        states_logprobs=stated.logprobs is not None,
-        budget_ms=_budget_ms(stated, default_deadline_ms, unix_ms),
-        on_deadline=stated.on_deadline,
-        first_token_ms=_positive(names.PARAM_FIRST_TOKEN_MS, stated.first_token_ms),
-        token_gap_ms=_positive(names.PARAM_TOKEN_GAP_MS, stated.token_gap_ms),
-        finish_reason=bool(call.flag(names.RETURN_FINISH_REASON)),
-        cumulative_logprob=want_cumulative,
-        logprobs=want_logprobs,
-        num_input_tokens=bool(call.flag(names.RETURN_NUM_INPUT_TOKENS)),
-        num_output_tokens=bool(call.flag(names.RETURN_NUM_OUTPUT_TOKENS)),
+        prompt,
+        stream,
+        not (stream if exclude is None else exclude),
+        stated,
+        sampling,
+        grammar,
+        _budget_ms(stated, default_deadline_ms, unix_ms),
+        outputs,
     )
 
 
-def _read_stated(call: Call) -> _Stated:
+def _read_stated(call: Call) -> Stated:
     raw = call.text(names.SAMPLING_PARAMETERS)
     if not raw:
         return _convert(call.parameters)
@@ -305,7 +283,7 @@ def _read_stated(call: Call) -> _Stated:
     return msgspec.structs.replace(stated, **earliest)
 
 
-def _convert(source: Mapping[str, Any]) -> _Stated:
+def _convert(source: Mapping[str, Any]) -> Stated:
     """Convert parameters to typed fields, without those that have no effect."""
     stated: dict[str, Any] = {}
     for name, value in source.items():
@@ -319,7 +297,7 @@ def _convert(source: Mapping[str, Any]) -> _Stated:
             stated[name] = value
     try:
         json.dumps(stated, ensure_ascii=False).encode()
-        return msgspec.convert(stated, _Stated, strict=False)
+        return msgspec.convert(stated, Stated, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidCall(f"{names.SAMPLING_PARAMETERS}: {excerpt(error, 200)}") from None
     except UnicodeEncodeError:  # JSON can contain half of a surrogate pair
@@ -342,13 +320,7 @@ def _earlier(one: float | None, other: float | None) -> float | None:
     return other if math.isnan(other) or other < one else one
 
 
-def _positive(name: str, value: float | None) -> float | None:
-    if value is not None and not value > 0:
-        raise InvalidCall(f"{name} must be milliseconds above 0, got {value:g}")
-    return value
-
-
-def _budget_ms(stated: _Stated, default_ms: float, unix_ms: float) -> float:
+def _budget_ms(stated: Stated, default_ms: float, unix_ms: float) -> float:
     budgets = [default_ms]
     if stated.deadline_ms is not None:
         budgets.append(stated.deadline_ms)

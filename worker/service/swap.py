@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -154,11 +155,10 @@ class Swapper:
         try:
             self._swap(target, grace_s)
         except Exception as failed:  # any load error: only this model is unavailable
-            error = excerpt(f"{failed}" or type(failed).__name__, 1000)
+            error = excerpt(str(failed) or type(failed).__name__, 1000)
             if not isinstance(failed, NoSwap | RequestError | OSError | ValueError):
                 service_log.exception("the swap to %s failed", name_of(target))
-        phase = SwapPhase.FAILED if error else SwapPhase.DONE
-        report = msgspec.structs.replace(self._report, phase=phase, error=error)
+        report = self._report
         service_log.log(
             40 if error else 20,
             "swap from %s to %s %s after %.2f s; ms by phase: %s",
@@ -168,10 +168,7 @@ class Swapper:
             time.monotonic() - began_at,
             ", ".join(f"{phase} {ms:.0f}" for phase, ms in report.ms.items()),
         )
-        with self._lock:
-            self._thread = None
-            askers, self._askers = self._askers, []
-        self._emitter.post(lambda: self._tell(report, askers, final=True))
+        self._tell_end(error)
 
     def _swap(self, target: WorkerSettings, grace_s: float) -> None:
         current = self.serving.settings
@@ -232,22 +229,14 @@ class Swapper:
             service_log.critical(
                 "%s cannot be loaded again (%s): ending the process", name_of(settings), error
             )
-            self._say_last(f"{why}; and {name_of(settings)} cannot be loaded again: {error}")
+            self._tell_end(f"{why}; and {name_of(settings)} cannot be loaded again: {error}")
+            told = threading.Event()
+            self._emitter.post(told.set)
+            told.wait(LAST_WORDS_S)
             self._die()
             raise NoSwap(why) from None
         self._place(loaded, settings)
         raise NoSwap(f"{why}; {name_of(settings)} is served again")
-
-    def _say_last(self, error: str) -> None:
-        report = msgspec.structs.replace(
-            self._report, phase=SwapPhase.FAILED, error=excerpt(error, 1000)
-        )
-        with self._lock:
-            askers, self._askers = self._askers, []
-        said = threading.Event()
-        self._emitter.post(lambda: self._tell(report, askers, final=True))
-        self._emitter.post(said.set)
-        said.wait(LAST_WORDS_S)
 
     # ── serving ─────────────────────────────────────────────────────────────────────────────
 
@@ -296,21 +285,20 @@ class Swapper:
         self._emitter.serve(serving.engine, serving.load_ms)
 
     def _on_emitter(self, action: Callable[[], None]) -> None:
-        done = threading.Event()
-        failed: list[Exception] = []
+        done: Future[None] = Future()
 
         def act() -> None:
             try:
                 action()
+                done.set_result(None)
             except Exception as error:
-                failed.append(error)
-            done.set()
+                done.set_exception(error)
 
         self._emitter.post(act)
-        if not done.wait(PLACE_S):
-            raise NoSwap("the worker is being stopped")
-        if failed:
-            raise failed[0]
+        try:
+            done.result(PLACE_S)
+        except TimeoutError:
+            raise NoSwap("the worker is being stopped") from None
 
     def _unload(self, settings: WorkerSettings) -> None:
         """End the old model's engine and free its memory."""
@@ -348,6 +336,15 @@ class Swapper:
             self._report = msgspec.structs.replace(
                 self._report, ms=self._report.ms | {phase.value: round(ms, 1)}
             )
+
+    def _tell_end(self, error: str) -> None:
+        """Tell everybody how the swap ended. From now on another one may begin."""
+        phase = SwapPhase.FAILED if error else SwapPhase.DONE
+        report = msgspec.structs.replace(self._report, phase=phase, error=excerpt(error, 1000))
+        with self._lock:
+            self._thread = None
+            askers, self._askers = self._askers, []
+        self._emitter.post(lambda: self._tell(report, askers, final=True))
 
     def _tell(
         self, report: SwapReport, askers: list[tuple[Responder, int]], *, final: bool = False
