@@ -13,7 +13,7 @@ from perf.report.bundle import Figure
 from perf.stack.context import Bench, BenchContext
 from protocol import Sampling
 from worker.core import Job
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.runner.synthetic import FreeRunner
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
@@ -64,7 +64,7 @@ def _busy_engine() -> Engine:
     )
     pool = BlockPool(JOBS * math.ceil(_CONTEXT / _BLOCK_TOKENS))
     runner = FreeRunner([5, 6, 7], tokens_per_step=1)
-    engine = Engine(Scheduler(config, pool), runner)
+    engine = Engine(Scheduler(config, pool), runner, EngineConfig())
     sampling = Sampling(max_tokens=_CONTEXT - 8, temperature=0.0, ignore_eos=True)
     for _ in range(JOBS):
         engine.submit(Job([1, 2, 3], sampling, deadline=time.monotonic() + 3600))

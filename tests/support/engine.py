@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from protocol import OnDeadline, Sampling, TokenLogprob
 from worker.core import Event, Job, JobFinished, JobStarted, JobTokens
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.plan import Plan, StepResult
@@ -71,7 +71,7 @@ class Bench:
         self.runner = FakeRunner(self.clock)
         self.scheduler = Scheduler(config(**changes), BlockPool(blocks))
         self.engine = Engine(
-            self.scheduler, self.runner, [EOS], clock=self.clock, draw_seed=lambda: 5
+            self.scheduler, self.runner, EngineConfig([EOS]), clock=self.clock, draw_seed=lambda: 5
         )
 
     def submit(

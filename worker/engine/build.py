@@ -9,7 +9,7 @@ from protocol.grammar_source import library_version
 from protocol.model_digest import model_digest
 from worker.core import Clock
 from worker.engine.card import end_tokens, engine_digest, model_card
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.engine.step_costs import fitting, largest, measure
 from worker.errors import BrokenCheckpoint
 from worker.grammar.compiler import GrammarCompiler, build_compiler
@@ -152,9 +152,7 @@ def _build(
     engine = Engine(
         scheduler,
         built.runner,
-        eos,
-        hash_salt=card.hash_salt,
-        overlap=settings.overlap,
+        EngineConfig(eos, card.hash_salt, overlap=settings.overlap),
         tier=tier,
         memory=StepMemory(built.guard),
         clock=clock,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from secrets import randbits
 from typing import Any
 
@@ -19,6 +20,15 @@ from worker.scheduler.request import Request
 from worker.scheduler.scheduler import Scheduler
 
 
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """``hash_salt`` is the card's; ``overlap`` needs an ``OverlappingRunner``."""
+
+    eos_token_ids: Collection[int] = ()
+    hash_salt: bytes = b""
+    overlap: bool = False
+
+
 class Engine(EngineLoop):
     """An ``EngineService`` over a scheduler and a runner."""
 
@@ -26,20 +36,19 @@ class Engine(EngineLoop):
         self,
         scheduler: Scheduler,
         runner: Runner,
-        eos_token_ids: Collection[int] = (),
+        config: EngineConfig,
         *,
-        hash_salt: bytes = b"",
-        overlap: bool = False,
         tier: BlockTier | None = None,
         memory: StepMemory | None = None,
         clock: Clock = time.monotonic,
         draw_seed: Callable[[], int] = lambda: randbits(64),
     ) -> None:
-        """``hash_salt`` is the card's; ``overlap`` needs an ``OverlappingRunner``."""
         self.scheduler = scheduler
-        self.executor = Executor(scheduler, runner, memory or StepMemory(), clock, overlap=overlap)
-        backend = OwnBackend(scheduler, self.executor, tier or BlockTier(), hash_salt)
-        super().__init__(backend, eos_token_ids, clock=clock, draw_seed=draw_seed)
+        self.executor = Executor(
+            scheduler, runner, memory or StepMemory(), clock, overlap=config.overlap
+        )
+        backend = OwnBackend(scheduler, self.executor, tier or BlockTier(), config.hash_salt)
+        super().__init__(backend, config.eos_token_ids, clock=clock, draw_seed=draw_seed)
 
 
 class OwnBackend(Backend):

@@ -17,7 +17,7 @@ from pathlib import Path
 from orchestrator.clock import Clock, Timer
 from protocol import ModelCard, WorkerStats
 from worker.core import Event, JobTokens
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.loaded import LoadedEngine
 from worker.runner.synthetic import PacedDevice, PacedStep, StepCost
 from worker.scheduler.block_pool import BlockPool
@@ -114,9 +114,8 @@ class SimWorker:
         self._engine = Engine(
             Scheduler(config, BlockPool(spec.kv_tokens // card.block_tokens)),
             self.runner,
-            [_END],
             # As on a GPU, where launches take time; a step that costs nothing to launch gains none.
-            overlap=spec.cost.prompt_launch_s > 0,
+            EngineConfig([_END], overlap=spec.cost.prompt_launch_s > 0),
             clock=self._now,
             draw_seed=lambda: 0,
         )

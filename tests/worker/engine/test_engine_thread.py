@@ -9,7 +9,7 @@ import pytest
 from protocol import Code, Sampling
 from tests.support.engine import EOS, Bench, end_of
 from worker.core import Event, Job, JobFinished
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.runner.synthetic import FreeRunner
 
 PATIENCE_S = 60.0
@@ -47,7 +47,7 @@ def bench() -> Bench:
 
 @pytest.fixture
 def engine(bench: Bench) -> Iterator[Engine]:
-    engine = Engine(bench.scheduler, FreeRunner([7, 8, 9]), [EOS])
+    engine = Engine(bench.scheduler, FreeRunner([7, 8, 9]), EngineConfig([EOS]))
     yield engine
     engine.stop()
     assert bench.is_clean

@@ -9,7 +9,7 @@ from protocol import FinishReason, OnDeadline, Sampling
 from tests.support.cases import for_each
 from tests.support.engine import EOS, FakeClock, config, end_of, ids_of
 from worker.core import Event, Job, JobFinished
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.runner.synthetic import FreeRunner, StepCost
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.plan import Plan, StepResult
@@ -47,7 +47,7 @@ class Service:
         )
         scheduler = Scheduler(limits, BlockPool(32 * 128))
         runner = NoisyRunner(self.clock, cost, factor)
-        self.engine = Engine(scheduler, runner, [EOS], clock=self.clock)
+        self.engine = Engine(scheduler, runner, EngineConfig([EOS]), clock=self.clock)
         self.events: list[Event] = []
         self.told_at: dict[Job, float] = {}
         self.engine._sink = self._take

@@ -12,7 +12,7 @@ from tests.support import engine
 from tests.support.engine import EOS, FakeClock, config, end_of, ids_of
 from tests.support.fake_device import FakeDevice, LaunchedFake, continuation
 from worker.core import Event, Job, JobFinished, JobPaused, JobResumed, JobStarted, JobTokens
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.kv_disk.base import BlockTier
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.plan import Plan
@@ -44,8 +44,7 @@ class Bench(engine.Bench):
         self.engine = Engine(
             self.scheduler,
             self.device,
-            [EOS],
-            overlap=self.overlap,
+            EngineConfig([EOS], overlap=self.overlap),
             tier=self.make_tier(),
             clock=self.clock,
             draw_seed=lambda: 5,

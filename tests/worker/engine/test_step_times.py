@@ -10,7 +10,7 @@ from protocol import Sampling
 from tests.support.cases import for_each
 from tests.support.engine import EOS, FakeClock, config
 from worker.core import Job
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.engine.executor import Executor
 from worker.runner.out_of_memory import StepMemory
 from worker.runner.synthetic import PacedRunner, PacedStep, StepCost
@@ -94,8 +94,7 @@ def test_estimates_and_use_of_the_device_follow_the_true_times() -> None:
     engine = Engine(
         Scheduler(limits, BlockPool(1024)),
         overlapped(H100, clock),
-        [EOS],
-        overlap=True,
+        EngineConfig([EOS], overlap=True),
         clock=clock,
     )
     for _ in range(6):

@@ -22,7 +22,7 @@ from tests.worker.engine.test_torch_engine import FAR, prompt, run
 from worker.attention import AttentionStep, PackedBatch
 from worker.attention.reference import ReferenceAttention
 from worker.core import Event, Job, JobPaused, JobPrompt, JobTokens
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.kv_disk.cuda_copies import memory_of
 from worker.models.config import read_config
 from worker.models.model import load_model
@@ -170,7 +170,7 @@ def build(
         ),
         BlockPool(BLOCKS, memory_of(pool.data).clear),
     )
-    return Engine(scheduler, runner, config.eos_token_ids, overlap=overlap)
+    return Engine(scheduler, runner, EngineConfig(config.eos_token_ids, overlap=overlap))
 
 
 def jobs() -> list[Job]:

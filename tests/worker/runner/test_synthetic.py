@@ -8,7 +8,7 @@ from protocol import FinishReason
 from tests.support.cases import for_each
 from tests.support.engine import EOS, Bench, FakeClock, end_of, ids_of
 from worker.core import JobTokens
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.runner.simulated_device import SimulatedDevice
 from worker.runner.synthetic import FreeRunner, PacedRunner, StepCost, length_ids
 
@@ -16,7 +16,8 @@ CYCLE = [10, 11, 12]
 
 
 def with_runner(bench: Bench, runner: FreeRunner | PacedRunner, *, overlap: bool = False) -> Bench:
-    bench.engine = Engine(bench.scheduler, runner, [EOS], overlap=overlap, clock=bench.clock)
+    config = EngineConfig([EOS], overlap=overlap)
+    bench.engine = Engine(bench.scheduler, runner, config, clock=bench.clock)
     return bench
 
 

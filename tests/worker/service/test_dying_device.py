@@ -16,7 +16,7 @@ from protocol import PROTOCOL_VERSION, Code, Frame, Open, Sampling, Submit
 from tests.support.engine import EOS, Bench
 from tests.support.triton_calls import FakeResponder, lane_call
 from tests.worker.service.conftest import loaded_by
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineConfig
 from worker.runner.device_probe import DeviceProbe
 from worker.runner.simulated_device import DeviceFault, SimulatedDevice
 from worker.runner.synthetic import PacedRunner, StepCost
@@ -44,7 +44,7 @@ class Dying:
         runner = PacedRunner([7], StepCost(0.02), device=self.device)
         watch = XidWatch(self.device.next_xid, DeviceProbe(self.device.answer))
         self.worker = Worker(
-            loaded_by(tokenizer, Engine(bench.scheduler, runner, [EOS])),
+            loaded_by(tokenizer, Engine(bench.scheduler, runner, EngineConfig([EOS]))),
             settings,
             die=self.ended.set,
             device_fault=lambda: watch.fault,
