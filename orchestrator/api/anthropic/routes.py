@@ -10,7 +10,6 @@ from orchestrator.api.anthropic.types import (
     MessagesRequest,
     chat_of,
     refuse_unsupported,
-    thinking_of,
 )
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, served_name
@@ -106,8 +105,7 @@ def _parse(request: web.Request, body: MessagesRequest) -> ParsedMessages:
     keep = body.on_disconnect is OnDisconnect.CONTINUE
     job = read_job_of(request, body, Api.MESSAGES, keep=keep)
     prompt, use = chat_of(body)
-    must_think = thinking_of(body.thinking).is_required
-    return ParsedMessages(job, prompt, use, bool(body.stream), must_think)
+    return ParsedMessages(job, prompt, use, bool(body.stream), body.must_think())
 
 
 async def _with_output(request: web.Request, parsed: ParsedMessages) -> tuple[Job, TaskOutput]:

@@ -4,29 +4,30 @@ The additional fields are the same in every dialect (``GenerationRequest``).
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, NamedTuple
+from contextlib import suppress
+from typing import ClassVar, Literal
 
 import msgspec
 
 from orchestrator.api.anthropic.shapes import ThreadUnsupported
 from orchestrator.api.anthropic.turns import Content, InputMessage, turns_of
 from orchestrator.api.http.decode import Reader, decode_part
+from orchestrator.api.http.field_errors import missing, wrong
 from orchestrator.api.http.fields import (
     NULL,
     OtherFormsRequest,
     ServedValues,
     StatedGrammar,
     Unused,
-    nothing,
     other_forms,
     refuse_unserved,
 )
-from orchestrator.api.http.grammars import json_schema
+from orchestrator.api.http.grammars import stated_schema
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.tools import read_tool, require_bounds, require_known, template_arguments
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
-from orchestrator.tasks.job import Chat, Prompt, TemplateArgument
+from orchestrator.tasks.job import Chat, Prompt
 from protocol import excerpt
 
 _OF_CLIENTS = ("bash_", "computer_", "memory_", "text_editor_")
@@ -80,7 +81,7 @@ def tool_use_of(stated_tools: msgspec.Raw, choice: ChoiceBody | None) -> ToolUse
         return None
     only = choice.name if choice is not None and kind == "tool" else ""
     if kind == "tool" and not only:
-        raise InvalidRequest("tool_choice.name is required", field="tool_choice.name")
+        raise missing("tool_choice.name")
     one = choice is not None and bool(choice.disable_parallel_tool_use)
     use = ToolUse(tools, kind in ("any", "tool"), only, bool(only) or one)
     require_known(use)
@@ -94,31 +95,11 @@ def _is_served(tool: MessagesToolBody, where: str) -> bool:
     if tool.type in (None, "custom") or tool.input_schema != NULL:
         return True
     kind = excerpt(str(tool.type), 64)
-    refusal = InvalidRequest(
-        f"{where}: {kind} is not supported; send your own tools with an input_schema",
-        field=where,
-    )
+    refusal = wrong(where, f"{kind} is not supported; send your own tools with an input_schema")
     if kind.startswith(_OF_CLIENTS):
         raise refusal
     pass_over("tools[]", f"type={kind}", refusal)
     return False
-
-
-class Thinking(NamedTuple):
-    """How much a model should think."""
-
-    arguments: Mapping[str, TemplateArgument]
-    """Arguments for a chat template that can turn thinking on and off."""
-    is_required: bool
-    """Whether to refuse models that cannot think. Otherwise thinking is a hint."""
-
-
-def thinking_of(stated: ThinkingBody | None) -> Thinking:
-    """The body's ``thinking`` field as a ``Thinking``."""
-    if stated is None:
-        return Thinking({}, is_required=False)
-    thinks = {"enable_thinking": stated.type != "disabled"}
-    return Thinking(thinks, is_required=stated.type == "enabled")
 
 
 class FormatBody(msgspec.Struct, frozen=True):
@@ -135,22 +116,6 @@ class OutputConfig(msgspec.Struct, frozen=True):
     format: FormatBody | None = None
     effort: Unused = NULL
     task_budget: Unused = NULL
-
-
-def stated_form(config: OutputConfig | None, form: FormatBody | None) -> StatedGrammar | None:
-    """The grammar that the answer must match; None if there is none. Raises ``InvalidRequest``."""
-    field = "output_format"
-    if config is not None and config.format is not None:
-        field, form = "output_config.format", config.format
-    if form is None:
-        return None
-    if form.type != "json_schema":
-        raise InvalidRequest(
-            f"{field}: type {form.type[:32]!r} is not supported; expected json_schema", field=field
-        )
-    if form.schema == NULL:
-        raise InvalidRequest(f"{field}: json_schema needs schema", field=field)
-    return StatedGrammar(field, json_schema(field, form.schema, None))
 
 
 class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -190,14 +155,32 @@ class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True
     def wanted_logprobs(self) -> int | None:
         return None
 
+    def must_think(self) -> bool:
+        """Whether to refuse models that cannot think. Otherwise thinking is a hint."""
+        return self.thinking is not None and self.thinking.type == "enabled"
+
     def stated_grammar(self) -> StatedGrammar | None:
-        return stated_form(self.output_config, self.output_format)
+        field, form = "output_format", self.output_format
+        if self.output_config is not None and self.output_config.format is not None:
+            field, form = "output_config.format", self.output_config.format
+        if form is None:
+            return None
+        return stated_schema(field, form.type, form.schema, None, "json_schema")
 
     def wants_one_piece(self) -> bool:
         return not self.stream
 
     def field_names(self) -> Mapping[str, str]:
         return {"prompt": "messages", "stop": "stop_sequences"}
+
+
+class _Thread(msgspec.Struct):
+    """The conversation to which the request's messages belong. Only a new one has all of them."""
+
+    type: msgspec.Raw = NULL
+
+
+_NEW_THREAD = msgspec.Raw(b'"create"')
 
 
 class CountTokensRequest(MessagesRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -208,34 +191,22 @@ class CountTokensRequest(MessagesRequest, frozen=True, forbid_unknown_fields=Tru
 
 def refuse_unsupported(body: MessagesRequest) -> None:
     """Raise ``InvalidRequest`` for the first unsupported field."""
-    _require_whole_conversation(body.thread)
+    with suppress(msgspec.ValidationError):  # not an object: names no conversation
+        if msgspec.json.decode(body.thread, type=_Thread).type != _NEW_THREAD:
+            raise ThreadUnsupported(
+                "conversations are not kept here between messages: send the whole conversation, "
+                "without thread",
+                field="thread",
+            )
     refuse_unserved(body, _HINTS if isinstance(body, CountTokensRequest) else _ONLY)
-
-
-def _require_whole_conversation(thread: msgspec.Raw) -> None:
-    """Raise ``ThreadUnsupported`` if the request has only the new messages of a conversation and
-    expects that the server kept the rest. A new one (``{"type": "create"}``) has all messages."""
-    try:
-        stated = msgspec.json.decode(thread, type=_Thread)
-    except msgspec.ValidationError:  # not an object: names no conversation
-        return
-    if bytes(stated.type) != b'"create"':
-        raise ThreadUnsupported(
-            "conversations are not kept here between messages: send the whole conversation, "
-            "without thread",
-            field="thread",
-        )
-
-
-class _Thread(msgspec.Struct):
-    type: msgspec.Raw = NULL
 
 
 def chat_of(body: MessagesRequest) -> tuple[Prompt, ToolUse | None]:
     """The conversation, and the tools that may be called. Raises ``InvalidRequest``."""
     use = tool_use_of(body.tools, body.tool_choice)
-    arguments = dict(thinking_of(body.thinking).arguments)
-    arguments |= template_arguments(body.chat_template_kwargs)
+    arguments = dict(template_arguments(body.chat_template_kwargs))
+    if body.thinking is not None:
+        arguments.setdefault("enable_thinking", body.thinking.type != "disabled")
     turns = turns_of(body.system, body.messages)
     if use is None and not arguments:
         return turns, None
@@ -243,9 +214,10 @@ def chat_of(body: MessagesRequest) -> tuple[Prompt, ToolUse | None]:
 
 
 _HINTS = {
-    "mcp_servers": ServedValues(nothing, "send your own tools instead", is_hint=True),
-    "container": ServedValues(nothing, "send your own tools instead", is_hint=True),
-    "speed": ServedValues(lambda value: value == "standard", "expected standard", is_hint=True),
+    **dict.fromkeys(
+        ("mcp_servers", "container"), ServedValues("send your own tools instead", is_hint=True)
+    ),
+    "speed": ServedValues("expected standard", lambda value: value == "standard", is_hint=True),
 }
 _ONLY = {**other_forms("output_config.format"), **_HINTS}
 """Fields for which only some values are supported."""

@@ -8,15 +8,17 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from aiohttp import web
 from prometheus_client import Counter
 
 from orchestrator.api.auth import ANYBODY, Authenticator, Key
 from orchestrator.api.config import CONFIG
+from orchestrator.api.http.field_errors import must
 from orchestrator.api.http.ignored import Ignored
 from orchestrator.clock import Clock, Instant, instant
-from orchestrator.errors import InvalidRequest, TidegateError
+from orchestrator.errors import TidegateError
 from orchestrator.health import HealthBoard
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.deadline import Deadline
@@ -30,17 +32,14 @@ ANY_END = "*"
 CORRELATION_HEADER = "X-Correlation-Id"
 REQUEST_ID_HEADER = "x-request-id"
 """OpenAI's name for the header with the correlation id. Proxies use it too."""
-_CORRELATION_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
-
+NAME = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
+"""Names and correlation ids that are safe in headers, logs and metrics."""
+NAME_RULE = "be 1 to 128 letters, digits or any of . _ : @ / + = -"
 
 _LAST_DATA = struct.Struct("=52xI")
 """Milliseconds since the last received data, in Linux's ``struct tcp_info``."""
 _TICK_MS = 10
 """Largest error of that time in ms: the kernel's clock ticks at least 100 times per second."""
-
-
-def _own_status(error: TidegateError) -> int:
-    return error.status
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class Dialect:
     path: str
     error_body: Callable[[TidegateError, str], object]
     """Makes the JSON body of an error. The string is the request's id in the response."""
-    status_of: Callable[[TidegateError], int] = _own_status
+    status_of: Callable[[TidegateError], int] = attrgetter("status")
     request_id_header: str = REQUEST_ID_HEADER
     """Header in which the API's clients expect the request's id."""
     time_header: str = ""
@@ -150,7 +149,7 @@ def context_of(
     # The path decides the dialect, so that unknown paths get errors in the style of their API.
     dialect = next((dialect for dialect in dialects if dialect.serves(path)), dialects[-1])
     request_id = headers.get(REQUEST_ID_HEADER, "")
-    if not _CORRELATION_ID.fullmatch(request_id):
+    if not NAME.fullmatch(request_id):
         request_id = ""
     # Use one id for both, so that a log search for either finds the request.
     return Context(arrival, request_id or uuid.uuid4().hex, dialect, request_id=request_id)
@@ -158,14 +157,9 @@ def context_of(
 
 def read_correlation_id(request: web.Request, default: str) -> str:
     """The client's correlation id, or ``default``. Raises ``InvalidRequest``."""
-    given = request.headers.get(CORRELATION_HEADER)
-    if given is None:
-        return default
-    if not _CORRELATION_ID.fullmatch(given):
-        raise InvalidRequest(
-            f"{CORRELATION_HEADER} must be 1 to 128 letters, digits or any of . _ : @ / + = -",
-            field=CORRELATION_HEADER,
-        )
+    given = request.headers.get(CORRELATION_HEADER, default)
+    if not NAME.fullmatch(given):
+        raise must(CORRELATION_HEADER, NAME_RULE)
     return given
 
 
@@ -184,17 +178,12 @@ def served_name(request: web.Request, name: str | None) -> str:
     open_ended = (one for one in aliases if one.endswith(ANY_END))
     begun = (one for one in open_ended if name.startswith(one.removesuffix(ANY_END)))
     longest = max(begun, key=len, default=None)
-    if longest is None or _is_ours(request, name):
-        return name
-    return aliases[longest]
+    orchestrator = request.app[ORCHESTRATOR]
+    is_ours = name in orchestrator.models.by_name() or name in orchestrator.stages.demand.loadable()
+    return name if longest is None or is_ours else aliases[longest]
 
 
 def listed_aliases(app: web.Application) -> Mapping[str, str]:
     """Aliases without a ``*``, with their models."""
     aliases = app[CONFIG].model_aliases
     return {name: model for name, model in aliases.items() if not name.endswith(ANY_END)}
-
-
-def _is_ours(request: web.Request, name: str) -> bool:
-    orchestrator = request.app[ORCHESTRATOR]
-    return name in orchestrator.models.by_name() or name in orchestrator.stages.demand.loadable()

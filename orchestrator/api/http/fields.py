@@ -2,13 +2,23 @@
 
 import re
 from collections.abc import Callable, Mapping, MutableSequence
+from operator import not_
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 import msgspec
 from aiohttp import web
 
-from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, Context, served_name, trace_of
+from orchestrator.api.http.context import (
+    CONTEXT,
+    NAME,
+    NAME_RULE,
+    ORCHESTRATOR,
+    Context,
+    served_name,
+    trace_of,
+)
 from orchestrator.api.http.deadlines import TTFT_TARGETS, Headers, read_deadline, read_parts
+from orchestrator.api.http.field_errors import must, wrong
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.errors import InvalidRequest
 from orchestrator.instances.candidate import read_capability
@@ -64,8 +74,6 @@ Unused = msgspec.Raw
 """Type of accepted fields that have no effect. They stay raw: decoding them could take long."""
 _MAX_LOOKED_AT = 256
 """Most bytes of a field that is decoded to check its value. All supported values are shorter."""
-_NAME = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
-"""Names that are safe in headers, logs and metrics. Correlation ids have the same format."""
 _CAPABILITY = r"^([0-9]{1,3}\.[0-9]{1,3})?$"
 """A version such as 9.0."""
 _AboveZero = Annotated[float, msgspec.Meta(gt=0)]
@@ -96,10 +104,10 @@ class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServedValues(NamedTuple):
-    fits: Callable[[Any], bool]
-    """Whether a value is supported."""
     otherwise: str
     """Advice for a client that sent an unsupported value."""
+    fits: Callable[[Any], bool] = not_
+    """Whether a value is supported. The default: only values without content are."""
     is_hint: bool = False
     """Whether the answer is as good without the field, so that tolerant reading ignores it."""
 
@@ -205,18 +213,14 @@ class OtherFormsRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tr
     structured_outputs: Unused = NULL
 
 
-def nothing(value: object) -> bool:
-    """Whether an unsupported field has no content."""
-    return not value
-
-
 def other_forms(own: str) -> dict[str, ServedValues]:
     """Fields that are refused in favor of ``own``, and fields with only one supported value."""
-    instead = ServedValues(nothing, f"send {own}")
     forms = [one for one in OtherFormsRequest.__struct_fields__ if one.startswith("guided_")]
     return {
-        **dict.fromkeys([*forms, "response_format", "structured_outputs"], instead),
-        "n": ServedValues(lambda value: value == 1, "send one request for each answer"),
+        **dict.fromkeys(
+            [*forms, "response_format", "structured_outputs"], ServedValues(f"send {own}")
+        ),
+        "n": ServedValues("send one request for each answer", lambda value: value == 1),
     }
 
 
@@ -225,9 +229,7 @@ def read_limit(query: Mapping[str, str], usual: int, most: int) -> int:
     text = query.get("limit", str(usual))
     limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
     if not 1 <= limit <= most:
-        raise InvalidRequest(
-            f"limit must be a whole number from 1 to {most}, got {text[:64]!r}", field="limit"
-        )
+        raise must("limit", f"be a whole number from 1 to {most}, got {text[:64]!r}")
     return limit
 
 
@@ -235,13 +237,9 @@ def read_headers_deadline(request: web.Request) -> Deadline:
     """The deadline in the headers for an answer in one piece. Becomes the request's deadline.
     Raises ``InvalidRequest``."""
     context, policy = request[CONTEXT], request.app[ORCHESTRATOR].deadlines
+    arrival, ignored = context.arrival, context.ignored_headers
     context.deadline = read_deadline(
-        request.headers,
-        None,
-        context.arrival,
-        policy,
-        in_one_piece=True,
-        ignored=context.ignored_headers,
+        request.headers, None, arrival, policy, in_one_piece=True, ignored=ignored
     )
     return context.deadline
 
@@ -255,30 +253,27 @@ def read_job(
 
 def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep: bool) -> Job:
     """The job of a request, without its prompt. Raises the same errors as ``read_job``."""
-    context = request[CONTEXT]
+    context, headers = request[CONTEXT], request.headers
     context.field_names = body.field_names()
     stated, grammar = body.stated_grammar(), None
     if stated is not None:
         context.field_names = {**context.field_names, "grammar": stated.field}
         grammar = stated.grammar
         context.grammars = (grammar,)
-    policy = request.app[ORCHESTRATOR].deadlines
-    keeps_on = request.headers.get(KEEPS_ON) == "?1"
-    deadline = read_deadline(
-        request.headers,
+    keeps_on = headers.get(KEEPS_ON) == "?1"
+    context.deadline = deadline = read_deadline(
+        headers,
         body.deadline_ms,
         context.arrival,
-        policy,
+        request.app[ORCHESTRATOR].deadlines,
         is_awaited=body.is_awaited() and not keeps_on,
         in_one_piece=body.wants_one_piece(),
         ignored=context.ignored_headers,
     )
-    context.deadline = deadline
-    context.ignored_headers += [
-        name for name in map(str.lower, request.headers) if _is_unheard(name)
-    ]
+    of_dynamo = {name for name in map(str.lower, headers) if name.startswith("x-dynamo-")}
+    context.ignored_headers += sorted(of_dynamo - HEARD_OF_DYNAMO)
     max_tokens = body.token_limit()
-    session_id = _session_id(request.headers, body, context)
+    session_id = _session_id(headers, body, context)
     job = Job(
         api=api,
         model=served_name(request, body.model),
@@ -303,15 +298,15 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         correlation_id=context.correlation_id,
         request_id=context.request_id,
         arrived=context.arrival.mono,
-        parts=read_parts(request.headers, body, context.arrival, context.ignored_headers),
+        parts=read_parts(headers, body, context.arrival, context.ignored_headers),
         on_deadline=body.on_deadline,
         on_disconnect=OnDisconnect.CONTINUE if keeps_on else body.on_disconnect,
         keep=keep,
         key=context.key.fingerprint,
-        priority=class_of(request.headers, body, context.ignored_headers),
-        tenant=_tenant(request.headers, body.tenant, context),
+        priority=class_of(headers, body, context.ignored_headers),
+        tenant=_tenant(headers, body.tenant, context),
         session_id=session_id,
-        calls_left=_calls_left(request.headers, body.calls_left),
+        calls_left=_calls_left(headers, body.calls_left),
         max_run_tokens=body.max_run_tokens or 0,
         max_run_cost=body.max_run_cost or 0.0,
         tell_time=_tell_time(body, context),
@@ -336,7 +331,7 @@ def one_limit(field: str, stated: int | None, max_tokens: int | None) -> int | N
 
 def refuse_unserved(body: msgspec.Struct, served: Mapping[str, ServedValues]) -> None:
     """Raise ``InvalidRequest`` for the first field with a value that is not ``served``."""
-    for field, (fits, expected, is_hint) in served.items():
+    for field, (otherwise, fits, is_hint) in served.items():
         value = getattr(body, field, None)
         if isinstance(value, msgspec.Raw):
             is_short = len(memoryview(value)) <= _MAX_LOOKED_AT
@@ -345,7 +340,7 @@ def refuse_unserved(body: msgspec.Struct, served: Mapping[str, ServedValues]) ->
             except msgspec.DecodeError:  # a number out of range, half a surrogate pair
                 value = ...
         if value is not None and not fits(value):
-            refusal = InvalidRequest(f"{field} is not supported here: {expected}", field=field)
+            refusal = InvalidRequest(f"{field} is not supported here: {otherwise}", field=field)
             if not is_hint:
                 raise refusal
             pass_over("", field, refusal)
@@ -383,17 +378,15 @@ def _tenant(headers: Headers, stated: str | None, context: Context) -> str:
         named = headers.get(header, "").strip()
         if named in ("", NO_FAIRNESS_ID):
             continue
-        if _NAME.fullmatch(named) and (key.names_tenants or named == key.tenant):
+        if NAME.fullmatch(named) and (key.names_tenants or named == key.tenant):
             return named
         context.ignored_headers.append(header)
     return key.tenant
 
 
-def _name(field: str, value: str | None) -> str | None:
-    if value is not None and not _NAME.fullmatch(value):
-        raise InvalidRequest(
-            f"{field} must be 1 to 128 letters, digits or any of . _ : @ / + = -", field=field
-        )
+def _name(field: str, value: str) -> str:
+    if not NAME.fullmatch(value):
+        raise must(field, NAME_RULE)
     return value
 
 
@@ -406,10 +399,10 @@ def _calls_left(headers: Mapping[str, str], stated: int | None) -> int | None:
             return None
         field, stated = CALLS_LEFT_HEADER, int(named) if _COUNT.fullmatch(named.strip()) else -1
     if not 0 <= stated <= MAX_CALLS_LEFT:
-        raise InvalidRequest(
-            f"{field} must be a whole number from 0 to {MAX_CALLS_LEFT}: the number of calls that "
-            "this run makes after this one",
-            field=field,
+        raise must(
+            field,
+            f"be a whole number from 0 to {MAX_CALLS_LEFT}: the number of calls that this run makes"
+            " after this one",
         )
     return stated
 
@@ -419,37 +412,31 @@ def _tell_time(body: GenerationRequest, context: Context) -> TellTime | None:
     is_asked = body.tell_time or body.wind_down is not None or body.tools_until is not None
     if body.tell_time is False or not (is_asked or context.key.tells_time):
         return None
-    usual = TellTime()
-    return TellTime(
-        usual.wind_down if body.wind_down is None else body.wind_down,
-        body.tools_until or 0.0,
-        is_asked=bool(is_asked),
-    )
-
-
-def _is_unheard(name: str) -> bool:
-    return name.startswith("x-dynamo-") and name not in HEARD_OF_DYNAMO
+    wind_down = TellTime().wind_down if body.wind_down is None else body.wind_down
+    return TellTime(wind_down, body.tools_until or 0.0, is_asked=bool(is_asked))
 
 
 def _session_id(headers: Headers, body: GenerationRequest, context: Context) -> str:
     """Id of the conversation: from the body, else from our header, else from an agent's header if
     its value is a valid id. Clients that cannot add a field use the header."""
-    named = headers.get(SESSION_HEADER)
-    if body.session_id is None and named is None:
-        for header in SESSIONS_OF_OTHERS:
-            theirs = headers.get(header, "")
-            if _NAME.fullmatch(theirs):
-                return theirs
-            if theirs:
-                context.ignored_headers.append(header)
-    if body.session_id is None:
-        return _name(SESSION_HEADER, named) or ""
-    if named is not None and named != body.session_id:
-        raise InvalidRequest(
-            f"session_id and {SESSION_HEADER} name two different conversations; send one of them",
-            field="session_id",
-        )
-    return _name("session_id", body.session_id) or ""
+    stated, named = body.session_id, headers.get(SESSION_HEADER)
+    if stated is not None:
+        if named not in (None, stated):
+            raise InvalidRequest(
+                f"session_id and {SESSION_HEADER} name two different conversations; send one of "
+                "them",
+                field="session_id",
+            )
+        return _name("session_id", stated)
+    if named is not None:
+        return _name(SESSION_HEADER, named)
+    for header in SESSIONS_OF_OTHERS:
+        theirs = headers.get(header, "")
+        if NAME.fullmatch(theirs):
+            return theirs
+        if theirs:
+            context.ignored_headers.append(header)
+    return ""
 
 
 def _idle_keep_s(body: GenerationRequest, session_id: str) -> float:
@@ -469,23 +456,17 @@ def _idle_keep_s(body: GenerationRequest, session_id: str) -> float:
 def read_idle_keep_s(stated: float) -> float:
     """Check that ``stated``, in seconds, is within the limits. Raises ``InvalidRequest``."""
     if not 0 <= stated <= MAX_IDLE_KEEP_S:
-        raise InvalidRequest(
-            f"idle_keep_s must be 0 to {MAX_IDLE_KEEP_S:g} seconds, got {stated:g}",
-            field="idle_keep_s",
-        )
+        raise must("idle_keep_s", f"be 0 to {MAX_IDLE_KEEP_S:g} seconds, got {stated:g}")
     return stated
 
 
 def _logit_bias(stated: msgspec.Raw) -> tuple[tuple[int, float], ...]:
     if len(memoryview(stated)) > _MAX_BIAS_BYTES:
-        raise InvalidRequest(
-            f"logit_bias must have at most {MAX_LOGIT_BIASES} tokens", field="logit_bias"
-        )
+        raise must("logit_bias", f"have at most {MAX_LOGIT_BIASES} tokens")
     try:
         return read_logit_bias(_bias_decoder.decode(stated))
     except msgspec.ValidationError as error:
-        wrong = str(error).partition(" - at ")[0]
-        raise InvalidRequest(f"logit_bias: {wrong}", field="logit_bias") from None
+        raise wrong("logit_bias", str(error).partition(" - at ")[0]) from None
     except InvalidSampling as error:
         raise InvalidRequest(str(error), field=error.field) from None
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from orchestrator.api.http.decode import Reader
+from orchestrator.api.http.field_errors import wrong
 from orchestrator.api.http.fields import NULL, GenerationRequest, StatedGrammar, Unused
 from orchestrator.errors import InvalidRequest
 from protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar, excerpt
@@ -90,24 +91,36 @@ def response_format(field: str, value: msgspec.Raw) -> Grammar | None:
         return None
     if stated.type == "json_schema":
         if stated.json_schema is None or stated.json_schema.schema == NULL:
-            raise _unfit(field, "json_schema needs json_schema.schema")
-        return json_schema(field, stated.json_schema.schema, stated.json_schema.strict)
+            raise wrong(field, "json_schema needs json_schema.schema")
+        return _json_schema(field, stated.json_schema.schema, stated.json_schema.strict)
     if stated.type == "json_object":
         if stated.schema != NULL:
-            return json_schema(field, stated.schema, None)
+            return _json_schema(field, stated.schema)
         return Grammar(GrammarKind.JSON_OBJECT)
     if stated.type == "structural_tag":
         return _checked(field, GrammarKind.STRUCTURAL_TAG, _text(value))
-    raise _unfit(
-        field,
-        f"type {stated.type[:32]!r} is not supported; expected text, json_object, json_schema or "
-        "structural_tag",
-    )
+    raise _unknown_type(field, stated.type, "text, json_object, json_schema or structural_tag")
 
 
-def json_schema(field: str, schema: msgspec.Raw, strict: bool | None) -> Grammar:
+def stated_schema(
+    field: str, kind: str, schema: msgspec.Raw, strict: bool | None, expected: str
+) -> StatedGrammar:
+    """The grammar of a format of type ``kind`` that must be a JSON Schema. ``expected`` are the
+    supported types. Raises ``InvalidRequest``."""
+    if kind != "json_schema":
+        raise _unknown_type(field, kind, expected)
+    if schema == NULL:
+        raise wrong(field, "json_schema needs schema")
+    return StatedGrammar(field, _json_schema(field, schema, strict))
+
+
+def _unknown_type(field: str, kind: str, expected: str) -> InvalidRequest:
+    return wrong(field, f"type {kind[:32]!r} is not supported; expected {expected}")
+
+
+def _json_schema(field: str, schema: msgspec.Raw, strict: bool | None = None) -> Grammar:
     """The grammar of a schema, or of a string with a schema. Parts that cannot be enforced are
-    ignored unless ``strict``. Raises ``InvalidRequest``."""
+    ignored unless ``strict``."""
     text = _unquoted(field, schema)
     return _checked(field, GrammarKind.JSON_SCHEMA, text, lenient=not strict)
 
@@ -117,7 +130,7 @@ def _structured_outputs(field: str, value: msgspec.Raw) -> Grammar | None:
     stated = _decode(field, value, _outputs_reader)
     found: list[Grammar] = []
     if stated.json != NULL:
-        found.append(json_schema(field, stated.json, None))
+        found.append(_json_schema(field, stated.json))
     if stated.regex is not None:
         found.append(_checked(field, GrammarKind.REGEX, stated.regex))
     if stated.choice != NULL:
@@ -130,10 +143,8 @@ def _structured_outputs(field: str, value: msgspec.Raw) -> Grammar | None:
         text = _unquoted(field, stated.structural_tag)
         found.append(_checked(field, GrammarKind.STRUCTURAL_TAG, text))
     if len(found) != 1:
-        raise _unfit(
-            field,
-            "expected exactly one of json, regex, choice, grammar, json_object and structural_tag",
-        )
+        kinds = "json, regex, choice, grammar, json_object and structural_tag"
+        raise wrong(field, f"expected exactly one of {kinds}")
     return found[0]
 
 
@@ -142,19 +153,19 @@ def _checked(field: str, kind: GrammarKind, text: str, *, lenient: bool = False)
     try:
         grammar.check()
     except InvalidGrammar as error:
-        raise _unfit(field, str(error)) from None
+        raise wrong(field, str(error)) from None
     return grammar
 
 
 def _decode(field: str, value: msgspec.Raw, reader: Reader[T]) -> T:
     if len(memoryview(value)) > MAX_GRAMMAR_BYTES + _ROOM_BYTES:
-        raise _unfit(field, f"a grammar must have at most {MAX_GRAMMAR_BYTES} bytes")
+        raise wrong(field, f"a grammar must have at most {MAX_GRAMMAR_BYTES} bytes")
     try:
         return reader.read(value, field)
     except msgspec.DecodeError as error:
-        raise _unfit(field, excerpt(str(error), _MAX_ERROR_CHARS)) from None
+        raise wrong(field, excerpt(str(error), _MAX_ERROR_CHARS)) from None
     except RecursionError:
-        raise _unfit(field, "it is nested too deeply") from None
+        raise wrong(field, "it is nested too deeply") from None
 
 
 def _text(value: msgspec.Raw) -> str:
@@ -167,14 +178,10 @@ def _unquoted(field: str, value: msgspec.Raw) -> str:
     return str(_decode(field, value, _strings)) if text.startswith('"') else text
 
 
-def _unfit(field: str, why: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: {why}", field=field)
-
-
 _READERS: dict[str, Callable[[str, msgspec.Raw], Grammar | None]] = {
     "response_format": response_format,
     "structured_outputs": _structured_outputs,
-    "guided_json": lambda field, value: json_schema(field, value, None),
+    "guided_json": _json_schema,
     "guided_choice": lambda field, value: _checked(field, GrammarKind.CHOICE, _text(value)),
     "guided_regex": lambda field, value: _checked(field, GrammarKind.REGEX, str(value)),
     "guided_grammar": lambda field, value: _checked(field, GrammarKind.LARK, str(value)),

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
+from orchestrator.api.http.field_errors import must, wrong
 from orchestrator.api.http.fields import (
     FLEX,
     NULL,
     ServedValues,
     Unused,
-    nothing,
     one_limit,
     refuse_unserved,
 )
@@ -38,61 +38,60 @@ _Prompts = msgspec.defstruct(
 )
 """A list that is not read further when it is too long: a million prompts would take a second."""
 _prompts_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Prompts)
-_prompt_decoder: msgspec.json.Decoder[str | tuple[int, ...]] = msgspec.json.Decoder(
-    str | tuple[int, ...]
-)
+_PromptBody = str | tuple[int, ...]
+_prompt_decoder: msgspec.json.Decoder[_PromptBody] = msgspec.json.Decoder(_PromptBody)
 
 
 _SERVED = {
-    "allowed_token_ids": ServedValues(nothing, "send structured_outputs or logit_bias"),
+    "allowed_token_ids": ServedValues("send structured_outputs or logit_bias"),
     "best_of": ServedValues(
-        lambda value: value == 1, "send n and logprobs, and select one of the answers"
+        "send n and logprobs, and select one of the answers", lambda value: value == 1
     ),
-    "bad_words": ServedValues(nothing, "send logit_bias, or search for them in the answer"),
-    "detokenize": ServedValues(lambda value: value is True, "answers always have text"),
-    "logits_processors": ServedValues(nothing, "send structured_outputs or logit_bias"),
+    "bad_words": ServedValues("send logit_bias, or search for them in the answer"),
+    "detokenize": ServedValues("answers always have text", lambda value: value is True),
+    "logits_processors": ServedValues("send structured_outputs or logit_bias"),
     "prompt_logprobs": ServedValues(
-        lambda value: False, "send a prompt with echo and logprobs to /v1/completions"
+        "send a prompt with echo and logprobs to /v1/completions", lambda value: False
     ),
-    "return_tokens_as_token_ids": ServedValues(nothing, "send return_token_ids"),
+    "return_tokens_as_token_ids": ServedValues("send return_token_ids"),
     "truncate_prompt_tokens": ServedValues(
-        nothing, "prompts are never truncated; send a prompt that fits the context"
+        "prompts are never truncated; send a prompt that fits the context"
     ),
-    "use_beam_search": ServedValues(nothing, "answers are sampled; send n"),
+    "use_beam_search": ServedValues("answers are sampled; send n"),
+    **dict.fromkeys(
+        ("ebnf", "grammar", "json_schema", "regex"),
+        ServedValues("send structured_outputs, or response_format"),
+    ),
 }
 """Fields for which only some values are supported. Ignoring them would change the answer."""
-_SERVED |= dict.fromkeys(
-    ("ebnf", "grammar", "json_schema", "regex"),
-    ServedValues(nothing, "send structured_outputs, or response_format"),
+_SERVED_OF_DYNAMO = dict.fromkeys(
+    ("guided_choice", "guided_grammar", "guided_json", "guided_regex"),
+    ServedValues("send it at the top level, not in nvext"),
 )
-_SERVED_OF_DYNAMO = {
-    name: ServedValues(nothing, "send it at the top level, not in nvext")
-    for name in ("guided_choice", "guided_grammar", "guided_json", "guided_regex")
-}
 _SERVED_OF_CHATS = {
     **_SERVED,
-    "add_special_tokens": ServedValues(nothing, "the chat template has its own"),
-    "audio": ServedValues(nothing, "answers are only text"),
+    "add_special_tokens": ServedValues("the chat template has its own"),
+    "audio": ServedValues("answers are only text"),
     "chat_template": ServedValues(
-        nothing, "send chat_template_kwargs for the model's template, or a prompt to completions"
+        "send chat_template_kwargs for the model's template, or a prompt to completions"
     ),
-    "documents": ServedValues(nothing, "send them as text in messages"),
-    "echo": ServedValues(nothing, "send it to /v1/completions"),
+    "documents": ServedValues("send them as text in messages"),
+    "echo": ServedValues("send it to /v1/completions"),
     "function_call": ServedValues(
-        lambda value: value in ("none", "auto"), "send tool_choice, which replaced it"
+        "send tool_choice, which replaced it", lambda value: value in ("none", "auto")
     ),
-    "functions": ServedValues(nothing, "send tools, which replaced it"),
-    "modalities": ServedValues(lambda value: value == ["text"], "answers are only text"),
-    "prediction": ServedValues(nothing, "there are no predicted outputs", is_hint=True),
-    "web_search_options": ServedValues(lambda value: False, "there is no web search", is_hint=True),
+    "functions": ServedValues("send tools, which replaced it"),
+    "modalities": ServedValues("answers are only text", lambda value: value == ["text"]),
+    "prediction": ServedValues("there are no predicted outputs", is_hint=True),
+    "web_search_options": ServedValues("there is no web search", lambda value: False, is_hint=True),
 }
 _SERVED_OF_TEXTS = {
     **_SERVED,
     "add_special_tokens": ServedValues(
-        bool, "text prompts always get them; send token ids, which get none"
+        "text prompts always get them; send token ids, which get none", bool
     ),
-    "prompt_embeds": ServedValues(nothing, "send a prompt, or token ids"),
-    "suffix": ServedValues(nothing, "send a prompt with the model's infill markers"),
+    "prompt_embeds": ServedValues("send a prompt, or token ids"),
+    "suffix": ServedValues("send a prompt with the model's infill markers"),
 }
 
 
@@ -139,7 +138,6 @@ class ParsedCompletion(NamedTuple):
 
     @property
     def free_texts(self) -> frozenset[str]:
-        """Names of the free-text tools."""
         return self.tools.free_texts if self.tools else frozenset()
 
 
@@ -213,11 +211,8 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
         if self.wanted_prompt_logprobs() is not None and self.on_deadline is not OnDeadline.ERROR:
-            raise InvalidRequest(
-                "on_deadline must be error with log-probabilities of the prompt: they cannot be "
-                "returned in part",
-                field="on_deadline",
-            )
+            rule = "be error with log-probabilities of the prompt: they cannot be returned in part"
+            raise must("on_deadline", rule)
 
     def own_sampling(self) -> Mapping[str, Any]:
         return {
@@ -253,9 +248,9 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
         """Number of choices per prompt. Raises ``InvalidRequest`` if there are too many in all."""
         n = 1 if self.n is None else self.n
         if not 1 <= n <= MAX_CHOICES:
-            raise InvalidRequest(f"n must be 1 to {MAX_CHOICES}, got {n}", field="n")
+            raise must("n", f"be 1 to {MAX_CHOICES}, got {n}")
         if n * prompts > MAX_CHOICES:
-            raise _too_many("n", "choices for all prompts together")
+            raise wrong("n", f"at most {MAX_CHOICES} choices for all prompts together")
         return n
 
     def answer_options(self) -> AnswerOptions:
@@ -357,9 +352,7 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
                 return (_prompt_decoder.decode(text),)
             return tuple(_prompt_decoder.decode(one) for one in _split(text))
         except msgspec.DecodeError:
-            raise InvalidRequest(
-                "prompt must be a string, token ids, or a list of either", field="prompt"
-            ) from None
+            raise must("prompt", "be a string, token ids, or a list of either") from None
 
 
 def _split(text: bytes) -> list[msgspec.Raw]:
@@ -369,10 +362,6 @@ def _split(text: bytes) -> list[msgspec.Raw]:
         items = msgspec.structs.astuple(_prompts_decoder.decode(text))
     except msgspec.ValidationError as error:
         if "at most length" in str(error):
-            raise _too_many("prompt", "items") from None
+            raise wrong("prompt", f"at most {MAX_CHOICES} items") from None
         raise
     return [item for item in items if item is not NULL]
-
-
-def _too_many(field: str, what: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: at most {MAX_CHOICES} {what}", field=field)

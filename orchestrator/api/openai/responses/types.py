@@ -9,18 +9,18 @@ from dataclasses import dataclass
 import msgspec
 
 from orchestrator.api.http.decode import Reader, decode_part
+from orchestrator.api.http.field_errors import must
 from orchestrator.api.http.fields import (
     NULL,
     OtherFormsRequest,
     ServedValues,
     StatedGrammar,
     Unused,
-    nothing,
     one_limit,
     other_forms,
     refuse_unserved,
 )
-from orchestrator.api.http.grammars import json_schema
+from orchestrator.api.http.grammars import stated_schema
 from orchestrator.api.openai.responses.items import InputItem, Turns
 from orchestrator.api.openai.responses.tools import AskedTools
 from orchestrator.api.openai.types import tier_of
@@ -133,26 +133,17 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
 
     def stated_grammar(self) -> StatedGrammar | None:
+        field = "text.format"
         if len(memoryview(self.text)) > _MAX_TEXT_BYTES:
-            raise InvalidRequest(
-                f"text must have at most {_MAX_TEXT_BYTES} bytes", field="text.format"
-            )
+            raise InvalidRequest(f"text must have at most {_MAX_TEXT_BYTES} bytes", field=field)
         options: TextOptions | None = decode_part(self.text, _text_reader, "text")
         stated = options.format if options is not None else None
         if stated is None or stated.type == "text":
             return None
-        field = "text.format"
         if stated.type == "json_object":
             return StatedGrammar(field, Grammar(GrammarKind.JSON_OBJECT))
-        if stated.type != "json_schema":
-            raise InvalidRequest(
-                f"{field}: type {stated.type[:32]!r} is not supported; expected text, json_object "
-                "or json_schema",
-                field=field,
-            )
-        if stated.schema == NULL:
-            raise InvalidRequest(f"{field}: json_schema needs schema", field=field)
-        return StatedGrammar(field, json_schema(field, stated.schema, stated.strict))
+        expected = "text, json_object or json_schema"
+        return stated_schema(field, stated.type, stated.schema, stated.strict, expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,35 +188,31 @@ def read_metadata(stated: msgspec.Raw) -> dict[str, str]:
             return _metadata_decoder.decode(stated) or {}
     except msgspec.DecodeError:
         pass
-    raise InvalidRequest(
-        f"metadata must be an object of strings, of at most {_MAX_METADATA_BYTES} bytes",
-        field="metadata",
-    )
+    raise must("metadata", f"be an object of strings, of at most {_MAX_METADATA_BYTES} bytes")
 
 
 _LOGPROBS_ELSEWHERE = "for log-probabilities use /v1/chat/completions"
 _ONLY = {
     **other_forms("text.format"),
-    "top_logprobs": ServedValues(nothing, _LOGPROBS_ELSEWHERE),
+    "top_logprobs": ServedValues(_LOGPROBS_ELSEWHERE),
     "include": ServedValues(
-        lambda names: "message.output_text.logprobs" not in names, _LOGPROBS_ELSEWHERE
+        _LOGPROBS_ELSEWHERE, lambda names: "message.output_text.logprobs" not in names
     ),
     "background": ServedValues(
-        lambda value: value is False,
         "for background work use POST /v2/tasks: it answers at once, and with durable: true its "
         "tasks survive the process",
+        lambda value: value is False,
     ),
     "conversation": ServedValues(
-        nothing,
         "conversations are not kept by name; continue with previous_response_id, or send all of it "
         "as input",
     ),
     "truncation": ServedValues(
-        lambda value: value in ("disabled", "auto"),  # agents always send "auto"
         "conversations are never truncated: even with auto, one that does not fit is refused",
+        lambda value: value in ("disabled", "auto"),  # agents always send "auto"
     ),
-    "prompt": ServedValues(nothing, "instead of a stored prompt send instructions and input"),
-    "moderation": ServedValues(nothing, "there is no moderation; leave it out"),
-    "context_management": ServedValues(nothing, "conversations are not compacted", is_hint=True),
+    "prompt": ServedValues("instead of a stored prompt send instructions and input"),
+    "moderation": ServedValues("there is no moderation; leave it out"),
+    "context_management": ServedValues("conversations are not compacted", is_hint=True),
 }
 """Fields for which only some values are supported."""
