@@ -128,7 +128,7 @@ def build_runner(
     app[BROWSERS] = Browsers(config.http)
     app[KEY_SHARES] = KeyShares(config.http.max_connections)
     app[LARGE_BODIES] = LargeBodies()
-    app[catalog.CATALOGS] = catalog.Catalogs(state_dir, catalog.Verifications(state_dir))
+    app[catalog.VERIFICATIONS] = catalog.Verifications(state_dir)
     app[ELSEWHERE] = Elsewhere()
     app[openapi.DOCUMENT] = openapi.Document()
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)

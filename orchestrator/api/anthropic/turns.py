@@ -7,6 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from orchestrator.api.http.decode import Reader, decode_part
+from orchestrator.api.http.field_errors import missing, wrong
 from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.images import image_of_base64, image_of_url, refuse_file, shown_by_users
@@ -94,15 +95,14 @@ def turns_of(system: Content | None, messages: Sequence[InputMessage]) -> tuple[
     last = turns[-1]
     if last.role == "assistant":
         if last.calls:
-            raise InvalidRequest(
-                "messages: the last one calls tools; send a tool_result for each call after it",
-                field="messages",
+            raise wrong(
+                "messages", "the last one calls tools; send a tool_result for each call after it"
             )
         if last.content != last.content.rstrip():
-            raise InvalidRequest(
-                "messages: the last one is the assistant's, and the model continues it: remove the"
-                " whitespace at its end",
-                field="messages",
+            raise wrong(
+                "messages",
+                "the last one is the assistant's, and the model continues it: remove the "
+                "whitespace at its end",
             )
         turns[-1] = msgspec.structs.replace(last, is_open=True)
     instructions = text_in(list(_parts_of(system, "system", "text")))
@@ -131,7 +131,7 @@ def _said(group: Iterable[tuple[int, InputMessage]], names: dict[str, str]) -> M
                     pass
                 case "tool_use":
                     if not (block.id and block.name):
-                        raise InvalidRequest(f"{where}: a tool_use needs id and name", field=where)
+                        raise wrong(where, "a tool_use needs id and name")
                     names[block.id] = block.name
                     calls.append(read_call(block.id, block.name, block.input, f"{where}.input"))
                 case _:
@@ -162,7 +162,7 @@ def _asked(
                 continue
             call_id = block.tool_use_id
             if not call_id:
-                raise InvalidRequest(f"{where}: a tool_result needs tool_use_id", field=where)
+                raise wrong(where, "a tool_result needs tool_use_id")
             where, place = f"{where}.content", "messages[].content[].content"
             content = decode_part(block.content, _content_reader, where, place)
             result = said_by("tool", list(_parts_of(content, where, "text", "image")))
@@ -199,7 +199,7 @@ def _shown(block: Block, where: str, expected: Sequence[str]) -> Iterator[Part]:
 
 def _image_of(source: ImageSource | None, where: str) -> Image:
     if source is None:
-        raise InvalidRequest(f"{where} is required: send the image as base64", field=where)
+        raise missing(where, "send the image as base64")
     if source.type == "url":
         return image_of_url(source.url, f"{where}.url")
     if source.type == "file":
@@ -211,11 +211,9 @@ def _pass_over(kind: str, where: str, expected: Sequence[str]) -> None:
     """Ignore a block without content for the model. Raises ``InvalidRequest`` for other blocks."""
     if kind in (*_OF_USERS, *_OF_MODELS):
         owner = "user's" if kind in _OF_USERS else "assistant's"
-        raise InvalidRequest(f"{where}: {kind} is the {owner}", field=where)
-    kind, where = excerpt(kind, 64), f"{where}.type"
-    refusal = InvalidRequest(
-        f"{where}: {kind} is not supported; expected one of: {', '.join(expected)}", field=where
-    )
+        raise wrong(where, f"{kind} is the {owner}")
+    kind, types = excerpt(kind, 64), ", ".join(expected)
+    refusal = wrong(f"{where}.type", f"{kind} is not supported; expected one of: {types}")
     if kind not in _WITHOUT_CONTENT and not kind.endswith("_tool_result"):
         raise refusal
     pass_over("messages[].content[]", f"type={kind}", refusal)

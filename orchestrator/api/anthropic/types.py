@@ -11,7 +11,7 @@ import msgspec
 
 from orchestrator.api.anthropic.shapes import ThreadUnsupported
 from orchestrator.api.anthropic.turns import Content, InputMessage, turns_of
-from orchestrator.api.http.decode import Reader, decode_part
+from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.field_errors import missing, wrong
 from orchestrator.api.http.fields import (
     NULL,
@@ -24,7 +24,7 @@ from orchestrator.api.http.fields import (
 )
 from orchestrator.api.http.grammars import stated_schema
 from orchestrator.api.http.ignored import pass_over
-from orchestrator.api.http.tools import read_tool, require_bounds, require_known, template_arguments
+from orchestrator.api.http.tools import decode_tools, read_tool, template_arguments, use_of
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Chat, Prompt
@@ -67,25 +67,23 @@ _tools_reader: Reader[list[MessagesToolBody] | None] = Reader(list[MessagesToolB
 
 def tool_use_of(stated_tools: msgspec.Raw, choice: ChoiceBody | None) -> ToolUse | None:
     """The tools that may be called; None if there are none. Raises ``InvalidRequest``."""
-    require_bounds(stated_tools)
-    stated: list[MessagesToolBody] | None = decode_part(stated_tools, _tools_reader, "tools")
+    stated: list[MessagesToolBody] | None = decode_tools(stated_tools, _tools_reader)
     tools = tuple(
         read_tool(tool.name, tool.description, tool.input_schema, tool.strict, f"tools[{at}]")
         for at, tool in enumerate(stated or ())
         if _is_served(tool, f"tools[{at}].type")
     )
-    kind = "auto" if choice is None else choice.type
-    if not tools and kind in ("any", "tool"):
+    choice = choice or ChoiceBody("auto")
+    must_call = choice.type in ("any", "tool")
+    if not tools and must_call:
         raise InvalidRequest("tool_choice needs tools; send tools too", field="tool_choice")
-    if not tools or kind == "none":
+    if not tools or choice.type == "none":
         return None
-    only = choice.name if choice is not None and kind == "tool" else ""
-    if kind == "tool" and not only:
+    only = choice.name if choice.type == "tool" else ""
+    if choice.type == "tool" and not only:
         raise missing("tool_choice.name")
-    one = choice is not None and bool(choice.disable_parallel_tool_use)
-    use = ToolUse(tools, kind in ("any", "tool"), only, bool(only) or one)
-    require_known(use)
-    return use
+    is_parallel = not choice.disable_parallel_tool_use
+    return use_of(tools, must_call=must_call, only=only, is_parallel=is_parallel)
 
 
 def _is_served(tool: MessagesToolBody, where: str) -> bool:

@@ -27,6 +27,7 @@ from typing import NamedTuple, Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from orchestrator.api.http.field_errors import must
 from orchestrator.clock import Instant
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.deadline import DEFAULT, NO_PARTS, Deadline, DeadlineConfig, Parts
@@ -231,10 +232,10 @@ def _absolute_s(value: str) -> float:
     if _NUMBER.fullmatch(value):
         number = float(value)
         if _SECONDS_OF_OUR_TIME[0] <= number < _SECONDS_OF_OUR_TIME[1]:
-            raise InvalidRequest(
-                f"X-Deadline must be in epoch milliseconds; {value} looks like epoch seconds: "
-                f"send {1000 * number:.0f}",
-                field="X-Deadline",
+            raise must(
+                "X-Deadline",
+                f"be in epoch milliseconds; {value} looks like epoch seconds: send "
+                f"{1000 * number:.0f}",
             )
         return number / 1000
     match = _RFC3339.fullmatch(value)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, g
 import msgspec
 import msgspec.inspect as types
 
+from orchestrator.api.http.field_errors import wrong
 from orchestrator.api.http.ignored import Ignored, passed_over
 from orchestrator.errors import InvalidRequest
 from protocol import excerpt
@@ -85,10 +86,8 @@ def decode(body: bytes, reader: Reader[T]) -> T:
         return reader.read(text)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), reader.type) from None
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _unreadable("the body", error) from None
 
 
 def decode_part(part: msgspec.Raw, reader: Reader[T], field: str, place: str = "") -> T:
@@ -98,10 +97,14 @@ def decode_part(part: msgspec.Raw, reader: Reader[T], field: str, place: str = "
         return reader.read(part, place or field)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), reader.type, field) from None
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"{field} is not valid JSON: {error}", field=field) from None
-    except RecursionError:
-        raise InvalidRequest(f"{field} is nested too deeply", field=field) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _unreadable(field, error, field) from None
+
+
+def _unreadable(what: str, error: Exception, field: str | None = None) -> InvalidRequest:
+    is_deep = isinstance(error, RecursionError)
+    why = "nested too deeply" if is_deep else f"not valid JSON: {error}"
+    return InvalidRequest(f"{what} is {why}", field=field)
 
 
 def _joined(outer: str, inner: str) -> str:
@@ -120,8 +123,7 @@ def _invalid(message: str, expected: type, inside: str = "") -> InvalidRequest:
     ):
         match = pattern.search(message)
         if match:
-            field = excerpt(f"{path}.{match[1]}" if path else match[1])
-            return InvalidRequest(f"{field}: {wording}", field=field)
+            return wrong(excerpt(f"{path}.{match[1]}" if path else match[1]), wording)
     message = excerpt(message, 200)
     if not path:
         return InvalidRequest(f"the body must be a JSON object: {message}")
@@ -129,7 +131,7 @@ def _invalid(message: str, expected: type, inside: str = "") -> InvalidRequest:
         choices = ", ".join(choices_at(expected, own))
         if choices:
             message = f"{message}; expected one of: {choices}"
-    return InvalidRequest(f"{path}: {message}", field=path)
+    return wrong(path, message)
 
 
 def choices_at(body: type, path: str) -> list[str]:

@@ -6,7 +6,6 @@ decoded. Only the formats of OpenAI's and Anthropic's APIs are supported.
 """
 
 import base64
-import binascii
 import io
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import imagesize
 import msgspec
 
+from orchestrator.api.http.field_errors import missing, wrong
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.image import Image, Part
 from orchestrator.tasks.job import Message, said_by
@@ -25,22 +25,17 @@ _EXAMPLE = "data:image/png;base64,iVBORw…"
 def image_of_url(url: str | None, where: str) -> Image:
     """The image in a ``data:`` URL at ``where``. Raises ``InvalidRequest`` for any other URL."""
     if not url:
-        raise InvalidRequest(
-            f"{where} is required: send the image as a data: URL, such as {_EXAMPLE}", field=where
-        )
+        raise missing(where, f"send the image as a data: URL, such as {_EXAMPLE}")
     scheme = url[:16].partition(":")[0].lower()
     if scheme != "data":
-        raise InvalidRequest(
-            f"{where}: images are not fetched from URLs ({excerpt(scheme, 16)}: …); send the "
-            f"image itself as a data: URL, such as {_EXAMPLE}",
-            field=where,
+        raise wrong(
+            where,
+            f"images are not fetched from URLs ({excerpt(scheme, 16)}: …); send the image itself "
+            f"as a data: URL, such as {_EXAMPLE}",
         )
     head, _, data = url.partition(",")
     if not head.lower().endswith(";base64"):
-        raise InvalidRequest(
-            f"{where}: the image in a data: URL must be base64, such as {_EXAMPLE}",
-            field=where,
-        )
+        raise wrong(where, f"the image in a data: URL must be base64, such as {_EXAMPLE}")
     return image_of_base64(data, where)
 
 
@@ -48,17 +43,14 @@ def image_of_base64(data: str | None, where: str) -> Image:
     """The image with the base64 file ``data``. The file determines its format, not the body.
     Raises ``InvalidRequest``."""
     if not data:
-        raise InvalidRequest(f"{where} is required: send the image file as base64", field=where)
+        raise missing(where, "send the image file as base64")
     try:
         file = base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidRequest(f"{where}: the image is not valid base64", field=where) from None
+    except ValueError:
+        raise wrong(where, "the image is not valid base64") from None
     size = pixels_of(file)
     if size is None:
-        raise InvalidRequest(
-            f"{where}: expected a {FORMATS} image; this has another format or is broken",
-            field=where,
-        )
+        raise wrong(where, f"expected a {FORMATS} image; this has another format or is broken")
     return Image.of(file, size.width, size.height)
 
 
@@ -83,10 +75,8 @@ def shown_by_users(turns: Sequence[Message]) -> tuple[Message, ...]:
 
 def refuse_file(where: str) -> InvalidRequest:
     """The error for an image that is given as a file id."""
-    return InvalidRequest(
-        f"{where}: images are not read from uploaded files; send the image itself as base64",
-        field=where,
-    )
+    why = "images are not read from uploaded files; send the image itself as base64"
+    return wrong(where, why)
 
 
 FORMATS = "PNG, JPEG, GIF or WebP"

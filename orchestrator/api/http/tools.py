@@ -3,18 +3,21 @@
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.decode import Reader, decode_part
+from orchestrator.api.http.field_errors import must, wrong
 from orchestrator.api.http.fields import NULL
 from orchestrator.api.http.ignored import pass_over, passed_over
 from orchestrator.errors import InvalidRequest, TidegateError
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import JsonObject, TemplateArgument, Tool, ToolCall
+
+T = TypeVar("T")
 
 MAX_TOOLS = 512
 MAX_TOOL_BYTES = 512 * 1024
@@ -34,10 +37,7 @@ def read_tool(
 ) -> Tool:
     """Read the tool at ``where`` in a body. Raises ``InvalidRequest``."""
     if not _NAME.fullmatch(name):
-        raise InvalidRequest(
-            f"{where}.name must be 1 to 128 letters, digits or any of _ . : -",
-            field=f"{where}.name",
-        )
+        raise must(f"{where}.name", "be 1 to 128 letters, digits or any of _ . : -")
     raw = b"" if schema is None else bytes(schema)
     parameters = None
     if raw and raw != b"null":
@@ -81,24 +81,26 @@ def read_object(data: str | bytes, what: str, where: str) -> JsonObject:
     raise InvalidRequest(f"{what} must not be nested deeper than {MAX_DEPTH}", field=where)
 
 
-def require_bounds(raw: msgspec.Raw, field: str = "tools") -> None:
-    """Raise ``InvalidRequest`` for tools with too many bytes, before they are decoded."""
+def decode_tools(raw: msgspec.Raw, reader: Reader[T], field: str = "tools") -> T:
+    """Read the field with tools or with their choice. Raises ``InvalidRequest``; for too many
+    bytes, before they are decoded."""
     if len(memoryview(raw)) > MAX_TOOL_BYTES:
-        raise InvalidRequest(f"{field} must have at most {MAX_TOOL_BYTES} bytes", field=field)
+        raise must(field, f"have at most {MAX_TOOL_BYTES} bytes")
+    return decode_part(raw, reader, field)
 
 
-def require_known(use: ToolUse) -> None:
-    """Raise ``InvalidRequest`` if the chosen tool does not exist or there are too many tools."""
-    if len(use.tools) > MAX_TOOLS:
-        raise InvalidRequest(
-            f"tools: send at most {MAX_TOOLS}, got {len(use.tools)}", field="tools"
-        )
-    if use.only and all(tool.name != use.only for tool in use.tools):
-        raise InvalidRequest("tool_choice: tools has no tool of that name", field="tool_choice")
+def use_of(tools: tuple[Tool, ...], *, must_call: bool, only: str, is_parallel: bool) -> ToolUse:
+    """The use of tools; ``only`` is the one that must be called. Raises ``InvalidRequest`` if it
+    does not exist or there are too many tools."""
+    if len(tools) > MAX_TOOLS:
+        raise wrong("tools", f"send at most {MAX_TOOLS}, got {len(tools)}")
+    if only and all(tool.name != only for tool in tools):
+        raise wrong("tool_choice", "tools has no tool of that name")
+    return ToolUse(tools, must_call, only, only_one_call=bool(only) or not is_parallel)
 
 
 def _inside(value: object) -> list[object]:
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else []
 
@@ -114,19 +116,16 @@ def template_arguments(stated: msgspec.Raw) -> Mapping[str, TemplateArgument]:
         return {}
     field = "chat_template_kwargs"
     if len(memoryview(stated)) > _MAX_ARGUMENT_BYTES:
-        raise InvalidRequest(f"{field} must have at most {_MAX_ARGUMENT_BYTES} bytes", field=field)
-    unfit = InvalidRequest(
-        f"{field} must be an object of true, false, numbers or words of up to 64 characters, "
-        'such as {"enable_thinking": false}',
-        field=field,
-    )
-    try:
+        raise must(field, f"have at most {_MAX_ARGUMENT_BYTES} bytes")
+    with suppress(msgspec.DecodeError):
         arguments = _arguments_decoder.decode(stated) or {}
-    except msgspec.DecodeError:
-        raise unfit from None
-    if any(isinstance(value, str) and not _WORD.fullmatch(value) for value in arguments.values()):
-        raise unfit
-    return arguments
+        if all(_WORD.fullmatch(each) for each in arguments.values() if isinstance(each, str)):
+            return arguments
+    raise must(
+        field,
+        "be an object of true, false, numbers or words of up to 64 characters, such as "
+        '{"enable_thinking": false}',
+    )
 
 
 EFFORT: Final = "reasoning_effort"
@@ -144,6 +143,5 @@ def effort_argument(
         encoder = request.app[ORCHESTRATOR].models.resolve(model)
     if _WORD.fullmatch(effort) and (encoder is None or encoder.reads(EFFORT)):
         return {EFFORT: effort}
-    field = f"{place}.{name}".lstrip(".")
-    pass_over(place, name, InvalidRequest(f"{field}: the model's template has none", field=field))
+    pass_over(place, name, wrong(f"{place}.{name}".lstrip("."), "the model's template has none"))
     return {}

@@ -18,9 +18,10 @@ import msgspec
 
 from orchestrator.api.http.context import Dialect
 from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.http.field_errors import must
 from orchestrator.api.http.responses import task_fields
 from orchestrator.clock import Clock
-from orchestrator.errors import InvalidRequest, TidegateError
+from orchestrator.errors import TidegateError
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
 from protocol import Delta, Outcome, TokenLogprob
@@ -56,10 +57,7 @@ def read_last_event_id(value: str | None) -> int:
     if value is None or not value.strip():
         return -1
     if not (value.isascii() and value.isdigit() and len(value) <= 15):
-        raise InvalidRequest(
-            f"Last-Event-ID must be the id of an event of this task, got {value[:64]!r}",
-            field="Last-Event-ID",
-        )
+        raise must("Last-Event-ID", f"be the id of an event of this task, got {value[:64]!r}")
     return int(value)
 
 

@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.field_errors import must
 from orchestrator.api.http.fields import read_limit
 from orchestrator.api.http.finding import answer_id, status_of, told_by_siblings
 from orchestrator.api.http.responses import json_response
-from orchestrator.errors import InvalidRequest
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import AnyWork
@@ -38,9 +38,7 @@ async def listed(
     matches the query and that the caller may see, and lines of the other processes at this port."""
     status, limit = request.query.get("status"), read_limit(request.query, USUAL_LIMIT, MAX)
     if status is not None and status not in STATUSES:
-        raise InvalidRequest(
-            f"status must be one of {', '.join(STATUSES)}, got {status[:64]!r}", field="status"
-        )
+        raise must("status", f"be one of {', '.join(STATUSES)}, got {status[:64]!r}")
     key, now = request[CONTEXT].key, request.app[ORCHESTRATOR].clock.now()
     found: list[dict[str, Any]] = []
     for work in works:

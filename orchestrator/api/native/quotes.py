@@ -8,9 +8,10 @@ from aiohttp import web
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
+from orchestrator.api.http.field_errors import must
 from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.native.types import TaskRequest
+from orchestrator.api.native.types import TaskRequest, given
 from orchestrator.errors import InvalidRequest
 from orchestrator.prediction.promises import BROKEN, Reservation
 from orchestrator.prediction.quotes import ChanceBy
@@ -88,11 +89,8 @@ def _reservation(held: Reservation, unix_ms: float, hold_ms: float) -> dict[str,
 
 def _read(request: web.Request, body: QuoteRequest) -> _Asked:
     if body.accept is not None and body.accept not in BROKEN:
-        raise InvalidRequest(
-            f"accept must be one of {', '.join(map(str, BROKEN))}: the chance of keeping the"
-            " reserved deadline",
-            field="accept",
-        )
+        chances = ", ".join(map(str, BROKEN))
+        raise must("accept", f"be one of {chances}: the chance of keeping the reserved deadline")
     job = read_job_of(request, body, Api.NATIVE, keep=False)
     if request.app[ORCHESTRATOR].room_of(job) is not None:
         raise InvalidRequest(
@@ -100,11 +98,10 @@ def _read(request: web.Request, body: QuoteRequest) -> _Asked:
             "prompt_tokens, without session_id",
             field="session_id",
         )
-    if body.prompt_tokens is None:
-        return _Asked(job, body.prompt_of(), 0, body.accept, body.hold_ms)
-    if any(each is not None for each in (body.prompt, body.messages, body.prompt_token_ids)):
+    prompt = body.prompt_of() if body.prompt_tokens is None else None
+    if body.prompt_tokens is not None and given(body):
         raise InvalidRequest(
             "expected either a prompt or its length as prompt_tokens, got both; send one of them",
             field="prompt_tokens",
         )
-    return _Asked(job, None, body.prompt_tokens, body.accept, body.hold_ms)
+    return _Asked(job, prompt, body.prompt_tokens or 0, body.accept, body.hold_ms)

@@ -12,6 +12,7 @@ from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.http.field_errors import must
 from orchestrator.api.http.fields import read_job
 from orchestrator.api.http.finding import (
     cancel,
@@ -37,7 +38,7 @@ from orchestrator.api.native.events import (
 )
 from orchestrator.api.native.listing import listing
 from orchestrator.api.native.types import TaskRequest
-from orchestrator.errors import InvalidRequest, NotFound
+from orchestrator.errors import NotFound
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Api, Job, Prompt
 from orchestrator.tasks.submissions import SubmissionKey, Submissions
@@ -167,10 +168,7 @@ def read_idempotency_key(request: web.Request) -> str | None:
     """The client's idempotency key; None if there is none. Raises ``InvalidRequest``."""
     name = request.headers.get("Idempotency-Key")
     if name is not None and not _IDEMPOTENCY_KEY.fullmatch(name):
-        raise InvalidRequest(
-            "Idempotency-Key must be 1 to 255 printable ASCII characters without spaces",
-            field="Idempotency-Key",
-        )
+        raise must("Idempotency-Key", "be 1 to 255 printable ASCII characters without spaces")
     return name
 
 

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import msgspec
 
+from orchestrator.api.http.field_errors import wrong
 from orchestrator.api.http.grammars import GrammarRequest
 from orchestrator.api.http.images import image_of_url
 from orchestrator.errors import InvalidRequest
@@ -80,7 +81,7 @@ def _turn(message: TaskMessage, at: int) -> Message:
         return Message(message.role, message.content)
     where = f"messages[{at}].images"
     if message.role != "user":
-        raise InvalidRequest(f"{where}: images must be in a user message", field=where)
+        raise wrong(where, "images must be in a user message")
     images = [image_of_url(url, f"{where}[{n}]") for n, url in enumerate(message.images)]
     return said_by(message.role, [*images, message.content])
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from orchestrator.api.http.field_errors import missing, wrong
 from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.images import image_of_url, refuse_file, shown_by_users
 from orchestrator.api.http.tools import read_call, template_arguments
@@ -105,8 +106,7 @@ def chat_of(body: "ChatRequest | TokenizeRequest", tools: tuple[Tool, ...] = ())
                 "send either continue_final_message or add_generation_prompt, not both",
                 field="continue_final_message",
             )
-        last = messages[-1]
-        messages[-1] = msgspec.structs.replace(last, is_open=True)
+        messages[-1] = msgspec.structs.replace(messages[-1], is_open=True)
     return Chat(
         shown_by_users(messages),
         add_generation_prompt=body.add_generation_prompt is not False,
@@ -132,8 +132,7 @@ def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
     if not calls:
         return said
     if message.role != "assistant":
-        where = f"messages[{at}].tool_calls"
-        raise InvalidRequest(f"{where}: only messages of role assistant have them", field=where)
+        raise wrong(f"messages[{at}].tool_calls", "only messages of role assistant have them")
     made = tuple(_call(call, f"messages[{at}].tool_calls[{n}]") for n, call in enumerate(calls))
     called |= {call.id: call.name for call in made}
     thoughts = message.reasoning_content or message.reasoning or thoughts_in(message.content)
@@ -143,17 +142,13 @@ def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
 def said_in(role: str, content: Content, where: str) -> Message:
     """The text and images of a turn. Raises ``InvalidRequest``."""
     if content is None:
-        raise InvalidRequest(
-            f"{where} is required: send a string, or a list of text and image parts", field=where
-        )
+        raise missing(where, "send a string, or a list of text and image parts")
     role = "system" if role == "developer" else role
     if isinstance(content, str):
         return Message(role, content)
     said = said_by(role, [_part_of(part, f"{where}[{n}]") for n, part in enumerate(content)])
     if said.parts and role not in ("user", "tool", "function"):
-        raise InvalidRequest(
-            f"{where}: images must be in a user message; send them with role user", field=where
-        )
+        raise wrong(where, "images must be in a user message; send them with role user")
     return said
 
 
@@ -170,7 +165,7 @@ def _call(call: MessageToolCall, where: str) -> ToolCall:
     if text is not None and call.type != "function":
         return ToolCall(call_id, text.name, {INPUT: text.input}, len(text.name) + len(text.input))
     if function is None:
-        raise InvalidRequest(f"{where}: expected function or custom", field=where)
+        raise wrong(where, "expected function or custom")
     return read_call(call_id, function.name, function.arguments, f"{where}.function.arguments")
 
 
@@ -189,7 +184,7 @@ def _result(message: ChatMessage, said: Message, where: str, called: Mapping[str
     if not call_id and message.role == "function":
         call_id = next(reversed(called), "call_0")  # type: ignore[arg-type]
     if not call_id:
-        raise InvalidRequest(f"{where} is required: send the id of the tool call", field=where)
+        raise missing(where, "send the id of the tool call")
     name = message.name or called.get(call_id, "")
     return Message("tool", said.content, call_id=call_id, name=name, parts=said.parts)
 
@@ -202,14 +197,13 @@ def _part_of(part: str | ContentPart, where: str) -> Part:
         return ""
     if kind in _IMAGES:
         return _image_in(part, where)
-    text = part.refusal if kind == "refusal" else part.text
     if kind not in _TEXTS:
-        raise InvalidRequest(
-            f"{where}.type: only text and images are supported, got {excerpt(kind, 64)!r}; expected"
-            f" one of: {', '.join((*_TEXTS, *_IMAGES))}",
-            field=f"{where}.type",
+        raise wrong(
+            f"{where}.type",
+            f"only text and images are supported, got {excerpt(kind, 64)!r}; expected one of: "
+            f"{', '.join((*_TEXTS, *_IMAGES))}",
         )
+    name, text = ("refusal", part.refusal) if kind == "refusal" else ("text", part.text)
     if text is None:
-        missing = f"{where}.{'refusal' if kind == 'refusal' else 'text'}"
-        raise InvalidRequest(f"{missing} is required", field=missing)
+        raise missing(f"{where}.{name}")
     return text

@@ -4,10 +4,11 @@ from typing import Final
 
 import msgspec
 
-from orchestrator.api.http.decode import Reader, decode_part
+from orchestrator.api.http.decode import Reader
+from orchestrator.api.http.field_errors import missing, must, wrong
 from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.ignored import pass_over
-from orchestrator.api.http.tools import read_tool, require_bounds, require_known
+from orchestrator.api.http.tools import decode_tools, read_tool, use_of
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Tool
@@ -89,22 +90,36 @@ class _Named(msgspec.Struct, frozen=True):
     name: str
 
 
-class ChosenTool(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True):
     """The one tool that must be called."""
 
     type: str
+
+    def chosen(self) -> str:
+        """The model's name for the tool. Raises ``InvalidRequest``."""
+        raise NotImplementedError
+
+
+class ChosenTool(Choice, frozen=True):
+    """The one tool that must be called."""
+
     function: _Named | None = None
     custom: _Named | None = None
 
+    def chosen(self) -> str:
+        named = self.custom if self.type == "custom" else self.function
+        if named is None:
+            raise missing(f"tool_choice.{self.type}")
+        return named.name
+
 
 _tools_reader: Reader[list[ToolBody] | None] = Reader(list[ToolBody] | None)
-_choice_reader: Reader[str | ChosenTool | None] = Reader(str | ChosenTool | None)
+_choice_reader: Reader[str | Choice | None] = Reader(str | ChosenTool | None)
 
 
 def stated_tools(stated: msgspec.Raw) -> tuple[Tool, ...]:
     """A body's ``tools``. Raises ``InvalidRequest``."""
-    require_bounds(stated)
-    tools: list[ToolBody] | None = decode_part(stated, _tools_reader, "tools")
+    tools: list[ToolBody] | None = decode_tools(stated, _tools_reader)
     return tuple(
         _tool_of(tool, f"tools[{at}]")
         for at, tool in enumerate(tools or ())
@@ -118,9 +133,7 @@ def is_called(kind: str, field: str) -> bool:
     if kind in CALLED:
         return True
     kind = excerpt(kind, 64)
-    refusal = InvalidRequest(
-        f"{field}: {kind} is not supported; expected {' or '.join(CALLED)}", field=field
-    )
+    refusal = wrong(field, f"{kind} is not supported; expected {' or '.join(CALLED)}")
     pass_over("tools[]", f"type={kind}", refusal)
     return False
 
@@ -131,58 +144,35 @@ def _tool_of(tool: ToolBody, where: str) -> Tool:
         return read_tool(own.name, own.description, own.parameters, own.strict, where)
     if tool.type == "custom" and (text := tool.custom):
         return free_text_tool(text.name, text.description, text.format, f"{where}.custom")
-    raise _missing(f"{where}.{tool.type}")
+    raise missing(f"{where}.{tool.type}")
 
 
 def tool_use_of(
-    stated: msgspec.Raw, tool_choice: msgspec.Raw, *, is_parallel: bool
+    tools: tuple[Tool, ...],
+    tool_choice: msgspec.Raw,
+    *,
+    is_parallel: bool,
+    choice_reader: Reader[str | Choice | None] = _choice_reader,
 ) -> ToolUse | None:
-    """The tools that may be called; None if there are none. Raises ``InvalidRequest``."""
-    require_bounds(tool_choice, "tool_choice")
-    choice = decode_part(tool_choice, _choice_reader, "tool_choice")
-    tools = stated_tools(stated)
-    if not isinstance(choice, ChosenTool):
-        return use_of(tools, choice, "", is_parallel=is_parallel)
-    if choice.type not in CALLED:
-        raise unserved_choice(choice.type)
-    named = choice.custom if choice.type == "custom" else choice.function
-    if named is None:
-        raise _missing(f"tool_choice.{choice.type}")
-    return use_of(tools, None, named.name, is_parallel=is_parallel)
-
-
-def unserved_choice(kind: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"tool_choice.type: {excerpt(kind, 64)} is not supported; expected function or custom; to "
-        "allow several tools, send only those",
-        field="tool_choice.type",
-    )
-
-
-def use_of(
-    tools: tuple[Tool, ...], mode: str | None, only: str, *, is_parallel: bool
-) -> ToolUse | None:
-    """The use of tools by ``tool_choice``: a ``mode``, or ``only`` the tool that must be called.
-    None if no tool may be called. Raises ``InvalidRequest``."""
-    if mode not in (None, "auto", "none", "required"):
-        raise InvalidRequest(
-            "tool_choice must be auto, none, required, or name a function", field="tool_choice"
-        )
-    if not tools and (only or mode == "required"):
+    """The use of ``tools`` by ``tool_choice``: a mode, or the only tool that must be called. None
+    if no tool may be called. Raises ``InvalidRequest``."""
+    choice: str | Choice | None = decode_tools(tool_choice, choice_reader, "tool_choice")
+    only = ""
+    if choice is not None and not isinstance(choice, str):
+        if choice.type not in CALLED:
+            raise wrong(
+                "tool_choice.type",
+                f"{excerpt(choice.type, 64)} is not supported; expected function or custom; to "
+                "allow several tools, send only those",
+            )
+        only, choice = choice.chosen(), "required"
+    if choice not in (None, "auto", "none", "required"):
+        raise must("tool_choice", "be auto, none, required, or name a function")
+    must_call = choice == "required"
+    if must_call and not tools:
         raise InvalidRequest(
             "tool_choice asks for tool calls, but the request has no tools", field="tool_choice"
         )
-    if not tools or mode == "none":
+    if not tools or choice == "none":
         return None
-    use = ToolUse(
-        tools,
-        must_call=mode == "required" or bool(only),
-        only=only,
-        only_one_call=bool(only) or not is_parallel,
-    )
-    require_known(use)
-    return use
-
-
-def _missing(field: str) -> InvalidRequest:
-    return InvalidRequest(f"{field} is required", field=field)
+    return use_of(tools, must_call=must_call, only=only, is_parallel=is_parallel)

@@ -22,7 +22,7 @@ from orchestrator.api.http.fields import (
 )
 from orchestrator.api.http.grammars import GrammarRequest
 from orchestrator.api.openai.chats import ChatMessage, chat_of
-from orchestrator.api.openai.tools import tool_use_of
+from orchestrator.api.openai.tools import stated_tools, tool_use_of
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Job, Priority, Prompt
@@ -312,7 +312,7 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def tool_use(self) -> ToolUse | None:
         is_parallel = self.parallel_tool_calls is not False
-        return tool_use_of(self.tools, self.tool_choice, is_parallel=is_parallel)
+        return tool_use_of(stated_tools(self.tools), self.tool_choice, is_parallel=is_parallel)
 
     def prompts(self, use: ToolUse | None) -> tuple[Prompt, ...]:
         return (chat_of(self, use.tools if use else ()),)

@@ -6,16 +6,14 @@ paths of the machine.
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from pathlib import Path, PurePath
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -25,6 +23,7 @@ from catalog.engines import EngineCatalog, EngineEntry, verify_engine
 from catalog.errors import ProvisionError
 from catalog.models import ModelCatalog, ModelEntry, ModelState
 from catalog.shared_file import now_ms
+from orchestrator.api.http.field_errors import must
 from orchestrator.api.http.fields import read_limit
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import InvalidRequest, NotFound, Unavailable
@@ -54,21 +53,13 @@ class Verification(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class _Entry(NamedTuple):
-    """One entry of a response. ``key`` is its position in a listing, whatever other entries do."""
-
-    id: str
-    key: str
-    body: dict[str, object]
+_Seen = dict[tuple[Kind, str], Verification]
+"""Verifications at one point in time."""
 
 
 class _Listing(NamedTuple):
     changed_ms: int
-    entries: Sequence[_Entry]
-
-
-_Seen = dict[tuple[Kind, str], Verification]
-"""Verifications at one point in time."""
+    entries: list[dict[str, Any]]
 
 
 class Verifications:
@@ -77,7 +68,8 @@ class Verifications:
 
     def __init__(self, home: Callable[[], Path]) -> None:
         self.states: _Seen = {}
-        self._home = home
+        self.home = home
+        """The state folder; it is only called on threads."""
         self._turn = threading.Lock()
 
     def ask(self, kind: Kind, id: str) -> Verification:
@@ -106,11 +98,11 @@ class Verifications:
                 asked,
                 state="failed" if problem else "passed",
                 ended_ms=now_ms(),
-                problem=_without_paths(problem, self._home()),
+                problem=_without_paths(problem, self.home()),
             )
 
     def _problem(self, kind: Kind, id: str) -> str:
-        home = self._home()
+        home = self.home()
         if kind == "engines":
             return verify_engine(EngineCatalog(home).get(id))
         catalog = ModelCatalog(home)
@@ -118,49 +110,40 @@ class Verifications:
             return verify_model(catalog, catalog.get(id), threads=1).problem
 
 
-@dataclass(frozen=True, slots=True)
-class Catalogs:
-    """The catalogs that the routes read. ``home`` is only called on threads."""
-
-    home: Callable[[], Path]
-    verifications: Verifications
-
-    def models(self) -> _Listing:
-        seen = dict(self.verifications.states)  # read before the catalog, which has the results
-        found = ModelCatalog(self.home()).models()
-        changed_ms = _changed_ms(seen, found.changed_ms)
-        return _Listing(changed_ms, [self._model(entry, seen) for entry in found.entries])
-
-    def engines(self) -> _Listing:
-        seen = dict(self.verifications.states)
-        found = EngineCatalog(self.home()).engines()
-        changed_ms = _changed_ms(seen, found.changed_ms)
-        return _Listing(changed_ms, [self._engine(entry, seen) for entry in found.entries])
-
-    def of(self, request: web.Request) -> tuple[Kind, Callable[[], _Listing]]:
-        is_model = request.path.startswith("/v2/catalog/models")
-        return ("models", self.models) if is_model else ("engines", self.engines)
-
-    def _model(self, entry: ModelEntry, seen: _Seen) -> _Entry:
-        told = msgspec.to_builtins(entry)
-        told["bytes"] = entry.bytes
-        if not entry.source.startswith("hub:"):
-            told["source"] = "local"
-        told["verification"] = msgspec.to_builtins(seen.get(("models", entry.id)))
-        return _Entry(entry.id, _key(entry.created_ms, entry.id), told)
-
-    def _engine(self, entry: EngineEntry, seen: _Seen) -> _Entry:
-        told = msgspec.to_builtins(msgspec.structs.replace(entry, binary=""))
-        told.pop("binary", None)
-        told["build_ref"] = _without_folders(entry.build_ref)
-        told["build_flags"] = [_without_folders(flag) for flag in entry.build_flags]
-        told["artifacts"] = [PurePath(path).name for path in entry.artifacts]
-        told["digest"], told["compute_mode"] = entry.digest, entry.compute_mode
-        told["verification"] = msgspec.to_builtins(seen.get(("engines", entry.id)))
-        return _Entry(entry.id, _key(entry.created_ms, entry.id), told)
+VERIFICATIONS = web.AppKey("verifications", Verifications)
 
 
-CATALOGS = web.AppKey("catalogs", Catalogs)
+def _listing(kind: Kind, home: Path, seen: _Seen) -> _Listing:
+    """A catalog as shown. ``seen`` was taken before, because the catalog has the results."""
+    entries: list[dict[str, Any]]
+    if kind == "models":
+        models = ModelCatalog(home).models()
+        changed_ms, entries = models.changed_ms, [_model(entry) for entry in models.entries]
+    else:
+        engines = EngineCatalog(home).engines()
+        changed_ms, entries = engines.changed_ms, [_engine(entry) for entry in engines.entries]
+    for entry in entries:
+        entry["verification"] = msgspec.to_builtins(seen.get((kind, entry["id"])))
+    # During a verification, the last change is now.
+    changes = (each.ended_ms or now_ms() for each in seen.values())
+    return _Listing(max([changed_ms, *changes]), entries)
+
+
+def _model(entry: ModelEntry) -> dict[str, Any]:
+    source = entry.source if entry.source.startswith("hub:") else "local"
+    return msgspec.to_builtins(entry) | {"bytes": entry.bytes, "source": source}
+
+
+def _engine(entry: EngineEntry) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.to_builtins(entry)
+    told.pop("binary", None)
+    return told | {
+        "build_ref": _without_folders(entry.build_ref),
+        "build_flags": [_without_folders(flag) for flag in entry.build_flags],
+        "artifacts": [PurePath(path).name for path in entry.artifacts],
+        "digest": entry.digest,
+        "compute_mode": entry.compute_mode,
+    }
 
 
 async def models(request: web.Request) -> web.Response:
@@ -176,53 +159,59 @@ async def engines(request: web.Request) -> web.Response:
 async def one(request: web.Request) -> web.Response:
     """Show one entry with its digests and state."""
     changed_ms, entry = await _one(request)
-    return _answer(request, entry.body, changed_ms)
+    return _answer(request, entry, changed_ms)
 
 
 async def state(request: web.Request) -> web.Response:
     """Show whether an entry can be used, and the progress of its verification."""
     _, entry = await _one(request)
     names = ("id", "name", "engine", "state", "problem", "verified_ms", "verification")
-    told = {name: entry.body[name] for name in names if name in entry.body}
-    return _answer(request, told, None)
+    return _answer(request, {name: entry[name] for name in names if name in entry}, None)
 
 
 async def verify(request: web.Request) -> web.Response:
     """Read every byte of an entry again. ``…/state`` shows the result. Idempotent."""
-    kind, _ = request.app[CATALOGS].of(request)
-    _, entry = await _one(request)
-    if entry.body.get("state") == ModelState.STAGING.value:
-        raise InvalidRequest(f"the model {entry.id} is not complete, so it cannot be verified yet")
-    asked = request.app[CATALOGS].verifications.ask(kind, entry.id)
-    body = {"id": entry.id, "verification": msgspec.to_builtins(asked)}
-    location = f"/v2/catalog/{kind}/{entry.id}/state"
+    kind, (_, entry) = _kind(request), await _one(request)
+    if entry.get("state") == ModelState.STAGING.value:
+        raise InvalidRequest(
+            f"the model {entry['id']} is not complete, so it cannot be verified yet"
+        )
+    asked = request.app[VERIFICATIONS].ask(kind, entry["id"])
+    body = {"id": entry["id"], "verification": msgspec.to_builtins(asked)}
+    location = f"/v2/catalog/{kind}/{entry['id']}/state"
     return json_response(body, status=202, headers={"Location": location})
 
 
 async def _page(request: web.Request) -> web.Response:
     limit, after = read_limit(request.query, PAGE, MAX), _cursor(request)
-    kind, listing = request.app[CATALOGS].of(request)
-    found = await _read(listing)
-    later = [entry for entry in found.entries if entry.key > after]
-    page = later[:limit]
-    next_cursor = _encoded(page[-1].key) if len(later) > limit else None
-    told = {kind: [entry.body for entry in page], "next_cursor": next_cursor}
+    found = await _read(request)
+    later = [entry for entry in found.entries if _key(entry) > after]
+    next_cursor = None
+    if len(later) > limit:
+        key = _key(later[limit - 1]).encode()
+        next_cursor = base64.urlsafe_b64encode(key).decode().rstrip("=")
+    told = {_kind(request): later[:limit], "next_cursor": next_cursor}
     return _answer(request, told, found.changed_ms)
 
 
-async def _one(request: web.Request) -> tuple[int, _Entry]:
+async def _one(request: web.Request) -> tuple[int, dict[str, Any]]:
     id = request.match_info["id"]
-    _, listing = request.app[CATALOGS].of(request)
-    found = await _read(listing)
+    found = await _read(request)
     for entry in found.entries:
-        if entry.id == id:
+        if entry["id"] == id:
             return found.changed_ms, entry
     raise NotFound(f"the catalog has no entry {id[:128]!r}")
 
 
-async def _read(listing: Callable[[], _Listing]) -> _Listing:
+def _kind(request: web.Request) -> Kind:
+    return "models" if request.path.startswith("/v2/catalog/models") else "engines"
+
+
+async def _read(request: web.Request) -> _Listing:
+    verifications = request.app[VERIFICATIONS]
+    seen = dict(verifications.states)
     try:
-        return await asyncio.to_thread(listing)
+        return await asyncio.to_thread(lambda: _listing(_kind(request), verifications.home(), seen))
     except ProvisionError as error:
         service_log.warning("the catalog cannot be read: %s", error)
         raise Unavailable("the catalog cannot be read; see the service's log") from error
@@ -256,11 +245,6 @@ def _is_known(request: web.Request, tag: str, changed_ms: int | None) -> bool:
     )
 
 
-def _changed_ms(seen: _Seen, catalog_ms: int) -> int:
-    """Time of the last change of the shown entries in Unix ms; now during a verification."""
-    return max([catalog_ms, *(each.ended_ms or now_ms() for each in seen.values())])
-
-
 def _without_paths(text: str, home: Path) -> str:
     """The text with each absolute path reduced to its last name, or to the part after ``home``."""
     return _FOLDERS.sub("", text.replace(f"{home}/", ""))
@@ -275,13 +259,9 @@ def _without_folders(word: str) -> str:
     )
 
 
-def _key(created_ms: int, id: str) -> str:
-    """A key in the order of entries. It does not depend on other entries."""
-    return f"{created_ms:016d}:{id}"
-
-
-def _encoded(key: str) -> str:
-    return base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+def _key(entry: Mapping[str, Any]) -> str:
+    """An entry's key in the order of a listing. It does not depend on other entries."""
+    return f"{entry['created_ms']:016d}:{entry['id']}"
 
 
 def _cursor(request: web.Request) -> str:
@@ -290,18 +270,17 @@ def _cursor(request: web.Request) -> str:
     text = request.query.get("cursor", "")
     try:
         key = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
-    except (binascii.Error, ValueError):
+    except ValueError:
         key = "?"
     if key and not (key[:16].isdigit() and key[16:17] == ":"):
-        raise InvalidRequest("cursor must be the next_cursor of a response", field="cursor")
+        raise must("cursor", "be the next_cursor of a response")
     return key
 
 
 def routes() -> list[web.RouteDef]:
-    listings = {"models": models, "engines": engines}
     return [
         route
-        for kind, listing in listings.items()
+        for kind, listing in (("models", models), ("engines", engines))
         for route in (
             web.get(f"/v2/catalog/{kind}", listing),
             web.get(f"/v2/catalog/{kind}/{{id}}", one),

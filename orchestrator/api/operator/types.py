@@ -7,7 +7,7 @@ from aiohttp import web
 
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.decode import Reader
-from orchestrator.errors import InvalidRequest
+from orchestrator.api.http.field_errors import wrong
 
 MAX_GRACE_MS = 24 * 3_600_000.0
 """Longest grace period in ms. A longer drain would be an outage."""
@@ -52,25 +52,20 @@ class SwapRequest(ReloadRequest, forbid_unknown_fields=True):
         """The settings of ``protocol.Swap``. Raises ``InvalidRequest``."""
         settings = {name.lower(): value for name, value in self.settings.items()}
         if len(settings) > MAX_SETTINGS:
-            raise InvalidRequest(f"settings: send at most {MAX_SETTINGS}", field="settings")
+            raise wrong("settings", f"send at most {MAX_SETTINGS}")
         for name in ("model_path", "model_name"):
             if name in settings and (self.model or self.name):
-                raise InvalidRequest(
-                    f"settings: {name} is already set by model or name; leave one of them out",
-                    field="settings",
-                )
+                why = f"{name} is already set by model or name; leave one of them out"
+                raise wrong("settings", why)
         if self.model:
             is_path = self.model.startswith(("/", "~", ".")) or self.model.endswith(".gguf")
             settings["model_path" if is_path else "model_name"] = self.model
             if is_path and self.name:
                 settings["model_name"] = self.name
         if self.back and settings:
-            raise InvalidRequest("back: send it without model, name and settings", field="back")
+            raise wrong("back", "send it without model, name and settings")
         if not (self.back or "model_path" in settings or "model_name" in settings):
-            raise InvalidRequest(
-                "model: send a name that the instance knows, or a path on its machine",
-                field="model",
-            )
+            raise wrong("model", "send a name that the instance knows, or a path on its machine")
         return settings
 
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import structs
 
 from orchestrator.api.http.decode import Reader, decode_part
+from orchestrator.api.http.field_errors import missing, wrong
 from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.images import shown_by_users
@@ -19,7 +20,6 @@ from orchestrator.api.http.tools import read_call
 from orchestrator.api.openai.chats import Content, said_in, thoughts_in
 from orchestrator.api.openai.responses.tools import known_as
 from orchestrator.api.openai.tools import INPUT
-from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Message, ToolCall
 from protocol import excerpt
 
@@ -116,17 +116,15 @@ class _Reader:
     def read(self, item: InputItem, at: int) -> None:
         kind, call_id, where = item.type or "message", item.call_id or "", f"{self._field}[{at}]"
         if kind in _OF_CALLS and not call_id:
-            raise InvalidRequest(
-                f"{where}.call_id is required: send the same one in a call and its result",
-                field=f"{where}.call_id",
-            )
+            raise missing(f"{where}.call_id", "send the same one in a call and its result")
         if kind in ("function_call", "custom_tool_call"):
             name = self._called[call_id] = known_as(item.name, item.namespace)
             if kind == "custom_tool_call":
                 size = len(name) + len(item.input)
-                self._calls.append(ToolCall(call_id, name, {INPUT: item.input}, size))
-                return
-            self._calls.append(read_call(call_id, name, item.arguments, f"{where}.arguments"))
+                call = ToolCall(call_id, name, {INPUT: item.input}, size)
+            else:
+                call = read_call(call_id, name, item.arguments, f"{where}.arguments")
+            self._calls.append(call)
             return
         self.end_calls()
         match kind:
@@ -147,10 +145,10 @@ class _Reader:
             self._thought = ""
 
     def _pass_over(self, kind: str, where: str) -> None:
-        refusal = InvalidRequest(
-            f"{where}: {kind} is not supported; send a call of your own tool as function_call, "
-            f"and its result as function_call_output; expected one of: {_SERVED}",
-            field=where,
+        refusal = wrong(
+            where,
+            f"{kind} is not supported; send a call of your own tool as function_call, and its "
+            f"result as function_call_output; expected one of: {_SERVED}",
         )
         if kind not in _WITHOUT_CONTENT:
             raise refusal
@@ -210,10 +208,8 @@ def _resolved(
             seen.add(turn.task_id)
             answer = answer_of(turn.task_id)
             if answer is None:
-                error = InvalidRequest(
-                    f"input: item {excerpt(turn.item_id, 64)!r} is not kept here; send the item",
-                    field="input",
-                )
+                quoted = f"{excerpt(turn.item_id, 64)!r}"
+                error = wrong("input", f"item {quoted} is not kept here; send the item")
                 error.item_id = turn.task_id
                 raise error
             messages.append(answer)
@@ -232,5 +228,5 @@ def _with_names(history: Sequence[Message]) -> tuple[Message, ...]:
 
 def _message(item: InputItem, where: str) -> Message:
     if item.role is None:
-        raise InvalidRequest(f"{where}.role is required", field=f"{where}.role")
+        raise missing(f"{where}.role")
     return said_in(item.role, item.content, f"{where}.content")

@@ -14,18 +14,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchestrator.api.http.decode import Reader, decode_part
+from orchestrator.api.http.decode import Reader
+from orchestrator.api.http.field_errors import wrong
 from orchestrator.api.http.fields import NULL, Unused
-from orchestrator.api.http.tools import read_tool, require_bounds
+from orchestrator.api.http.tools import decode_tools, read_tool
 from orchestrator.api.openai.tools import (
-    CALLED,
+    Choice,
     FreeTextFormat,
     free_text_tool,
     is_called,
-    unserved_choice,
-    use_of,
+    tool_use_of,
 )
-from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Tool
 from protocol import excerpt
@@ -52,12 +51,14 @@ class StatedTool(CallableTool, frozen=True):
     tools: tuple[CallableTool, ...] = ()
 
 
-class ForcedTool(msgspec.Struct, frozen=True):
+class ForcedTool(Choice, frozen=True):
     """The one tool that must be called."""
 
-    type: str
     name: str = ""
     namespace: str | None = None
+
+    def chosen(self) -> str:
+        return known_as(self.name, self.namespace)
 
 
 class Origin(NamedTuple):
@@ -77,7 +78,7 @@ class AskedTools(NamedTuple):
 
 
 _tools_reader: Reader[list[StatedTool] | None] = Reader(list[StatedTool] | None)
-_choice_reader: Reader[str | ForcedTool | None] = Reader(str | ForcedTool | None)
+_choice_reader: Reader[str | Choice | None] = Reader(str | ForcedTool | None)
 
 
 def known_as(name: str, namespace: str | None) -> str:
@@ -89,19 +90,15 @@ def known_as(name: str, namespace: str | None) -> str:
 
 def asked_tools(tools: msgspec.Raw, tool_choice: msgspec.Raw, *, is_parallel: bool) -> AskedTools:
     """The tools of a request. Raises ``InvalidRequest``."""
-    require_bounds(tools)
-    require_bounds(tool_choice, "tool_choice")
-    stated: list[StatedTool] | None = decode_part(tools, _tools_reader, "tools")
+    stated: list[StatedTool] | None = decode_tools(tools, _tools_reader)
     known: list[Tool] = []
     origins: dict[str, Origin] = {}
     names: dict[str, str | None] = {}
     for tool, where in _unfolded(stated or ()):
         name = known_as(tool.name, tool.namespace)
         if name in names and (names[name] or tool.namespace):
-            raise InvalidRequest(
-                f"{where}: the model would see two tools named {excerpt(name, 128)}; rename one",
-                field=where,
-            )
+            quoted = excerpt(name, 128)
+            raise wrong(where, f"the model would see two tools named {quoted}; rename one")
         names[name] = tool.namespace
         is_custom = tool.type == "custom"
         if is_custom:
@@ -110,17 +107,10 @@ def asked_tools(tools: msgspec.Raw, tool_choice: msgspec.Raw, *, is_parallel: bo
             known.append(read_tool(name, tool.description, tool.parameters, tool.strict, where))
         if is_custom or tool.namespace:
             origins[name] = Origin(tool.name, tool.namespace, is_custom)
-    return AskedTools(_use_of(tuple(known), tool_choice, is_parallel), origins)
-
-
-def _use_of(known: tuple[Tool, ...], tool_choice: msgspec.Raw, is_parallel: bool) -> ToolUse | None:
-    choice: str | ForcedTool | None = decode_part(tool_choice, _choice_reader, "tool_choice")
-    if not isinstance(choice, ForcedTool):
-        return use_of(known, choice, "", is_parallel=is_parallel)
-    if choice.type not in CALLED:
-        raise unserved_choice(choice.type)
-    only = known_as(choice.name, choice.namespace)
-    return use_of(known, None, only, is_parallel=is_parallel)
+    use = tool_use_of(
+        tuple(known), tool_choice, is_parallel=is_parallel, choice_reader=_choice_reader
+    )
+    return AskedTools(use, origins)
 
 
 def _unfolded(stated: Sequence[StatedTool]) -> Iterator[tuple[CallableTool, str]]:
