@@ -32,14 +32,6 @@ _MOST: Final = 1e15
 
 
 @dataclass(frozen=True, slots=True)
-class PartsOfBody:
-    """A body's own deadlines for parts of the answer, in ms; None if none is readable."""
-
-    first_token_ms: float | None
-    token_gap_ms: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Asking:
     """A request's deadline, size and priority, if the picker can read them."""
 
@@ -78,8 +70,8 @@ def read_asked(
         in_one_piece=fields.get("stream") is not True,
         ignored=context.ignored_headers,
     )
-    stated = PartsOfBody(_positive(fields, "first_token_ms"), _positive(fields, "token_gap_ms"))
-    parts = read_parts(headers, stated, context.arrival, context.ignored_headers)
+    first_token_ms, gap_ms = (_positive(fields, n) for n in ("first_token_ms", "token_gap_ms"))
+    parts = read_parts(headers, first_token_ms, gap_ms, context.arrival, context.ignored_headers)
     prompt = _prompt(fields)
     if prompt is None:
         return Asking(context, deadline, parts, _text(fields, "model"))

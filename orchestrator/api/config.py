@@ -31,11 +31,7 @@ class ApiConfig:
 CONFIG = web.AppKey("config", ApiConfig)
 
 
-def _installed() -> str:
-    try:
-        return version("tidegate")
-    except PackageNotFoundError:  # runs from a source tree
-        return "0"
-
-
-VERSION = _installed()
+try:
+    VERSION = version("tidegate")
+except PackageNotFoundError:  # runs from a source tree
+    VERSION = "0"

@@ -1,10 +1,8 @@
 """The dialects that this service serves. docs/extending.md explains how to add one."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
-
-from aiohttp import web
+from types import ModuleType
+from typing import Final
 
 from orchestrator.api.anthropic import routes as anthropic
 from orchestrator.api.anthropic.shapes import ANTHROPIC
@@ -16,16 +14,12 @@ from orchestrator.api.openai import routes as openai
 from orchestrator.api.openai.shapes import OPENAI
 
 
-class Edge(Protocol):
-    def routes(self) -> Sequence[web.RouteDef]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ServedDialect:
-    """A dialect: its conventions, and the modules with its routes."""
+    """A dialect: its conventions, and the modules with its ``routes()``."""
 
     conventions: Dialect
-    edges: tuple[Edge, ...]
+    edges: tuple[ModuleType, ...]
 
 
 SERVED: Final = [

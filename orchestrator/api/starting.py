@@ -25,22 +25,14 @@ CLOSE_S = 0.2
 LEAVE_S = 0.5
 """Seconds in which a connection can still send a request after another server has the port: half of
 the time that OR-26 allows."""
-_RETRY_AFTER_S = "1"
-_STARTING = b'{"status":"starting"}'
 PROBES = {
-    path: PreparedResponse(200 if path == "/health/live" else 503, _STARTING)
+    path: PreparedResponse(200 if path == "/health/live" else 503, b'{"status":"starting"}')
     for path in ("/health", "/health/live", "/health/ready", "/health/startup")
 }
 """Responses of the health endpoints while the service starts."""
-_REFUSED = json.dumps(
-    {
-        "error": {
-            "code": NotReady.code,
-            "type": NotReady.code,
-            "message": "the service is starting and reads its journal; retry in a moment",
-        }
-    }
-).encode()
+_MESSAGE = "the service is starting and reads its journal; retry in a moment"
+_ERROR = {"code": NotReady.code, "type": NotReady.code, "message": _MESSAGE}
+_REFUSED = PreparedResponse(503, json.dumps({"error": _ERROR}).encode())
 
 
 @asynccontextmanager
@@ -85,12 +77,11 @@ class _Starting(web.Server):
 
 
 async def _answer(request: web.BaseRequest) -> web.Response:
-    found = PROBES.get(request.path)
-    is_known = found is not None and request.method in ("GET", "HEAD")
+    found = PROBES.get(request.path, _REFUSED) if request.method in ("GET", "HEAD") else _REFUSED
     return web.Response(
-        body=found.body if found is not None and is_known else _REFUSED,
-        status=found.status if found is not None and is_known else 503,
+        body=found.body,
+        status=found.status,
         content_type="application/json",
         # Another server takes over the port: a kept connection would be cut.
-        headers={"Retry-After": _RETRY_AFTER_S, "Connection": "close"},
+        headers={"Retry-After": "1", "Connection": "close"},
     )

@@ -14,21 +14,19 @@ from orchestrator.api.anthropic.types import (
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, served_name
 from orchestrator.api.http.decode import Reader
+from orchestrator.api.http.field_errors import wrong
 from orchestrator.api.http.fields import read_headers_deadline, read_job_of
 from orchestrator.api.http.finding import cancel
 from orchestrator.api.http.outputs import TaskOutput, format_of, in_form, output_of
 from orchestrator.api.http.responses import (
-    WholeAnswer,
     json_response,
     stream_answer,
     task_fields,
     task_headers,
     whole_answer,
 )
-from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse, collect
 from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
-from orchestrator.tasks.task import Task
 from protocol import Delta
 
 _message_reader = Reader(MessagesRequest)
@@ -52,7 +50,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
         return await stream_answer(
             request, job, parsed.prompt, lambda stream: MessageEvents(stream, name, output)
         )
-    task, answer = await whole_answer(request, job, parsed.prompt, _Answer(output))
+    task, answer = await whole_answer(request, job, parsed.prompt, output.begin)
     ending = task.ending
     assert ending is not None
     pieces = output.feed(Delta(0, answer.ids, answer.texts))
@@ -61,17 +59,6 @@ async def messages(request: web.Request) -> web.StreamResponse:
     body = message(task, ending, blocks_of(said), is_calling=is_calling) | task_fields(task)
     now = request.app[ORCHESTRATOR].clock.now()
     return json_response(body, headers=task_headers(task, now))
-
-
-class _Answer(WholeAnswer):
-    """A whole answer. Calls ``output.begin`` once the prompt is known."""
-
-    def __init__(self, output: TaskOutput) -> None:
-        super().__init__()
-        self._output = output
-
-    def started(self, task: Task) -> None:  # type: ignore[override]  # it hears tasks only
-        self._output.begin(task)
 
 
 async def count_tokens(request: web.Request) -> web.Response:
@@ -113,10 +100,10 @@ async def _with_output(request: web.Request, parsed: ParsedMessages) -> tuple[Jo
     the model does not support the request, and the errors of ``loaded_model``."""
     encoder = await request.app[ORCHESTRATOR].loaded_model(parsed.job)
     if parsed.must_think and format_of(request.app, encoder).reasoning is None:
-        raise InvalidRequest(
-            f"thinking: the model {encoder.name!r} does not think in tags that are known "
-            "here; leave it out, or send type: disabled",
-            field="thinking",
+        raise wrong(
+            "thinking",
+            f"the model {encoder.name!r} does not think in tags that are known here; leave it out, "
+            "or send type: disabled",
         )
     job = in_form(request, encoder, parsed.job, parsed.prompt, parsed.tools)
     return job, output_of(request.app, encoder, job, parsed.tools)

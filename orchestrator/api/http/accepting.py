@@ -14,12 +14,15 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from orchestrator.errors import NoCapacity
 from orchestrator.telemetry.log import fields, service_log
+
+if TYPE_CHECKING:
+    from orchestrator.api.http.connection import Connection
 
 RESERVED_CONNECTIONS = 16
 """Connections reserved for health checks, metrics and operators' calls, out of the total limit."""
@@ -28,17 +31,6 @@ _TURNED_AWAY = 64
 """Connections above the limit that may be open at a time, so that their requests get an answer."""
 _MAX_OF_ONE = 0.75
 """Largest share (0 to 1) of the connections for one address, and for one of several keys."""
-
-
-class Counted(Protocol):
-    """A connection."""
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether a request is in progress."""
-
-    def turn_away(self) -> None:
-        """Close the connection without reading its request."""
 
 
 class KeyShares:
@@ -74,10 +66,10 @@ class ConnectionLimit:
         self._usual = most - RESERVED_CONNECTIONS
         self._beyond = RESERVED_CONNECTIONS + min(_TURNED_AWAY, most // 2)
         self._by_address: Counter[str] = Counter()
-        self._reserved: dict[Counted, None] = {}
+        self._reserved: dict[Connection, None] = {}
         """Connections above the limit for all clients, longest silence first."""
 
-    def opened(self, connection: Counted, address: str) -> bool:
+    def opened(self, connection: "Connection", address: str) -> bool:
         """Count a connection. Returns False if it is reserved: it then serves only some requests.
         If there are too many reserved connections, the one with the longest silence is closed."""
         own = self._by_address[address]
@@ -93,12 +85,12 @@ class ConnectionLimit:
         self._reserved[connection] = None
         return False
 
-    def heard(self, connection: Counted) -> None:
+    def heard(self, connection: "Connection") -> None:
         """Note that a reserved connection received data: the others are closed before it."""
         if connection in self._reserved:
             self._reserved[connection] = self._reserved.pop(connection)
 
-    def closed(self, connection: Counted, address: str, *, is_reserved: bool) -> None:
+    def closed(self, connection: "Connection", address: str, *, is_reserved: bool) -> None:
         if is_reserved:
             self._reserved.pop(connection, None)
             return
@@ -125,19 +117,15 @@ _LOG_EVERY_S = 60.0
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
 
-def raise_file_limit() -> int:
-    """Raise this process's limit of open files as far as allowed. Returns the new limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
-    if soft == resource.RLIM_INFINITY or soft >= most:
-        return _ENOUGH_FILES if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return most
-
-
 def most_connections() -> int:
-    """The number of connections that the raised limit of open files allows."""
-    files = raise_file_limit()
+    """Raise this process's limit of open files as far as allowed. Returns the number of
+    connections that it allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
+    if soft != resource.RLIM_INFINITY and soft >= files:
+        files = soft
+    elif soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     return max(MIN_CONNECTIONS, files - min(RESERVED_FILES, files // 2))
 
 

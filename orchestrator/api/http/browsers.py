@@ -63,11 +63,7 @@ class Browsers:
         if origin is None or method in _SAFE_METHODS:
             return
         if not self._welcomes(origin) and not self._is_our_origin(origin, host):
-            raise Forbidden(
-                f"pages from {origin[:128]} may not change anything here; "
-                f"add the origin to TIDEGATE_HTTP__CORS_ORIGINS to allow it",
-                field="Origin",
-            )
+            raise _foreign(origin, "change anything")
 
     def preflight(self, method: str, headers: Mapping[str, str]) -> web.Response | None:
         """The response to a browser's preflight request; None for other requests. Raises
@@ -77,11 +73,7 @@ class Browsers:
         if "Access-Control-Request-Method" not in headers or "Origin" not in headers:
             return None
         if not self._welcomes(headers["Origin"]):
-            raise Forbidden(
-                f"pages from {headers['Origin'][:128]} may not send requests here; "
-                f"add the origin to TIDEGATE_HTTP__CORS_ORIGINS to allow it",
-                field="Origin",
-            )
+            raise _foreign(headers["Origin"], "send requests")
         answer = {
             "Access-Control-Allow-Methods": _METHODS,
             "Access-Control-Max-Age": str(_MAX_AGE_S),
@@ -119,6 +111,14 @@ class Browsers:
 
     def _is_our_name(self, name: str) -> bool:
         return name in self._hosts or name.endswith(".localhost") or is_loopback(name)
+
+
+def _foreign(origin: str, action: str) -> Forbidden:
+    return Forbidden(
+        f"pages from {origin[:128]} may not {action} here; "
+        f"add the origin to TIDEGATE_HTTP__CORS_ORIGINS to allow it",
+        field="Origin",
+    )
 
 
 def _bare(host: str) -> str:

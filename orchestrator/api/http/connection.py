@@ -18,10 +18,10 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from orchestrator.api.auth import is_admin_call, is_open_path
-from orchestrator.api.config import CONFIG, ApiConfig
+from orchestrator.api.config import CONFIG
 from orchestrator.api.http.accepting import ConnectionLimit
 from orchestrator.api.http.browsers import Browsers
-from orchestrator.api.http.context import DIALECTS, HTTP_ERRORS, ORCHESTRATOR
+from orchestrator.api.http.field_errors import must
 from orchestrator.api.http.responses import Unhandled
 from orchestrator.errors import InvalidRequest, NoCapacity, TidegateError
 from orchestrator.telemetry.log import fields, service_log
@@ -292,25 +292,23 @@ class ConnectionRunner(web.AppRunner):
     """An application runner with ``Connection`` objects."""
 
     async def _make_server(self) -> web.Server:
-        orchestrator = self.app[ORCHESTRATOR]
-        unhandled = Unhandled(orchestrator, self.app[DIALECTS], self.app[HTTP_ERRORS])
-        return _Server(await super()._make_server(), self.app[CONFIG], unhandled)
+        return _Server(await super()._make_server(), self.app)
 
 
 class _Server(web.Server):
     """Creates connections. ``made`` is aiohttp's own server of the application."""
 
-    def __init__(self, made: web.Server, config: ApiConfig, unhandled: Unhandled) -> None:
+    def __init__(self, made: web.Server, app: web.Application) -> None:
         super().__init__(
             self._outermost(made.request_handler),
             request_factory=made.request_factory,
             handler_cancellation=made.handler_cancellation,
             **made._kwargs,
         )
-        self.unhandled = unhandled
+        self.unhandled = Unhandled(app)
         self.hang_ups = HangUps(self._loop) if CAN_WATCH else None
-        self.limit = ConnectionLimit(config.http.max_connections)
-        self._browsers = Browsers(config.http)
+        self.limit = ConnectionLimit(app[CONFIG].http.max_connections)
+        self._browsers = Browsers(app[CONFIG].http)
 
     def __call__(self) -> RequestHandler:
         return Connection(self, loop=self._loop, **self._kwargs)
@@ -335,8 +333,7 @@ class _Server(web.Server):
                 return response
             if request.headers.get("Expect", _EXPECTED).lower() != _EXPECTED:
                 # aiohttp's own response repeats the header and fails if the header is not text.
-                wrong = InvalidRequest("Expect must be 100-continue", field="Expect")
-                return refused(request, wrong)
+                return refused(request, must("Expect", "be 100-continue"))
             try:
                 return await handle(request)
             except web.HTTPException as error:

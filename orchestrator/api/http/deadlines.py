@@ -21,9 +21,10 @@ proxy joined several values with commas, all count."""
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableSequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -63,15 +64,6 @@ class _Limit(NamedTuple):
     source: str
 
 
-class StatesParts(Protocol):
-    """The fields of a body that this module reads."""
-
-    @property
-    def first_token_ms(self) -> float | None: ...
-    @property
-    def token_gap_ms(self) -> float | None: ...
-
-
 def read_deadline(
     headers: Headers,
     body_ms: float | None,
@@ -109,14 +101,11 @@ def read_deadline(
 def _deadline(
     limit: _Limit, arrival: Instant, policy: DeadlineConfig, *, is_default: bool
 ) -> Deadline:
-    budget = max(limit.budget_s, _MIN_S)
-    clamped = budget > policy.max_s
-    if clamped:
-        budget = policy.max_s
+    budget_s = min(max(limit.budget_s, _MIN_S), policy.max_s)
     return Deadline(
-        at=arrival.mono + budget,
-        unix_ms=round((arrival.unix + budget) * 1000),
-        clamped_ms=policy.max_s * 1000 if clamped else None,
+        at=arrival.mono + budget_s,
+        unix_ms=round((arrival.unix + budget_s) * 1000),
+        clamped_ms=policy.max_s * 1000 if limit.budget_s > policy.max_s else None,
         is_default=is_default,
         source=limit.source,
     )
@@ -138,27 +127,28 @@ def default_deadline(arrival: Instant, policy: DeadlineConfig) -> Deadline:
 
 def read_parts(
     headers: Headers,
-    body: StatesParts,
+    first_token_ms: float | None,
+    token_gap_ms: float | None,
     arrival: Instant,
-    ignored: MutableSequence[str] | None = None,
+    ignored: MutableSequence[str],
 ) -> Parts:
-    """The deadlines for parts of an answer. Raises ``InvalidRequest`` for unusable values from the
-    client. Unusable headers of gateways are added to ``ignored``."""
-    passed_over: MutableSequence[str] = [] if ignored is None else ignored
+    """The deadlines for parts of an answer, of which a body may have two. Raises
+    ``InvalidRequest`` for unusable values from the client. Unusable headers of gateways are added
+    to ``ignored``."""
 
     def of_others(unit_s: float, read: _Read, *names: str) -> Iterator[float]:
         for name in names:
-            for limit in _limits_of_others(headers, name, read, passed_over, unit_s):
+            for limit in _limits_of_others(headers, name, read, ignored, unit_s):
                 yield 1000 * limit.budget_s
 
     timeouts = [
-        *filter(None, [body.first_token_ms]),
+        *filter(None, [first_token_ms]),
         *_positive_headers_ms(headers, "X-First-Token-Timeout-Ms"),
         *of_others(1.0, _go_duration_s, "x-llm-d-inference-ttl"),
     ]
     targets = list(of_others(1e-3, _amount, *TTFT_TARGETS))
     gaps = [
-        *filter(None, [body.token_gap_ms]),
+        *filter(None, [token_gap_ms]),
         *of_others(1e-3, _amount, "x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
     ]
     if not (timeouts or targets or gaps):
@@ -238,12 +228,9 @@ def _absolute_s(value: str) -> float:
                 f"{1000 * number:.0f}",
             )
         return number / 1000
-    match = _RFC3339.fullmatch(value)
-    if match is not None:
-        try:
+    if match := _RFC3339.fullmatch(value):
+        with suppress(ValueError, OverflowError):
             return _rfc3339_s(*match.groups(default="0"))
-        except (ValueError, OverflowError):
-            pass
     raise _unreadable(
         "X-Deadline", value, "RFC 3339 with an offset (2031-05-04T12:00:00Z) or epoch milliseconds"
     )

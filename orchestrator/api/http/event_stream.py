@@ -76,7 +76,7 @@ class EventStream:
         """Whether the client was disconnected because it did not read."""
         self.is_behind = False
         """Whether the client has been behind for a while and data waits for it."""
-        self.on_behind: Callable[[], None] = _nothing
+        self.on_behind: Callable[[], None] = lambda: None
         """Called when ``is_behind`` changes while the stream is served."""
 
     # ── synchronous side: called while a frame is being handed out ───────────────────────────
@@ -238,7 +238,3 @@ class EventStream:
                 del self._backlog[:_PIECE]
                 await response.write(piece)
         raise TimeoutError
-
-
-def _nothing() -> None:
-    pass

@@ -6,23 +6,22 @@ plain text and log them with a traceback, including a client's key or prompt (OR
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
-from prometheus_client import Counter
 
 from orchestrator.admission.rate_limits import Standing
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import (
     CONTEXT,
     CORRELATION_HEADER,
+    DIALECTS,
+    HTTP_ERRORS,
     ORCHESTRATOR,
     REQUEST_ID_HEADER,
     Context,
-    Dialect,
     new_context,
 )
 from orchestrator.api.http.deadlines import stated_deadline
@@ -37,7 +36,6 @@ from orchestrator.errors import (
     Unavailable,
 )
 from orchestrator.questions import QueueRoom
-from orchestrator.service import Orchestrator
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Budget
 from orchestrator.tasks.job import Job, Prompt
@@ -180,19 +178,15 @@ _LOG_EVERY_S = 1.0
 class Unhandled:
     """Answers in the dialect of the path, if the path is known."""
 
-    def __init__(
-        self, orchestrator: Orchestrator, dialects: Sequence[Dialect], errors: Counter
-    ) -> None:
-        self._orchestrator = orchestrator
-        self._dialects = dialects
-        self._errors = errors
+    def __init__(self, app: web.Application) -> None:
+        self._app = app
         self._malformed = 0
         self._log_at = 0.0
 
     def refused(self, request: web.BaseRequest, error: TidegateError) -> web.Response:
         """The response to a request that is refused before it reaches a handler."""
-        orchestrator, context = self._orchestrator, self._context(request)
-        context.deadline = stated_deadline(request.headers, context.arrival, orchestrator.deadlines)
+        context, policy = self._context(request), self._app[ORCHESTRATOR].deadlines
+        context.deadline = stated_deadline(request.headers, context.arrival, policy)
         return self._answer(error, context)
 
     def malformed(self, request: web.BaseRequest, error: BaseException | None) -> web.Response:
@@ -216,11 +210,11 @@ class Unhandled:
         return self._answer(InvalidRequest(f"the request cannot be read: {why}"), context)
 
     def _context(self, request: web.BaseRequest) -> Context:
-        return new_context(request, self._orchestrator.clock, self._dialects)
+        return new_context(request, self._app[ORCHESTRATOR].clock, self._app[DIALECTS])
 
     def _answer(self, error: TidegateError, context: Context) -> web.Response:
-        self._errors.labels(context.dialect.status_of(error), error.code).inc()
-        response = error_response(error, context, self._orchestrator.clock.now())
+        self._app[HTTP_ERRORS].labels(context.dialect.status_of(error), error.code).inc()
+        response = error_response(error, context, self._app[ORCHESTRATOR].clock.now())
         name_response(response, context)
         response.force_close()
         return response
@@ -243,18 +237,17 @@ async def stream_answer(
         orchestrator.disconnected(task, too_slow=stream.too_slow)
 
 
-class Awaited(Listener, Protocol):
-    complete: asyncio.Event
-
-
-async def until_answered(request: web.Request, job: Job, prompt: Prompt, answer: Awaited) -> Task:
-    """Submit a job and wait for its end. ``answer`` is its listener. Raises ``TidegateError``."""
+async def until_answered(
+    request: web.Request, job: Job, prompt: Prompt, listener: Listener, complete: asyncio.Event
+) -> Task:
+    """Submit a job and wait for its end: ``listener`` sets ``complete``. Raises
+    ``TidegateError``."""
     orchestrator = request.app[ORCHESTRATOR]
-    request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [answer])
+    request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [listener])
     try:
-        await answer.complete.wait()
+        await complete.wait()
     finally:
-        task.unlisten(answer)
+        task.unlisten(listener)
         orchestrator.disconnected(task)
     assert task.ending is not None
     if task.ending.error is not None:
@@ -262,19 +255,26 @@ async def until_answered(request: web.Request, job: Job, prompt: Prompt, answer:
     return task
 
 
-class WholeAnswer(Transcript):
-    def __init__(self) -> None:
+class _WholeAnswer(Transcript):
+    def __init__(self, begin: Callable[[Task], None]) -> None:
         super().__init__()
         self.complete = asyncio.Event()
+        self._begin = begin
 
-    def ended(self, task: Task) -> None:  # type: ignore[override]  # it hears tasks only
+    def started(self, task: Task) -> None:  # type: ignore[override]  # it hears tasks only
+        self._begin(task)
+
+    def ended(self, task: Task) -> None:  # type: ignore[override]
         self.complete.set()
 
 
 async def whole_answer(
-    request: web.Request, job: Job, prompt: Prompt, answer: WholeAnswer | None = None
+    request: web.Request,
+    job: Job,
+    prompt: Prompt,
+    begin: Callable[[Task], None] = lambda task: None,
 ) -> tuple[Task, Transcript]:
     """Submit a job and wait for all its tokens and texts. The ending has the text's ``tail``.
-    Raises ``TidegateError`` if the job fails."""
-    answer = answer or WholeAnswer()
-    return await until_answered(request, job, prompt, answer), answer
+    ``begin`` is called once the prompt is known. Raises ``TidegateError`` if the job fails."""
+    answer = _WholeAnswer(begin)
+    return await until_answered(request, job, prompt, answer, answer.complete), answer

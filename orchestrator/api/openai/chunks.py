@@ -94,17 +94,10 @@ class ChunkStream:
         ending = task.ending
         assert ending is not None
         is_over = self._choices.ended(task)
+        more = {"deadline_budget": str(ending.budget), **task_fields(task)}
         if ending.error is not None:
             if not self._stream.refuse(ending.error):
-                self._stream.finish(
-                    _event(
-                        {
-                            **error_body(ending.error),
-                            "deadline_budget": str(ending.budget),
-                            **task_fields(task),
-                        }
-                    )
-                )
+                self._stream.finish(_event(error_body(ending.error) | more))
             return
         if not self._before:
             self._open(task)
@@ -112,16 +105,13 @@ class ChunkStream:
         if self._options.stop_in_text:
             tail += stop_text(ending, self._encoder_of().tokens)
         choice = self._last(ending, tail) | {"stop_reason": stop_reason(ending)}
-        last = self._chunk(task, [choice], task.completion_tokens)
-        last |= {"deadline_budget": str(ending.budget), **task_fields(task)}
-        events = [_event(last)]
+        last = _event(self._chunk(task, [choice], task.completion_tokens) | more)
         if not is_over:
-            self._stream.send(events[0])
+            self._stream.send(last)
             return
         if self._options.usage:
-            events.append(_event(self._chunk(task, []) | {"usage": self._choices.usage()}))
-        events.append(b"data: [DONE]\n\n")
-        self._stream.finish(b"".join(events))
+            last += _event(self._chunk(task, []) | {"usage": self._choices.usage()})
+        self._stream.finish(last + b"data: [DONE]\n\n")
 
     # inside
 
@@ -129,23 +119,19 @@ class ChunkStream:
         """Encode the common parts of all chunks. A chat begins with the role."""
         whole = _event(self._chunk(task, [self._shape.delta(self._index, _PLACE)]))
         self._before, _, self._after = whole.partition(_encode(_PLACE))
-        ids = self._prompt_ids if self._options.token_ids else None
+        ids = {"prompt_token_ids": self._prompt_ids} if self._options.token_ids else {}
+        choice = self._shape.delta(self._index, None)
         if self._shape.is_chat:
-            choice = self._shape.delta(self._index, None)
             choice["delta"] = {"role": "assistant", "content": ""}
-            chunk = self._chunk(task, [choice])
-            if ids is not None:
-                chunk["prompt_token_ids"] = ids
-            self._stream.send(_event(chunk))
-        elif ids is not None:
-            choice = self._shape.delta(self._index, None)
-            self._stream.send(_event(self._chunk(task, [choice | {"prompt_token_ids": ids}])))
+            self._stream.send(_event(self._chunk(task, [choice]) | ids))
+        elif ids:
+            self._stream.send(_event(self._chunk(task, [choice | ids])))
         if self._options.echo:
             self._send_echo(task)
 
     def _send_echo(self, task: Task) -> None:
         tokens, ids = self._encoder_of().tokens, self._prompt_ids
-        text = echo.text_of(self._choices.prompt_of(self._index), ids, tokens)
+        text = echo.at_once(echo.text_of(self._choices.prompt_of(self._index), ids, tokens))
         logprobs: msgspec.Raw | None = None
         if (top := task.sampling.logprobs) is not None:
             turns = echo.echoed_logprobs(ids, task.prompt_logprobs, top, tokens, {})

@@ -29,7 +29,6 @@ _TOKENS_AT_ONCE = 1024
 """Tokens that are looked up per pass of the event loop."""
 
 _encode = msgspec.json.Encoder().encode
-_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 _Turns = Generator[None, None, T]
 """Work in steps. It yields between steps to let other work run, and returns a ``T``."""
@@ -49,11 +48,7 @@ def require_few(tokens: int, top: int | None, *, is_streamed: bool) -> None:
         )
 
 
-def text_of(prompt: Prompt, ids: Sequence[int], tokens: VocabularyTexts) -> str:
-    return at_once(_text_of(prompt, ids, tokens))
-
-
-def _text_of(prompt: Prompt, ids: Sequence[int], tokens: VocabularyTexts) -> "_Turns[str]":
+def text_of(prompt: Prompt, ids: Sequence[int], tokens: VocabularyTexts) -> "_Turns[str]":
     if isinstance(prompt, str):
         return prompt
     return "".join((yield from _texts(ids, tokens)))
@@ -67,7 +62,7 @@ async def add_echo(
     tokens: VocabularyTexts,
 ) -> None:
     """Insert the prompt before a choice's text, and its log-probabilities before the text's."""
-    choice["text"] = f"{await _in_turns(_text_of(prompt, ids, tokens))}{choice['text']}"
+    choice["text"] = f"{await _in_turns(text_of(prompt, ids, tokens))}{choice['text']}"
     rest, top = choice["logprobs"], task.sampling.logprobs
     if top is None or task.sampling.prompt_logprobs is None:
         return
@@ -105,9 +100,12 @@ def echoed_logprobs(
 ) -> "_Turns[msgspec.Raw]":
     """OpenAI's ``logprobs`` of prompt and text. ``rest`` are the ``logprobs`` of the text."""
     token_of, texts = tokens.token, (yield from _texts(ids, tokens))
-    lists: dict[str, list[bytes]] = {name: [] for name in _LISTS}
-    _extend(lists, {"tokens": [named(token_of(ids[0]))], "text_offset": [0]})
-    _extend(lists, {"token_logprobs": [None], "top_logprobs": [None]})
+    lists: dict[str, list[bytes]] = {
+        "tokens": [_encode(named(token_of(ids[0])))],
+        "token_logprobs": [b"null"],
+        "top_logprobs": [b"null"],
+        "text_offset": [b"0"],
+    }
     offset = len(texts[0])
     for first, entries in _checked(ids, read):
         end = first + len(entries)

@@ -90,7 +90,7 @@ class _Named(msgspec.Struct, frozen=True):
     name: str
 
 
-class Choice(msgspec.Struct, frozen=True):
+class ToolChoice(msgspec.Struct, frozen=True):
     """The one tool that must be called."""
 
     type: str
@@ -100,7 +100,7 @@ class Choice(msgspec.Struct, frozen=True):
         raise NotImplementedError
 
 
-class ChosenTool(Choice, frozen=True):
+class ChosenTool(ToolChoice, frozen=True):
     """The one tool that must be called."""
 
     function: _Named | None = None
@@ -114,7 +114,7 @@ class ChosenTool(Choice, frozen=True):
 
 
 _tools_reader: Reader[list[ToolBody] | None] = Reader(list[ToolBody] | None)
-_choice_reader: Reader[str | Choice | None] = Reader(str | ChosenTool | None)
+_choice_reader: Reader[str | ToolChoice | None] = Reader(str | ChosenTool | None)
 
 
 def stated_tools(stated: msgspec.Raw) -> tuple[Tool, ...]:
@@ -152,11 +152,11 @@ def tool_use_of(
     tool_choice: msgspec.Raw,
     *,
     is_parallel: bool,
-    choice_reader: Reader[str | Choice | None] = _choice_reader,
+    choice_reader: Reader[str | ToolChoice | None] = _choice_reader,
 ) -> ToolUse | None:
     """The use of ``tools`` by ``tool_choice``: a mode, or the only tool that must be called. None
     if no tool may be called. Raises ``InvalidRequest``."""
-    choice: str | Choice | None = decode_tools(tool_choice, choice_reader, "tool_choice")
+    choice: str | ToolChoice | None = decode_tools(tool_choice, choice_reader, "tool_choice")
     only = ""
     if choice is not None and not isinstance(choice, str):
         if choice.type not in CALLED:

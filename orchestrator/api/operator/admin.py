@@ -1,6 +1,6 @@
 """``/admin``: operators' control of the process, or of all processes at the port (OR-14)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,29 +59,20 @@ async def reload(request: web.Request) -> web.Response:
 
 
 async def _described(request: web.Request) -> dict[str, object]:
-    """Progress of the drain of all processes at this port."""
-    return _together([_describe(request), *await told_by_siblings(request)])
-
-
-def _together(drains: Sequence[dict[str, Any]]) -> dict[str, object]:
-    """Combine the drains of several processes. The slowest one determines the progress."""
+    """Progress of the drain of all processes at this port. The slowest one determines it."""
+    lifecycle, orchestrator = request.app[CONTROL].lifecycle, request.app[ORCHESTRATOR]
+    draining = orchestrator.stages.admission.draining
+    mine = {
+        "status": "drained" if lifecycle.is_drained else "draining" if draining else "serving",
+        "live_tasks": orchestrator.live_tasks,
+        "queued_tasks": len(orchestrator.queue),
+        _DURATION: round(lifecycle.drain_ms, 1),
+    }
+    drains: list[dict[str, Any]] = [mine, *await told_by_siblings(request)]
     return {
         "status": min((one["status"] for one in drains), key=_STATUSES.index),
         **{key: sum(one[key] for one in drains) for key in ("live_tasks", "queued_tasks")},
         _DURATION: max(one[_DURATION] for one in drains),
-    }
-
-
-def _describe(request: web.Request) -> dict[str, Any]:
-    lifecycle = request.app[CONTROL].lifecycle
-    orchestrator = request.app[ORCHESTRATOR]
-    draining = orchestrator.stages.admission.draining
-    status = "drained" if lifecycle.is_drained else "draining" if draining else "serving"
-    return {
-        "status": status,
-        "live_tasks": orchestrator.live_tasks,
-        "queued_tasks": len(orchestrator.queue),
-        _DURATION: round(lifecycle.drain_ms, 1),
     }
 
 

@@ -131,7 +131,7 @@ def _listing(kind: Kind, home: Path, seen: _Seen) -> _Listing:
 
 def _model(entry: ModelEntry) -> dict[str, Any]:
     source = entry.source if entry.source.startswith("hub:") else "local"
-    return msgspec.to_builtins(entry) | {"bytes": entry.bytes, "source": source}
+    return {**msgspec.to_builtins(entry), "bytes": entry.bytes, "source": source}
 
 
 def _engine(entry: EngineEntry) -> dict[str, Any]:

@@ -86,40 +86,30 @@ def _loras(orchestrator: Orchestrator) -> Samples:
     return [((str(len(adapters)), ",".join(adapters), ""), orchestrator.clock.unix())]
 
 
-_WAITING = (Stage.RECEIVED, Stage.QUEUED, Stage.DISPATCHED)
-_MODEL = ("model_name",)
+_USAGE = "Share of KV blocks in use, over all instances of the model"
+
+
+def _of_model(
+    name: str, unit: str, text: str, read: Callable[[Orchestrator], Samples]
+) -> MetricRow[Orchestrator]:
+    return MetricRow("gauge", name, unit, text, read, ("model_name",))
+
 
 VLLM: tuple[MetricRow[Orchestrator], ...] = (
-    MetricRow(
-        "gauge",
-        "num_requests_running",
-        "requests",
-        "Running requests",
-        _tasks((Stage.RUNNING,)),
-        _MODEL,
-    ),
-    MetricRow(
-        "gauge",
+    _of_model("num_requests_running", "requests", "Running requests", _tasks((Stage.RUNNING,))),
+    _of_model(
         "num_requests_waiting",
         "requests",
         "Waiting requests, here or on an instance",
-        _tasks(_WAITING),
-        _MODEL,
+        _tasks((Stage.RECEIVED, Stage.QUEUED, Stage.DISPATCHED)),
     ),
-    *(
-        MetricRow(
-            "gauge",
-            name,
-            "share",
-            f"Share of KV blocks in use, over all instances of the model{note}",
-            _kv_usage,
-            _MODEL,
-        )
-        for name, note in (
-            ("kv_cache_usage_perc", "; 1 means all; cached blocks count as free"),
-            ("gpu_cache_usage_perc", ", under its older name"),
-        )
+    _of_model(
+        "kv_cache_usage_perc",
+        "share",
+        f"{_USAGE}; 1 means all; cached blocks count as free",
+        _kv_usage,
     ),
+    _of_model("gpu_cache_usage_perc", "share", f"{_USAGE}, under its older name", _kv_usage),
     MetricRow(
         "gauge",
         "cache_config_info",

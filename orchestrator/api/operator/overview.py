@@ -6,14 +6,16 @@ page has its curves at once. Snapshots do not contain prompts, texts or names of
 """
 
 import asyncio
+import math
 from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
 
+from orchestrator.api.auth import Key
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import CONTEXT
 from orchestrator.api.http.event_stream import EventStream
@@ -52,8 +54,8 @@ class Finishes:
         self._orchestrator = orchestrator
         self._left = PREDICTIONS_PER_SNAPSHOT
         self.recent: deque[FinishTimes] = deque(maxlen=MAX_FINISHES)
-        self.total = 0
-        """Number of finishes so far. ``recent`` has the last of them."""
+        self._new: deque[FinishTimes] = deque(maxlen=MAX_FINISHES)
+        """Those of ``recent`` since the last snapshot."""
 
     def offered(self, task: Task) -> None:
         """Predict the end of an admitted task, as for a client."""
@@ -77,33 +79,26 @@ class Finishes:
         passed_ms = 1000 * (orchestrator.clock.now() - task.marks.received)
         return passed_ms + at_share(prediction.schedule.of(task).end_ms, USUAL)
 
-    def next_snapshot(self) -> None:
+    def for_snapshot(self) -> list[FinishTimes]:
+        """The finishes since the last snapshot. Allows predictions for the next one."""
         self._left = PREDICTIONS_PER_SNAPSHOT
-
-    def since(self, total: int) -> list[FinishTimes]:
-        """The kept finishes after the first ``total``."""
-        new = min(self.total - total, len(self.recent))
-        return list(islice(self.recent, len(self.recent) - new, None))
+        new = list(self._new)
+        self._new.clear()
+        return new
 
     def _ended(self, task: Task, predicted_ms: float) -> None:
-        ending = task.ending
+        ending, received = task.ending, task.marks.received
         if ending is None or ending.outcome not in (Outcome.MET, Outcome.PARTIAL, Outcome.MISSED):
             return
-        marks = task.marks
-        actual_ms = 1000 * (marks.ended - marks.received)
-        deadline_ms = 1000 * (task.deadline.at - marks.received)
-        self.recent.append(
-            FinishTimes(
-                round(predicted_ms, 1),
-                round(actual_ms, 1),
-                round(deadline_ms, 1),
-                ending.outcome.value,
-            )
-        )
-        self.total += 1
+        actual_ms = round(1000 * (task.marks.ended - received), 1)
+        deadline_ms = round(1000 * (task.deadline.at - received), 1)
+        outcome = ending.outcome.value
+        finish = FinishTimes(round(predicted_ms, 1), actual_ms, deadline_ms, outcome)
+        self.recent.append(finish)
+        self._new.append(finish)
 
 
-def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, object]:
+def _snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, Any]:
     """The current state without ``Finishes``. If several ``processes`` share the port, the figures
     are of this process, except for the instances' own reports."""
     now = orchestrator.clock.now()
@@ -143,10 +138,9 @@ def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, objec
     }
 
 
-def without_tenants(taken: dict[str, object]) -> dict[str, object]:
+def _without_tenants(taken: dict[str, Any]) -> dict[str, Any]:
     """The snapshot for readers that may not see other tenants."""
     queue = taken["queue"]
-    assert isinstance(queue, dict)
     first = [{k: v for k, v in task.items() if k != "tenant"} for task in queue["first"]]
     return taken | {"queue": queue | {"first": first}}
 
@@ -191,50 +185,28 @@ def _windows(orchestrator: Orchestrator) -> dict[str, dict[str, float]]:
 
 def _described(orchestrator: Orchestrator, instance: Instance) -> dict[str, object]:
     """An instance with its worker's latest report (nulls if there is none) and fields of rooms."""
-    stats = instance.stats
-    names = (
-        "running",
-        "waiting",
-        "paused",
-        "kv_blocks_used",
-        "kv_blocks_cached",
-        "kv_blocks_total",
-        "tokens_total",
-        "cached_tokens_total",
-        "prefill_tokens_total",
-        "step_ms",
-    )
     described = describe(instance, orchestrator.registry)
-    described |= {name: None if stats is None else getattr(stats, name) for name in names}
+    for name in (*_SUMS, "waiting", "paused", "step_ms"):
+        described[name] = getattr(instance.stats, name, None)
     for room in orchestrator.rooms:
         described |= room.describe(instance.address, briefly=True)
     return described
 
 
-def point(taken: dict[str, object]) -> Iterator[float]:
-    """A snapshot as one row of the history, in the order of ``POINT``."""
-    totals, queue, instances = taken["totals"], taken["queue"], taken["instances"]
-    assert isinstance(totals, dict) and isinstance(queue, dict) and isinstance(instances, list)
-    unix_ms = taken["unix_ms"]
-    assert isinstance(unix_ms, int)
-    yield unix_ms
-    yield from (totals[name] for name in TOTALS)
-    yield queue["depth"]
-    yield from (sum(each[name] or 0 for each in instances) for name in SUMS)
-
-
-TOTALS = (*(outcome.value for outcome in Outcome), "tokens", "tokens_wasted")
-SUMS = (
-    "running",
-    "kv_blocks_used",
-    "kv_blocks_cached",
-    "kv_blocks_total",
-    "tokens_total",
-    "cached_tokens_total",
-    "prefill_tokens_total",
+_TOTALS = (*(outcome.value for outcome in Outcome), "tokens", "tokens_wasted")
+_SUMS = (
+    *("running", "kv_blocks_used", "kv_blocks_cached", "kv_blocks_total"),
+    *("tokens_total", "cached_tokens_total", "prefill_tokens_total"),
 )
-POINT = ("unix_ms", *TOTALS, "depth", *SUMS)
+_COLUMNS = ("unix_ms", *_TOTALS, "depth", *_SUMS)
 """Column names of the history."""
+
+
+def _row(taken: dict[str, Any]) -> tuple[float, ...]:
+    """A snapshot as one row of the history, in the order of ``_COLUMNS``."""
+    totals = (taken["totals"][name] for name in _TOTALS)
+    sums = (sum(each[name] or 0 for each in taken["instances"]) for name in _SUMS)
+    return (taken["unix_ms"], *totals, taken["queue"]["depth"], *sums)
 
 
 EVERY_S = 1.0
@@ -242,13 +214,6 @@ HISTORY = 300
 """Most snapshots in the history. Each is a row of a few figures."""
 MAX_WATCHERS = 64
 _encode = msgspec.json.Encoder().encode
-
-
-class Watcher(NamedTuple):
-    """The key of a reader, and whether the reader may see the names of tenants."""
-
-    key: str
-    tenants: bool
 
 
 class Overview:
@@ -259,16 +224,12 @@ class Overview:
         self._health = health
         self._finishes = Finishes(orchestrator)
         self._history: deque[tuple[float, ...]] = deque(maxlen=HISTORY)
-        self._watchers: dict[EventStream, Watcher] = {}
+        self.watchers: dict[EventStream, Key] = {}
+        """The key of each reader, by its stream."""
         self._taking: asyncio.Task[None] | None = None
         self._taken: dict[bool, bytes] = {}
         """The last snapshot, with (True) and without the names of tenants."""
-        self._taken_at = float("-inf")
-        self._told = 0
-
-    @property
-    def watchers(self) -> int:
-        return len(self._watchers)
+        self._taken_at = -math.inf
 
     def latest(self, *, tenants: bool) -> bytes:
         """The last snapshot, or a new one. ``tenants``: whether the reader may see tenants."""
@@ -278,38 +239,38 @@ class Overview:
             self._take()
         return self._taken[tenants]
 
-    def join(self, stream: EventStream, watcher: Watcher) -> Iterator[bytes]:
+    def join(self, stream: EventStream, key: Key) -> Iterator[bytes]:
         """Send every snapshot to ``stream``. Yields its first events. Raises ``NoCapacity``."""
-        own = sum(other.key == watcher.key for other in self._watchers.values())
-        left = MAX_WATCHERS - len(self._watchers)
+        own = sum(other.fingerprint == key.fingerprint for other in self.watchers.values())
+        left = MAX_WATCHERS - len(self.watchers)
         if not left or is_over_share(own, 1, left):
             raise NoCapacity(
-                f"there are already {len(self._watchers)} watchers, {own} of them with this key",
+                f"there are already {len(self.watchers)} watchers, {own} of them with this key",
                 retry_after_ms=10_000,
             )
-        self._watchers[stream] = watcher
+        self.watchers[stream] = key
         if self._taking is None:
             self._orchestrator.on_offered.append(self._finishes.offered)
             self._taking = asyncio.create_task(self._keep_taking())
-        return self._past(watcher.tenants)
+        return self._past(key.sees_tenants)
 
     def leave(self, stream: EventStream) -> None:
         """Stop sending snapshots to ``stream``. Without watchers no snapshots are taken."""
-        self._watchers.pop(stream, None)
-        if self._watchers or self._taking is None:
+        self.watchers.pop(stream, None)
+        if self.watchers or self._taking is None:
             return
         self._taking.cancel()
         self._taking = None
         self._orchestrator.on_offered.remove(self._finishes.offered)
 
     def close(self) -> None:
-        for stream in self._watchers:
+        for stream in self.watchers:
             stream.finish()
 
     def _past(self, tenants: bool) -> Iterator[bytes]:
         past = {
             "every_ms": round(1000 * EVERY_S),
-            "columns": POINT,
+            "columns": _COLUMNS,
             "rows": list(self._history),
             "finishes": list(self._finishes.recent),
         }
@@ -324,18 +285,15 @@ class Overview:
             except Exception:
                 service_log.exception("cannot take an overview; will retry")
                 continue
-            for stream, watcher in self._watchers.items():
-                stream.offer(_event(self._taken[watcher.tenants]))
+            for stream, key in self.watchers.items():
+                stream.offer(_event(self._taken[key.sees_tenants]))
 
     def _take(self) -> None:
-        taken = snapshot(self._orchestrator, self._health)
-        taken["finishes"] = self._finishes.since(self._told)
-        self._told = self._finishes.total
-        self._finishes.next_snapshot()
+        taken = _snapshot(self._orchestrator, self._health)
+        taken["finishes"] = self._finishes.for_snapshot()
         if self._taking is not None:
-            self._history.append(tuple(point(taken)))
-        with_tenants = _encode(taken)
-        self._taken = {True: with_tenants, False: _encode(without_tenants(taken))}
+            self._history.append(_row(taken))
+        self._taken = {True: _encode(taken), False: _encode(_without_tenants(taken))}
         self._taken_at = self._orchestrator.clock.now()
 
 
@@ -356,8 +314,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     """Stream the last minutes, then the current state once a second."""
     overview = request.app[OVERVIEW]
     stream = EventStream(request, {}, request.app[CONFIG].keepalive_s)
-    key = request[CONTEXT].key
-    past = overview.join(stream, Watcher(key.fingerprint, key.sees_tenants))
+    past = overview.join(stream, request[CONTEXT].key)
     try:
         return await stream.run(past)
     finally:

@@ -94,37 +94,28 @@ Event = tuple[str, Mapping[str, object]]
 
 
 class ItemKind(StrEnum):
-    """Kinds of items. The value is the prefix of the items' ids."""
+    """Kinds of items. The value is OpenAI's name for the item's text."""
 
-    MESSAGE = "msg"
-    REASONING = "rs"
-    CALL = "fc"
-
-    @property
-    def delta(self) -> str:
-        """Type of the events with a piece of an item's text."""
-        return _DELTAS[self]
+    MESSAGE = "output_text"
+    REASONING = "reasoning_text"
+    CALL = "function_call_arguments"
 
 
-_DELTAS = {
-    ItemKind.MESSAGE: "output_text.delta",
-    ItemKind.REASONING: "reasoning_text.delta",
-    ItemKind.CALL: "function_call_arguments.delta",
-}
+_ID_PREFIXES = {ItemKind.MESSAGE: "msg", ItemKind.REASONING: "rs", ItemKind.CALL: "fc"}
 
 
 @dataclass(slots=True, eq=False)
 class Item:
     kind: ItemKind
     index: int
-    id: str
+    name: str
+    """The model's name for the tool of a call."""
+    origin: Origin | None
+    """The client's name for the tool, if it differs."""
+    call_id: str
+    id: str = ""
     texts: list[str] = field(default_factory=list)
     """Pieces of the item's text, or of a call's arguments."""
-    name: str = ""
-    """The model's name for the tool of a call."""
-    origin: Origin | None = None
-    """The client's name for the tool, if it differs."""
-    call_id: str = ""
     status: str = "in_progress"
 
     @property
@@ -144,30 +135,27 @@ class Item:
 
     def part(self) -> dict[str, object]:
         """The only content part of a message or of thinking."""
-        if self.kind is ItemKind.REASONING:
-            return {"type": "reasoning_text", "text": self.text}
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+        part: dict[str, object] = {"type": self.kind, "text": self.text}
+        if self.kind is ItemKind.MESSAGE:
+            part |= {"annotations": [], "logprobs": []}
+        return part
 
     def body(self, *, is_new: bool = False) -> dict[str, object]:
         """The item in the output. ``is_new``: without content."""
-        match self.kind:
-            case ItemKind.MESSAGE:
-                own: dict[str, object] = {
-                    "type": "message",
-                    "role": "assistant",
-                    "content": [] if is_new else [self.part()],
-                }
-            case ItemKind.REASONING:
-                content = [] if is_new else [self.part()]
-                own = {"type": "reasoning", "summary": [], "content": content}
-            case ItemKind.CALL:
-                own = {
-                    "type": "custom_tool_call" if self.is_custom else "function_call",
-                    "call_id": self.call_id,
-                    **self._named(),
-                    **self._stated(),
-                }
-        return {"id": self.id, "status": self.status, **own}
+        body: dict[str, object] = {"id": self.id, "status": self.status}
+        if self.kind is ItemKind.CALL:
+            kind = "custom_tool_call" if self.is_custom else "function_call"
+            return body | {
+                "type": kind,
+                "call_id": self.call_id,
+                **self._named(),
+                **self._stated(),
+            }
+        if self.kind is ItemKind.MESSAGE:
+            body |= {"type": "message", "role": "assistant"}
+        else:
+            body |= {"type": "reasoning", "summary": []}
+        return body | {"content": [] if is_new else [self.part()]}
 
     def _named(self) -> dict[str, str]:
         if self.origin is None:
@@ -187,20 +175,16 @@ class Item:
             yield "content_part.added", {**self.place, "part": self.part()}
 
     def closing(self) -> Iterator[Event]:
-        match self.kind:
-            case ItemKind.CALL:
-                if self.is_custom:
-                    delta = {**self.place, "delta": self._stated()[INPUT]}
-                    yield "custom_tool_call_input.delta", delta
-                    yield "custom_tool_call_input.done", {**self.place, **self._stated()}
-                else:
-                    done = {**self.place, **self._named(), **self._stated()}
-                    yield "function_call_arguments.done", done
-            case ItemKind.MESSAGE:
-                yield "output_text.done", {**self.place, "text": self.text, "logprobs": []}
-            case ItemKind.REASONING:
-                yield "reasoning_text.done", {**self.place, "text": self.text}
-        if self.kind is not ItemKind.CALL:
+        if self.is_custom:
+            yield "custom_tool_call_input.delta", {**self.place, "delta": self._stated()[INPUT]}
+            yield "custom_tool_call_input.done", {**self.place, **self._stated()}
+        elif self.kind is ItemKind.CALL:
+            yield f"{self.kind}.done", {**self.place, **self._named(), **self._stated()}
+        else:
+            text: dict[str, object] = {"text": self.text} | (
+                {"logprobs": []} if self.kind is ItemKind.MESSAGE else {}
+            )
+            yield f"{self.kind}.done", {**self.place, **text}
             yield "content_part.done", {**self.place, "part": self.part()}
         yield "output_item.done", {"output_index": self.index, "item": self.body()}
 
@@ -222,20 +206,14 @@ class OutputItems:
         for piece in pieces:
             match piece:
                 case Content(text):
-                    self._say(text)
+                    self._say(ItemKind.MESSAGE, text)
                 case Reasoning(text):
-                    item = self._in(ItemKind.REASONING)
-                    item.texts.append(text)
-                    self._tell(item.kind.delta, {**item.place, "delta": text})
+                    self._say(ItemKind.REASONING, text)
                 case CallBegins(_, name):
                     self.close()
                     self._begin(ItemKind.CALL, name=name, call_id=new_call_id())
                 case CallArguments(_, json):
-                    item = self._in(ItemKind.CALL)
-                    item.texts.append(json)
-                    if item.is_custom:  # its text is sent when it is complete
-                        continue
-                    self._tell(item.kind.delta, {**item.place, "delta": json})
+                    self._say(ItemKind.CALL, json)
                 case CallEnds():
                     self.close()
                 case CallFails(_, text, is_cut):
@@ -243,12 +221,15 @@ class OutputItems:
                     self.close("incomplete")
                     if not is_cut:  # it is text, not a call
                         self.items.remove(call)
-                        self._say(text)
+                        self._say(ItemKind.MESSAGE, text)
 
-    def _say(self, text: str) -> None:
-        item = self._in(ItemKind.MESSAGE)
+    def _say(self, kind: ItemKind, text: str) -> None:
+        item = self._in(kind)
         item.texts.append(text)
-        self._tell(item.kind.delta, {**item.place, "delta": text, "logprobs": []})
+        if item.is_custom:  # its text is sent when it is complete
+            return
+        delta = {**item.place, "delta": text}
+        self._tell(f"{kind}.delta", delta | {"logprobs": []} if kind is ItemKind.MESSAGE else delta)
 
     def finish(self, status: str) -> None:
         """End the output. Adds an empty message if there is no item."""
@@ -278,9 +259,9 @@ class OutputItems:
 
     def _begin(self, kind: ItemKind, name: str = "", call_id: str = "") -> Item:
         suffix = f"_{self._count}" if self._count else ""
-        item = Item(kind, self._count, "", name=name, origin=self._origins.get(name))
-        item.id = f"{'ctc' if item.is_custom else kind}_{self._task_id}{suffix}"
-        item.call_id = call_id
+        item = Item(kind, self._count, name, self._origins.get(name), call_id)
+        prefix = "ctc" if item.is_custom else _ID_PREFIXES[kind]
+        item.id = f"{prefix}_{self._task_id}{suffix}"
         self._count += 1
         self._open = item
         self.items.append(item)

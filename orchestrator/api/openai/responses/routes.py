@@ -11,6 +11,7 @@ from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.http.field_errors import wrong
 from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.finding import cancel_tasks
 from orchestrator.api.http.outputs import TaskOutput, in_form, output_of
@@ -67,7 +68,7 @@ async def create(request: web.Request) -> web.StreamResponse:
             lambda stream: ResponseEvents(stream, asked, output, keep),
         )
     answer = OutputCollector(asked, output, keep)
-    task = await until_answered(request, job, chat, answer)
+    task = await until_answered(request, job, chat, answer, answer.complete)
     headers = task_headers(task, orchestrator.clock.now())
     return json_response(answer.body(task), headers=headers)
 
@@ -76,11 +77,8 @@ async def retrieve(request: web.Request) -> web.Response:
     """Fetch an ended response."""
     for field in ("stream", "starting_after"):
         if request.query.get(field, "false") != "false":
-            raise InvalidRequest(
-                f"{field}: a response's events are sent only to its own request; to read events"
-                " again, use /v2/tasks",
-                field=field,
-            )
+            why = "a response's events are sent only to its own request; to read events again, use"
+            raise wrong(field, f"{why} /v2/tasks")
     return _answer(request.app[RESPONSES].get(*_named(request)).body)
 
 

@@ -19,8 +19,8 @@ from orchestrator.api.http.field_errors import wrong
 from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.tools import decode_tools, read_tool
 from orchestrator.api.openai.tools import (
-    Choice,
     FreeTextFormat,
+    ToolChoice,
     free_text_tool,
     is_called,
     tool_use_of,
@@ -51,7 +51,7 @@ class StatedTool(CallableTool, frozen=True):
     tools: tuple[CallableTool, ...] = ()
 
 
-class ForcedTool(Choice, frozen=True):
+class ForcedTool(ToolChoice, frozen=True):
     """The one tool that must be called."""
 
     name: str = ""
@@ -78,7 +78,7 @@ class AskedTools(NamedTuple):
 
 
 _tools_reader: Reader[list[StatedTool] | None] = Reader(list[StatedTool] | None)
-_choice_reader: Reader[str | Choice | None] = Reader(str | ForcedTool | None)
+_choice_reader: Reader[str | ToolChoice | None] = Reader(str | ForcedTool | None)
 
 
 def known_as(name: str, namespace: str | None) -> str:

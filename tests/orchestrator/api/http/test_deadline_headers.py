@@ -1,7 +1,6 @@
 """DL-1, DL-2, DL-14: every spelling of a deadline, and what cannot be read."""
 
 import math
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -111,22 +110,18 @@ def test_dl2_the_same_moment_on_both_clocks(budget_ms: float, mono: float) -> No
 # ── parts of an answer ───────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Body:
-    first_token_ms: float | None = None
-    token_gap_ms: float | None = None
-
-
-def parts(*headers: tuple[str, str], body: Body | None = None) -> Parts:
-    return read_parts(CIMultiDict(headers), body or Body(), NOW)
+def parts(
+    *headers: tuple[str, str], first_token_ms: float | None = None, gap_ms: float | None = None
+) -> Parts:
+    return read_parts(CIMultiDict(headers), first_token_ms, gap_ms, NOW, [])
 
 
 def test_dl14_every_spelling_of_a_part() -> None:
     assert parts() is NO_PARTS
-    assert parts(body=Body(first_token_ms=500)) == Parts(50.5, math.inf, 50.5)
+    assert parts(first_token_ms=500) == Parts(50.5, math.inf, 50.5)
     assert parts(("x-first-token-timeout-ms", " 250.0 ")) == Parts(50.25, math.inf, 50.25)
     assert parts(("X-LLM-D-SLO-TTFT-MS", "500")) == Parts(50.5, math.inf, math.inf)
-    assert parts(body=Body(token_gap_ms=50)) == Parts(math.inf, 0.05)
+    assert parts(gap_ms=50) == Parts(math.inf, 0.05)
     assert parts(("x-llm-d-slo-tpot-ms", "0.5")) == Parts(math.inf, 0.0005)
     assert parts(("x-slo-ttft-ms", "500")) == Parts(50.5, math.inf, math.inf)
     assert parts(("x-slo-tpot-ms", "20, 10"), ("x-slo-tpot-ms", "0")) == Parts(math.inf, 0.01)
@@ -138,10 +133,11 @@ def test_dl14_the_smallest_wins_and_a_wish_does_not_cut() -> None:
         ("X-First-Token-Timeout-Ms", "2000"),
         ("x-llm-d-slo-ttft-ms", "500"),
         ("x-llm-d-slo-tpot-ms", "20"),
-        body=Body(first_token_ms=4000, token_gap_ms=30),
+        first_token_ms=4000,
+        gap_ms=30,
     )
     assert stated == Parts(first_token_at=50.5, token_gap_s=0.02, cut_at=52.0)
-    lax = parts(("x-llm-d-slo-ttft-ms", "5000"), body=Body(first_token_ms=1000, token_gap_ms=30))
+    lax = parts(("x-llm-d-slo-ttft-ms", "5000"), first_token_ms=1000, gap_ms=30)
     assert lax == Parts(first_token_at=51.0, token_gap_s=0.03, cut_at=51.0)
 
 
@@ -207,7 +203,7 @@ def test_dl20_what_others_add_and_cannot_be_read_refuses_nothing_and_is_named() 
         headers, ignored = CIMultiDict({header: value, "x-slo-ttft-ms": "0"}), list[str]()
         deadline = read_deadline(headers, None, NOW, POLICY, in_one_piece=True, ignored=ignored)
         assert (deadline.at, deadline.source) == (NOW.mono + 300, "default"), (header, value)
-        assert read_parts(headers, Body(), NOW, ignored) is NO_PARTS, (header, value)
+        assert read_parts(headers, None, None, NOW, ignored) is NO_PARTS, (header, value)
         assert [name.lower() for name in ignored] == [header], value
 
 

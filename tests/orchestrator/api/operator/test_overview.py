@@ -54,12 +54,12 @@ async def test_watchers_share_snapshots_that_nobody_else_pays_for(service: Servi
             other = read_events(second)
             past = (await anext(other)).json()
             assert past["columns"][0] == "unix_ms"
-            assert watched.watchers == 2
+            assert len(watched.watchers) == 2
             firsts, others = set[str](), set[str]()
             while not firsts & others:  # one may have missed what the other got
                 firsts.add((await anext(one)).data)
                 others.add((await anext(other)).data)
-    await service.until(lambda: watched.watchers == 0)
+    await service.until(lambda: not watched.watchers)
     assert watched._taking is None
     assert service.orchestrator.on_offered == listening
 
