@@ -181,10 +181,8 @@ class Item:
         elif self.kind is ItemKind.CALL:
             yield f"{self.kind}.done", {**self.place, **self._named(), **self._stated()}
         else:
-            text: dict[str, object] = {"text": self.text} | (
-                {"logprobs": []} if self.kind is ItemKind.MESSAGE else {}
-            )
-            yield f"{self.kind}.done", {**self.place, **text}
+            more: dict[str, object] = {"logprobs": []} if self.kind is ItemKind.MESSAGE else {}
+            yield f"{self.kind}.done", {**self.place, "text": self.text, **more}
             yield "content_part.done", {**self.place, "part": self.part()}
         yield "output_item.done", {"output_index": self.index, "item": self.body()}
 
