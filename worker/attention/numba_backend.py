@@ -168,7 +168,6 @@ class NumbaStep:
         made, (attend, merge, *_) = [], self._backend.tasks
         for task, fields in work.jobs:
             job = np.zeros(FIRST_ARGUMENT + len(self._backend.fields), np.int64)
-            job[self._backend.fields.job] = job.ctypes.data
             for field, value in fields.items():
                 job[field] = value
             is_small = task is attend and work.decoded_keys < _WORTH_A_TEAM_KEYS

@@ -37,28 +37,29 @@ _PALETTE: Final = 1
 _CONFIGURATION: Final = struct.pack(
     "<BB14x8H16x8B8x", _PALETTE, 0, *[_LINE_BYTES] * _TILES, *[LINES] * _TILES
 )
-_SUMS, _WEIGHT, _ROW = (0, 1, 2, 3), 4, 5
+_WEIGHT, _ROW = 4, 5
+"""Registers; ``2 * row tile + half of a block`` sums their products."""
 _ORDER: Final = {1: ((0, 0), (0, 1)), 2: ((0, 0), (1, 0), (1, 1), (0, 1))}
 """Order of the products (row tile, half of a block), by the number of row tiles."""
 _byte, _int64, _void = ir.IntType(8), ir.IntType(64), ir.VoidType()
 
 
-def configure(builder: Any) -> None:
+def configure(write: Vectors) -> None:
     """Emit code that configures all tiles of the thread at full size, until ``release``."""
     kind = ir.ArrayType(_byte, len(_CONFIGURATION))
     constant = ir.Constant(kind, bytearray(_CONFIGURATION))
-    address = cgutils.global_constant(builder, "tile_configuration", constant)
-    pointer = builder.bitcast(address, ir.PointerType(_byte))
-    Vectors(builder).call("llvm.x86.ldtilecfg", _void, pointer)
+    address = cgutils.global_constant(write.builder, "tile_configuration", constant)
+    pointer = write.builder.bitcast(address, ir.PointerType(_byte))
+    write.call("llvm.x86.ldtilecfg", _void, pointer)
 
 
-def release(builder: Any) -> None:
+def release(write: Vectors) -> None:
     """Emit code that releases the tiles, so that a context switch does not save them."""
-    Vectors(builder).call("llvm.x86.tilerelease", _void)
+    write.call("llvm.x86.tilerelease", _void)
 
 
 def tile_sums(
-    builder: Any,
+    write: Vectors,
     rows: Any,
     row_bytes: Any,
     count: Any,
@@ -77,6 +78,7 @@ def tile_sums(
     from ``ahead`` on: 0, ``TURN_BYTES``, or half of it; half goes only to the L2 cache, because
     other rows come first.
     """
+    builder = write.builder
     end = builder.append_basic_block("end")
     for tiles in (1, 2):
         for fetched in (0, TURN_BYTES // 2, TURN_BYTES):
@@ -87,7 +89,7 @@ def tile_sums(
             is_it = builder.and_(fits, builder.icmp_signed("==", ahead_bytes, _long(fetched)))
             builder.cbranch(is_it, case, other)
             builder.position_at_end(case)
-            _loop(builder, tiles, fetched, rows, row_bytes, weights, turns, ahead, out, is_added)
+            _loop(write, tiles, fetched, rows, row_bytes, weights, turns, ahead, out, is_added)
             builder.branch(end)
             builder.position_at_end(other)
     builder.branch(end)
@@ -95,7 +97,7 @@ def tile_sums(
 
 
 def _loop(
-    builder: Any,
+    write: Vectors,
     tiles: int,
     fetched: int,
     rows: Any,
@@ -106,7 +108,7 @@ def _loop(
     out: Any,
     is_added: Any,
 ) -> None:
-    write = Vectors(builder)
+    builder, sums = write.builder, range(2 * tiles)
     row_line, block_line = _long(_LINE_BYTES), _long(2 * _LINE_BYTES)
 
     def number(value: int) -> Any:
@@ -120,7 +122,6 @@ def _loop(
         first = total // 2 * LINES * 2 * _LINE_BYTES + total % 2 * _LINE_BYTES
         return builder.add(out, _long(first))
 
-    sums = _SUMS[: 2 * tiles]
     with builder.if_else(is_added) as (added, new):
         with added:
             for total in sums:
@@ -142,16 +143,11 @@ def _loop(
             if half != loaded[1]:
                 load(_WEIGHT, builder.add(here, _long(half * _LINE_BYTES)), block_line)
             loaded = row, half
-            total = number(_sum(row, half))
-            write.call("llvm.x86.tdpbf16ps", _void, total, number(_ROW), number(_WEIGHT))
+            registers = map(number, (2 * row + half, _ROW, _WEIGHT))
+            write.call("llvm.x86.tdpbf16ps", _void, *registers)
     for total in sums:
         pointer = write.at(place(total), _byte)
         write.call("llvm.x86.tilestored64", _void, number(total), pointer, block_line)
-
-
-def _sum(row: int, half: int) -> int:
-    """The register that sums the products of a row tile and half a block."""
-    return 2 * row + half
 
 
 def _long(value: int) -> Any:

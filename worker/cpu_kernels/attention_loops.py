@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from worker.cpu_kernels import native
 from worker.cpu_kernels.compiled import Function, compiled
 from worker.cpu_kernels.native import (
-    as_pointer,
+    array_at,
     carray,
     float32,
     int64,
-    next_part,
-    part_done,
+    parts_of,
     prefetch,
+    small_power,
     store,
     uint16,
 )
@@ -39,7 +39,6 @@ SPAN_TOKENS: Final = 256
 class AttentionArguments(NamedTuple):
     """The fields of a job after its counters: addresses, and strides in elements."""
 
-    job: int
     queries: int
     query_stride: int
     new: int
@@ -120,8 +119,7 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
     those of cut rows to ``partial``. The shape is fixed so that the loops become vector code.
 
     Exponentials of x ≤ 0 are computed a page at a time, which libm cannot do: e^x = 2^n · 2^r with
-    integer n and r within ½ of 0. The bits of 2^n are n + 127 as a float's exponent; seven Taylor
-    terms give 2^r to the last bit but one.
+    integer n and r within ½ of 0. The bits of 2^n are n + 127 as a float's exponent.
     """
     shared = heads // kv_heads
     scale = np.float32(1 / math.sqrt(dim))
@@ -134,7 +132,7 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
     @compiled_task(heads, kv_heads, dim, block_tokens, is_bfloat16, AT, native.SOURCE)
     def attend(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
-        parts = carray(as_pointer(job[AT.parts], int64), (job[PARTS], 5), int64)
+        parts = array_at(job[AT.parts], int64, (job[PARTS], 5))
         scores = np.zeros((heads, block_tokens), np.float32)
         flat = scores.ravel()
         powers = np.empty(heads * block_tokens, np.float32)
@@ -146,27 +144,18 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
         weight = np.empty(heads, np.float32)
         wide = np.empty((2 * kv_heads, block_tokens, dim), np.float32)
         wide_bits = wide.view(np.uint32)
-        while True:
-            part = next_part(job[AT.job])
-            if part < 0:
-                break
-            row, first_key, keys, partial, is_last = (
-                parts[part, 0],
-                parts[part, 1],
-                parts[part, 2],
-                parts[part, 3],
-                parts[part, 4],
-            )
+        for part in parts_of(job):
+            row, first_key, keys, partial, is_last = parts[part]
             if is_last:
-                slot = carray(as_pointer(job[AT.slots] + 8 * row, int64), (1,), int64)[0]
+                slot = array_at(job[AT.slots] + 8 * row, int64, 1)[0]
                 at = job[AT.new] + row * job[AT.new_stride] * item
-                new = carray(as_pointer(at, stored), (values,), stored)
+                new = array_at(at, stored, values)
                 at = job[AT.pages] + slot * values * item
-                place = carray(as_pointer(at, stored), (values,), stored)
+                place = array_at(at, stored, values)
                 for i in range(values):
                     place[i] = new[i]
             at = job[AT.queries] + row * job[AT.query_stride] * item
-            given = carray(as_pointer(at, stored), (heads, dim), stored)
+            given = array_at(at, stored, (heads, dim))
             for head in range(heads):
                 highest[head] = -np.inf
                 weight[head] = 0
@@ -180,12 +169,12 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
                     query[head, d] *= scale
             stride = job[AT.table_stride]
             at = job[AT.table] + row * stride * 8
-            table = carray(as_pointer(at, int64), (stride,), int64)
+            table = array_at(at, int64, stride)
             for block in range(
                 first_key // block_tokens, (keys + block_tokens - 1) // block_tokens
             ):
                 at = job[AT.pages] + table[block] * block_tokens * values * item
-                page = carray(as_pointer(at, stored), (block_tokens, 2 * kv_heads, dim), stored)
+                page = array_at(at, stored, (block_tokens, 2 * kv_heads, dim))
                 last_block = (keys - 1) // block_tokens
                 ahead = (
                     job[AT.pages] + table[min(block + 1, last_block)] * block_tokens * values * item
@@ -224,13 +213,7 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
                     n = np.floor(z + np.float32(0.5))
                     r = (z - n) * ln_2
                     power_bits[i] = (np.int32(n) + np.int32(127)) << np.int32(23)
-                    p = np.float32(1 / 720)
-                    p = p * r + np.float32(1 / 120)
-                    p = p * r + np.float32(1 / 24)
-                    p = p * r + np.float32(1 / 6)
-                    p = p * r + np.float32(0.5)
-                    p = p * r + np.float32(1)
-                    flat[i] = p * r + np.float32(1)
+                    flat[i] = small_power(r)
                 for i in range(len(flat)):
                     flat[i] *= powers[i]
                 for head in range(heads):
@@ -254,13 +237,12 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
                         store(total[head], job[AT.out], 0, at)
             else:
                 at = job[AT.partial] + partial * heads * (dim + 2) * 4
-                told = carray(as_pointer(at, float32), (heads, dim + 2), float32)
+                told = array_at(at, float32, (heads, dim + 2))
                 for head in range(heads):
                     for d in range(dim):
                         told[head, d] = total[head, d]
                     told[head, dim] = highest[head]
                     told[head, dim + 1] = weight[head]
-            part_done(job[AT.job], part)
 
     return attend
 
@@ -273,14 +255,11 @@ def merge(heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
     @compiled_task(heads, dim, is_bfloat16, AT, native.SOURCE)
     def merge(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
-        rows = carray(as_pointer(job[AT.merged], int64), (job[PARTS], 3), int64)
+        rows = array_at(job[AT.merged], int64, (job[PARTS], 3))
         total = np.empty(dim, np.float32)
-        while True:
-            part = next_part(job[AT.job])
-            if part < 0:
-                break
+        for part in parts_of(job):
             row, begin, end = rows[part, 0], rows[part, 1], rows[part, 2]
-            partial = carray(as_pointer(job[AT.partial], float32), (end, heads, width), float32)
+            partial = array_at(job[AT.partial], float32, (end, heads, width))
             for head in range(heads):
                 top = np.float32(-np.inf)
                 for k in range(begin, end):
@@ -300,6 +279,5 @@ def merge(heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
                     store(total, 0, job[AT.out], at)
                 else:
                     store(total, job[AT.out], 0, at)
-            part_done(job[AT.job], part)
 
     return merge

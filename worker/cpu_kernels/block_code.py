@@ -14,7 +14,7 @@ from llvmlite import binding, ir
 from worker.cpu_kernels import amx_code, native
 from worker.cpu_kernels.block_job import Form
 from worker.cpu_kernels.compiled import cpu_features, has_dots
-from worker.cpu_kernels.native import Vectors, cgutils, intrinsic, jitable, types
+from worker.cpu_kernels.native import LITERAL, Vectors, cgutils, emitted, jitable, types
 
 MAX_ROWS: Final = 12 if "avx512f" in cpu_features() else 3
 """Maximum rows at once. With two vectors per row, sums take 24 of AVX-512's 32 registers or, since
@@ -40,30 +40,23 @@ def aligned(sums: Any) -> Any:
     return (sums.ctypes.data + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
 
 
-@intrinsic
-def begin(typing: Any, form: Any) -> Any:
+@emitted(types.void, LITERAL)
+def begin(write: Vectors, form: int) -> None:
     """Prepare this thread for its first ``block_sums``."""
-    return _only_for_tiles(form, amx_code.configure)
+    if form == Form.TILES:
+        amx_code.configure(write)
 
 
-@intrinsic
-def end(typing: Any, form: Any) -> Any:
+@emitted(types.void, LITERAL)
+def end(write: Vectors, form: int) -> None:
     """Clean up after this thread's last ``block_sums``."""
-    return _only_for_tiles(form, amx_code.release)
+    if form == Form.TILES:
+        amx_code.release(write)
 
 
-def _only_for_tiles(form: Any, write: Callable[[Any], None]) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if form.literal_value == Form.TILES:
-            write(builder)
-        return context.get_dummy_value()
-
-    return types.void(form), generate
-
-
-@intrinsic
+@emitted(types.void, *[types.int64] * 8, types.boolean, LITERAL)
 def block_sums(
-    typing: Any,
+    write: Vectors,
     rows: Any,
     row_bytes: Any,
     count: Any,
@@ -73,25 +66,21 @@ def block_sums(
     ahead_bytes: Any,
     out: Any,
     is_added: Any,
-    form: Any,
-) -> Any:
+    form: int,
+) -> None:
     """Set ``out`` [count, 32] float32 to ``count`` (1 to 12) rows times a block of ``form``.
 
     Each turn prefetches the two cache lines at ``ahead``, which then advances by ``ahead_bytes``.
     For tiles and for ``is_added``, which only they use, see ``amx_code.tile_sums``.
     """
-    signature = types.void(*[types.int64] * 8, types.boolean, form)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if form.literal_value == Form.TILES:
-            amx_code.tile_sums(builder, *arguments[:9])
-            return context.get_dummy_value()
-        _call_once_written(builder, f"block_sums_{form.literal_value}", arguments[:8], write_sums)
-        return context.get_dummy_value()
+    arguments = rows, row_bytes, count, weights, turns, ahead, ahead_bytes, out
+    if form == Form.TILES:
+        amx_code.tile_sums(write, *arguments, is_added)
+        return
 
     def write_sums(builder: Any, arguments: Any) -> None:
         rows, row_bytes, count, weights, turns, ahead, ahead_bytes, out = arguments
-        write, unit = Vectors(builder), Form(form.literal_value)
+        write = Vectors(builder)
         end = builder.append_basic_block("end")
         switch = builder.switch(count, end)
         for number in range(1, MAX_ROWS + 1):
@@ -99,13 +88,13 @@ def block_sums(
             switch.add_case(_long(number), case)
             builder.position_at_end(case)
             starts = [builder.add(rows, builder.mul(row_bytes, _long(i))) for i in range(number)]
-            sums = _loop(write, unit, starts, weights, turns, ahead, ahead_bytes)
+            sums = _loop(write, Form(form), starts, weights, turns, ahead, ahead_bytes)
             for i, vector in enumerate(sums):
                 write.store(vector, out, _VECTOR_BYTES * i)
             builder.branch(end)
         builder.position_at_end(end)
 
-    return signature, generate
+    _call_once_written(write.builder, f"block_sums_{form}", arguments, write_sums)
 
 
 def _call_once_written(
@@ -123,134 +112,100 @@ def _call_once_written(
     builder.call(function, arguments)
 
 
-@intrinsic
-def finish(typing: Any, sums: Any, bias: Any, out: Any, is_gated: Any) -> Any:
+@emitted(types.void, types.int64, types.int64, types.int64, types.boolean)
+def finish(write: Vectors, sums: Any, bias: Any, out: Any, is_gated: Any) -> None:
     """Set ``out`` to one row's ``sums`` [32] float32 + ``bias``; gated: SiLU of the first 16 times
     the other 16, + ``bias``. All are addresses; ``out`` may be ``sums``; ``bias`` 0: no bias.
     """
-    signature = types.void(*[types.int64] * 3, types.boolean)
+    builder = write.builder
+    values = [write.load(sums, _floats, offset, align=4) for offset in (0, _VECTOR_BYTES)]
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        sums, bias, out, is_gated = arguments
-        write = Vectors(builder)
-        values = [write.load(sums, _floats, offset, align=4) for offset in (0, _VECTOR_BYTES)]
+    def put(values: list[Any]) -> None:
+        # Write each value once: a late thread may write again while another reads (``team``).
+        with builder.if_else(builder.icmp_signed("!=", bias, _long(0))) as (with_bias, without):
+            with with_bias:
+                for i, value in enumerate(values):
+                    mine = write.load(bias, _floats, _VECTOR_BYTES * i, align=4)
+                    write.store(builder.fadd(value, mine), out, _VECTOR_BYTES * i)
+            with without:
+                for i, value in enumerate(values):
+                    write.store(value, out, _VECTOR_BYTES * i)
 
-        def put(values: list[Any]) -> None:
-            # Write each value once: a late thread may write again while another reads (``team``).
-            with builder.if_else(builder.icmp_signed("!=", bias, _long(0))) as (with_bias, without):
-                with with_bias:
-                    for i, value in enumerate(values):
-                        mine = write.load(bias, _floats, _VECTOR_BYTES * i, align=4)
-                        write.store(builder.fadd(value, mine), out, _VECTOR_BYTES * i)
-                with without:
-                    for i, value in enumerate(values):
-                        write.store(value, out, _VECTOR_BYTES * i)
-
-        with builder.if_else(is_gated) as (gated, plain):
-            with gated:
-                put([builder.fmul(_silu(write, values[0]), values[1])])
-            with plain:
-                put(values)
-        return context.get_dummy_value()
-
-    return signature, generate
+    with builder.if_else(is_gated) as (gated, plain):
+        with gated:
+            put([builder.fmul(_silu(write, values[0]), values[1])])
+        with plain:
+            put(values)
 
 
-@intrinsic
-def rounded(typing: Any, values: Any, out: Any) -> Any:
+@emitted(types.void, types.int64, types.int64)
+def rounded(write: Vectors, values: Any, out: Any) -> None:
     """Round float32 ``values`` [32] to bfloat16 ``out``: to nearest, ties to even; keeps NaN."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        write = Vectors(builder)
-        values, out = arguments
-        for i in (0, 1):
-            value = write.load(values, _floats, _VECTOR_BYTES * i, align=4)
-            write.store(_narrowed(write, value), out, _VECTOR_BYTES // 2 * i, align=2)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    for i in (0, 1):
+        value = write.load(values, _floats, _VECTOR_BYTES * i, align=4)
+        write.store(_narrowed(write, value), out, _VECTOR_BYTES // 2 * i, align=2)
 
 
-@intrinsic
-def top_of(typing: Any, scores: Any, step_bytes: Any, blocks: Any, known: Any) -> Any:
+@emitted(types.float32, types.int64, types.int64, types.int64, types.float32)
+def top_of(write: Vectors, scores: Any, step_bytes: Any, blocks: Any, known: Any) -> Any:
     """The maximum of ``known`` and the float32 scores of ``blocks`` blocks of 32 keys,
     ``step_bytes`` apart. NaNs are ignored."""
-    signature = types.float32(types.int64, types.int64, types.int64, types.float32)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        scores, step_bytes, blocks, known = arguments
-        write = Vectors(builder)
-        highest = cgutils.alloca_once_value(builder, write.splat(known))
-        with cgutils.for_range(builder, blocks) as loop:
-            line = builder.add(scores, builder.mul(loop.index, step_bytes))
-            best = builder.load(highest)
-            for offset in (0, _VECTOR_BYTES):
-                value = write.load(line, _floats, offset, align=4)
-                best = builder.select(builder.fcmp_ordered(">", value, best), value, best)
-            builder.store(best, highest)
-        return write.call("llvm.vector.reduce.fmax.v16f32", _float, builder.load(highest))
-
-    return signature, generate
+    builder = write.builder
+    highest = cgutils.alloca_once_value(builder, write.splat(known))
+    with cgutils.for_range(builder, blocks) as loop:
+        line = builder.add(scores, builder.mul(loop.index, step_bytes))
+        best = builder.load(highest)
+        for offset in (0, _VECTOR_BYTES):
+            value = write.load(line, _floats, offset, align=4)
+            best = builder.select(builder.fcmp_ordered(">", value, best), value, best)
+        builder.store(best, highest)
+    return write.call("llvm.vector.reduce.fmax.v16f32", _float, builder.load(highest))
 
 
-@intrinsic
+@emitted(types.float32, *[types.int64] * 3, types.float32, types.float32, types.int64, LITERAL)
 def shares_of(
-    typing: Any,
+    write: Vectors,
     scores: Any,
     step_bytes: Any,
     blocks: Any,
     top: Any,
     scale: Any,
     out: Any,
-    form: Any,
+    form: int,
 ) -> Any:
     """Set ``out`` [blocks * 32], as rows of ``form``, to e^((score - ``top``) · ``scale``) of the
     scores (``top_of``). Returns their sum before rounding."""
-    signature = types.float32(*[types.int64] * 3, *[types.float32] * 2, types.int64, form)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        scores, step_bytes, blocks, top, scale, out, _ = arguments
-        write = Vectors(builder)
-        top = write.splat(top)
-        factor = builder.fmul(write.splat(scale), write.constant(1 / math.log(2)))
-        item = 2 if form.literal_value == Form.DOTS else 4
-        sums = cgutils.alloca_once_value(builder, write.constant(0.0))
-        with cgutils.for_range(builder, blocks) as loop:
-            line = builder.add(scores, builder.mul(loop.index, step_bytes))
-            into = builder.add(out, builder.mul(loop.index, _long(item * BLOCK_OUTPUTS)))
-            total = builder.load(sums)
-            for i in (0, 1):
-                score = write.load(line, _floats, _VECTOR_BYTES * i, align=4)
-                exponent = builder.fmul(builder.fsub(score, top), factor)
-                is_nan = builder.fcmp_unordered("uno", exponent, exponent)
-                share = builder.select(is_nan, exponent, _power(write, exponent))
-                total = builder.fadd(total, share)
-                value = share if item == 4 else _narrowed(write, share)
-                write.store(value, into, item * native.LANES * i, align=item)
-            builder.store(total, sums)
-        zero = ir.Constant(_float, 0.0)
-        return write.call(
-            "llvm.vector.reduce.fadd.v16f32", _float, zero, builder.load(sums), fast=("reassoc",)
-        )
-
-    return signature, generate
+    builder, top = write.builder, write.splat(top)
+    factor = builder.fmul(write.splat(scale), write.constant(1 / math.log(2)))
+    item = 2 if form == Form.DOTS else 4
+    sums = cgutils.alloca_once_value(builder, write.constant(0.0))
+    with cgutils.for_range(builder, blocks) as loop:
+        line = builder.add(scores, builder.mul(loop.index, step_bytes))
+        into = builder.add(out, builder.mul(loop.index, _long(item * BLOCK_OUTPUTS)))
+        total = builder.load(sums)
+        for i in (0, 1):
+            score = write.load(line, _floats, _VECTOR_BYTES * i, align=4)
+            exponent = builder.fmul(builder.fsub(score, top), factor)
+            is_nan = builder.fcmp_unordered("uno", exponent, exponent)
+            share = builder.select(is_nan, exponent, _power(write, exponent))
+            total = builder.fadd(total, share)
+            value = share if item == 4 else _narrowed(write, share)
+            write.store(value, into, item * native.LANES * i, align=item)
+        builder.store(total, sums)
+    zero = ir.Constant(_float, 0.0)
+    return write.call(
+        "llvm.vector.reduce.fadd.v16f32", _float, zero, builder.load(sums), fast=("reassoc",)
+    )
 
 
-@intrinsic
-def add_scaled(typing: Any, total: Any, scale: Any, sums: Any) -> Any:
+@emitted(types.void, types.int64, types.float32, types.int64)
+def add_scaled(write: Vectors, total: Any, scale: Any, sums: Any) -> None:
     """Set ``total`` [32] float32 to ``total`` · ``scale`` + ``sums`` [32]."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        total, scale, sums = arguments
-        write = Vectors(builder)
-        factor = write.splat(scale)
-        for offset in (0, _VECTOR_BYTES):
-            held = write.load(total, _floats, offset, align=4)
-            new = write.load(sums, _floats, offset, align=4)
-            write.store(write.multiply_add(held, factor, new), total, offset)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float32, types.int64), generate
+    factor = write.splat(scale)
+    for offset in (0, _VECTOR_BYTES):
+        held = write.load(total, _floats, offset, align=4)
+        new = write.load(sums, _floats, offset, align=4)
+        write.store(write.multiply_add(held, factor, new), total, offset)
 
 
 def _narrowed(write: Vectors, values: Any) -> Any:

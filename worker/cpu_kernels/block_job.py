@@ -33,7 +33,6 @@ class ProductArguments(NamedTuple):
     """The fields of a job after its counts (``team``): addresses and sizes. Bias and results are
     float32."""
 
-    job: int
     weights: int
     rows: int
     """[row_count, inputs] float32; bfloat16 for ``Form.DOTS``"""

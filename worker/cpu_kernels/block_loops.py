@@ -25,14 +25,13 @@ from worker.cpu_kernels.block_code import (
 from worker.cpu_kernels.block_job import AT, PANEL_TURNS, Form
 from worker.cpu_kernels.native import (
     LOOKS,
-    as_pointer,
+    array_at,
     carray,
     float32,
     int64,
     jitable,
     look_at,
-    next_part,
-    part_done,
+    parts_of,
     pause,
     take,
 )
@@ -56,9 +55,9 @@ def _round_rows(job: Any) -> None:
     """
     count, inputs, turns = job[AT.row_count], job[AT.inputs], job[AT.turns]
     whole = inputs // TURN_INPUTS
-    exact = carray(as_pointer(job[AT.rows], float32), (count, inputs), float32)
+    exact = array_at(job[AT.rows], float32, (count, inputs))
     last_line = np.zeros(TURN_INPUTS, np.float32)
-    begun, done = job[AT.job] + 8 * AT.rounding, job[AT.job] + 8 * AT.rounded_shares
+    begun, done = job.ctypes.data + 8 * AT.rounding, job.ctypes.data + 8 * AT.rounded_shares
     shares = (count + _ROUNDED_AT_ONCE - 1) // _ROUNDED_AT_ONCE
     share, is_again = take(begun), False
     while share < shares or not is_again:
@@ -111,8 +110,8 @@ def _finish_block(
         else:
             finish(sums, bias, sums, is_gated)
             some = outputs - output
-            results = carray(as_pointer(line, float32), (some,), float32)
-            done = carray(as_pointer(sums, float32), (some,), float32)
+            results = array_at(line, float32, some)
+            done = array_at(sums, float32, some)
             for i in range(some):
                 results[i] = done[i]
         sums += _SUM_BYTES
@@ -150,10 +149,7 @@ def multiply(form: int, is_gated: bool) -> TeamTask:
             if panels > 1 and at_once == 1:
                 step = PANEL_TURNS * turn_bytes
         begin(form)
-        while True:
-            part = next_part(job[AT.job])
-            if part < 0:
-                break
+        for part in parts_of(job):
             part_end = blocks * (part + 1) // job[PARTS]
             for first_block in range(blocks * part // job[PARTS], part_end, at_once):
                 block_end = min(first_block + at_once, part_end)
@@ -191,7 +187,6 @@ def multiply(form: int, is_gated: bool) -> TeamTask:
                     for block in range(first_block, block_end):
                         sums_at = aligned(sums) + (block - first_block) * room_bytes
                         _finish_block(job, block, first_row, end_row, sums_at, width, is_gated)
-            part_done(job[AT.job], part)
         end(form)
 
     return multiply

@@ -27,7 +27,7 @@ from typing import Final
 import torch
 from torch import Tensor, empty
 
-from worker.cpu_kernels.block_job import AT, PANEL_TURNS, Form, ProductArguments
+from worker.cpu_kernels.block_job import PANEL_TURNS, Form, ProductArguments
 from worker.cpu_kernels.compiled import compiler_problem, cpu_features
 from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS_PER_THREAD, has_team
 
@@ -134,13 +134,12 @@ class Product:
         job = _Job(
             *(0, parts, 0, 0, 0),
             *ProductArguments(
-                *(0, weights, x.data_ptr(), rounded, _NONE_BEGUN, 0, bias, results.data_ptr()),
+                *(weights, x.data_ptr(), rounded, _NONE_BEGUN, 0, bias, results.data_ptr()),
                 *(count, inputs, outputs, turns),
                 *(panels, passes_at_once, blocks_at_once),
             ),
         )
-        job[AT.job] = address = ctypes.addressof(job)
-        self.task.run_at(address, threads)
+        self.task.run_at(ctypes.addressof(job), threads)
         return results
 
 

@@ -14,13 +14,13 @@ from worker.cpu_kernels import native
 from worker.cpu_kernels.compiled import compiled
 from worker.cpu_kernels.native import (
     LANES,
-    as_pointer,
+    array_at,
     carray,
     float32,
     int64,
     largest,
-    next_part,
-    part_done,
+    parts_of,
+    small_power,
 )
 from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, TeamTask, compiled_task
 
@@ -41,7 +41,6 @@ class DrawArguments(NamedTuple):
     and ``top_p`` see ``filters.kept_``.
     """
 
-    job: int
     vocabulary: int
     logits: int
     temperature: int
@@ -140,12 +139,12 @@ def draw() -> TeamTask:
     def draw(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
         rows, vocabulary = job[PARTS], job[AT.vocabulary]
-        heats = carray(as_pointer(job[AT.temperature], float32), (rows,), float32)
-        leasts = carray(as_pointer(job[AT.least], float32), (rows,), float32)
-        top_ks = carray(as_pointer(job[AT.top_k], int64), (rows,), int64)
-        top_ps = carray(as_pointer(job[AT.top_p], float32), (rows,), float32)
-        draws = carray(as_pointer(job[AT.draws], float32), (rows,), float32)
-        out = carray(as_pointer(job[AT.out], int64), (rows,), int64)
+        heats = array_at(job[AT.temperature], float32, rows)
+        leasts = array_at(job[AT.least], float32, rows)
+        top_ks = array_at(job[AT.top_k], int64, rows)
+        top_ps = array_at(job[AT.top_p], float32, rows)
+        draws = array_at(job[AT.draws], float32, rows)
+        out = array_at(job[AT.out], int64, rows)
         weights = np.empty(vocabulary, np.float32)
         bits = weights.view(np.uint32)
         powers = np.empty(vocabulary, np.float32)
@@ -153,12 +152,9 @@ def draw() -> TeamTask:
         sums = np.empty((vocabulary + block - 1) // block, np.float64)
         bucket_sums = np.empty(buckets, np.float64)
         bucket_counts = np.empty(buckets, np.int64)
-        while True:
-            row = next_part(job[AT.job])
-            if row < 0:
-                break
+        for row in parts_of(job):
             address = job[AT.logits] + 4 * row * vocabulary
-            logits = carray(as_pointer(address, float32), (vocabulary,), float32)
+            logits = array_at(address, float32, vocabulary)
             top = logits[0]
             tiles = vocabulary // LANES
             if tiles:
@@ -171,13 +167,7 @@ def draw() -> TeamTask:
                 n = np.floor(max(z, np.float32(-126)) + np.float32(0.5))
                 r = (max(z, np.float32(-126)) - n) * ln_2
                 power_bits[i] = (np.int32(n) + np.int32(127)) << np.int32(23)
-                p = np.float32(1 / 720)
-                p = p * r + np.float32(1 / 120)
-                p = p * r + np.float32(1 / 24)
-                p = p * r + np.float32(1 / 6)
-                p = p * r + np.float32(0.5)
-                p = p * r + np.float32(1)
-                weights[i] = p * r + np.float32(1) if z >= np.float32(-126) else np.float32(0)
+                weights[i] = small_power(r) if z >= np.float32(-126) else np.float32(0)
             for i in range(vocabulary):
                 weights[i] *= powers[i]
             most = top_ks[row] if 0 < top_ks[row] < vocabulary else vocabulary
@@ -233,6 +223,5 @@ def draw() -> TeamTask:
                     if reached > target:
                         break
             out[row] = picked if picked >= 0 else vocabulary - 1
-            part_done(job[AT.job], row)
 
     return draw

@@ -42,6 +42,6 @@ def draw_rows(
     job = np.zeros(FIRST_ARGUMENT + len(AT), np.int64)
     job[PARTS] = rows
     addresses = (array.ctypes.data for array in arrays)
-    job[FIRST_ARGUMENT:] = job.ctypes.data, vocabulary, *addresses
+    job[FIRST_ARGUMENT:] = vocabulary, *addresses
     draw().run(job, min(threads, rows) if logits.size >= WORTH_A_TEAM else 1)
     return out

@@ -7,6 +7,7 @@ installed. numba is not typed; these functions take ints (addresses) and floats.
 
 import platform
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,33 @@ int64: Any = types.int64
 uint16: Any = types.uint16
 uint32: Any = types.uint32
 
+LITERAL = None
+"""The kind of an argument that ``emitted`` passes on as a Python value."""
 
-def intrinsic(function: Callable[..., Any]) -> Any:
-    """numba's ``intrinsic``, with constants passed as literals."""
-    return _numba.extending.intrinsic(prefer_literal=True)(function)
+
+def emitted(result: Any, *kinds: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function that emits code callable from compiled functions. It gets ``Vectors`` and the
+    values of its arguments of ``kinds``, and returns the value of ``result``, or None for void."""
+
+    def make(write: Callable[..., Any]) -> Any:
+        @wraps(write)  # numba reads the names of arguments
+        def typed(typing: Any, *given: Any) -> Any:
+            both = list(zip(kinds, given, strict=True))
+            signature = result(*(own if kind is LITERAL else kind for kind, own in both))
+
+            def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                passed = (
+                    own.literal_value if kind is LITERAL else value
+                    for (kind, own), value in zip(both, values, strict=True)
+                )
+                made = write(Vectors(builder), *passed)
+                return context.get_dummy_value() if made is None else made
+
+            return signature, generate
+
+        return _numba.extending.intrinsic(prefer_literal=True)(typed)
+
+    return make
 
 
 def jitable(function: Callable[..., Any]) -> Any:
@@ -100,9 +124,9 @@ class Vectors:
         return self.call("llvm.fmuladd.v16f32", _floats, a, b, c)
 
 
-@intrinsic
-def as_pointer(typing: Any, address: Any, item: Any) -> Any:
-    """``address`` as a pointer to ``item``, a numba type: for ``numba.carray``."""
+@_numba.extending.intrinsic  # type: ignore[untyped-decorator]
+def _as_pointer(typing: Any, address: Any, item: Any) -> Any:
+    """``address`` as a pointer to ``item``, a numba type."""
     signature = types.CPointer(item.dtype)(types.int64, item)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -111,98 +135,63 @@ def as_pointer(typing: Any, address: Any, item: Any) -> Any:
     return signature, generate
 
 
-@intrinsic
-def prefetch(typing: Any, address: Any) -> Any:
+@jitable
+def array_at(address: Any, item: Any, shape: Any) -> Any:
+    """The array of ``item``, a numba type, at ``address``."""
+    return carray(_as_pointer(address, item), shape, item)
+
+
+@emitted(types.void, types.int64)
+def prefetch(write: Vectors, address: Any) -> None:
     """Prefetch the cache line at ``address`` without waiting; the address may be unreadable."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        Vectors(builder).fetch(arguments[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
+    write.fetch(address)
 
 
-@intrinsic
-def take(typing: Any, address: Any) -> Any:
+@emitted(types.int64, types.int64)
+def take(write: Vectors, address: Any) -> Any:
     """Read the int64 at ``address`` and add 1 to it, atomically (acquire and release): a reader of
     the new value also sees earlier writes."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.PointerType(_int64))
-        return builder.atomic_rmw("add", pointer, ir.Constant(_int64, 1), "acq_rel")
-
-    return types.int64(types.int64), generate
+    one = ir.Constant(_int64, 1)
+    return write.builder.atomic_rmw("add", write.at(address, _int64), one, "acq_rel")
 
 
-@intrinsic
-def look_at(typing: Any, address: Any) -> Any:
+@emitted(types.int64, types.int64)
+def look_at(write: Vectors, address: Any) -> Any:
     """Read the int64 at ``address``, which other threads ``take``, and see their earlier writes."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.PointerType(_int64))
-        return builder.load_atomic(pointer, "acquire", 8)
-
-    return types.int64(types.int64), generate
+    return write.builder.load_atomic(write.at(address, _int64), "acquire", 8)
 
 
-@intrinsic
-def swap(typing: Any, address: Any, value: Any) -> Any:
+@emitted(types.int64, types.int64, types.int64)
+def swap(write: Vectors, address: Any, value: Any) -> Any:
     """Read the int64 at ``address`` and set it to ``value``, atomically (acquire and release)."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.PointerType(_int64))
-        return builder.atomic_rmw("xchg", pointer, arguments[1], "acq_rel")
-
-    return types.int64(types.int64, types.int64), generate
+    return write.builder.atomic_rmw("xchg", write.at(address, _int64), value, "acq_rel")
 
 
-@intrinsic
-def swap_first(typing: Any, address: Any, value: Any) -> Any:
+@emitted(types.void, types.int64, types.int64)
+def swap_first(write: Vectors, address: Any, value: Any) -> None:
     """Set the int64 at ``address`` to ``value`` if it is 0, atomically (acquire and release)."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.PointerType(_int64))
-        zero = ir.Constant(_int64, 0)
-        builder.cmpxchg(pointer, zero, arguments[1], "acq_rel", "acquire")
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    zero = ir.Constant(_int64, 0)
+    write.builder.cmpxchg(write.at(address, _int64), zero, value, "acq_rel", "acquire")
 
 
-@intrinsic
-def cycle(typing: Any) -> Any:
+@emitted(types.int64)
+def cycle(write: Vectors) -> Any:
     """Read the processor's cycle counter."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return Vectors(builder).call("llvm.readcyclecounter", _int64)
-
-    return types.int64(), generate
+    return write.call("llvm.readcyclecounter", _int64)
 
 
-@intrinsic
-def call_task(typing: Any, function: Any, job: Any) -> Any:
+@emitted(types.void, types.int64, types.int64)
+def call_task(write: Vectors, function: Any, job: Any) -> None:
     """Call the task (``team.TeamTask``) at an address with a job."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = ir.PointerType(_int64)
-        kind = ir.PointerType(ir.FunctionType(ir.VoidType(), [pointer]))
-        job = builder.inttoptr(arguments[1], pointer)
-        builder.call(builder.inttoptr(arguments[0], kind), [job])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(_int64)])
+    write.builder.call(write.at(function, kind), [write.at(job, _int64)])
 
 
-@intrinsic
-def pause(typing: Any) -> Any:
+@emitted(types.void)
+def pause(write: Vectors) -> None:
     """Pause between two reads, for the core's other thread, if the CPU has such an instruction."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if platform.machine() in ("x86_64", "AMD64"):
-            Vectors(builder).call("llvm.x86.sse2.pause", ir.VoidType())
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    if platform.machine() in ("x86_64", "AMD64"):
+        write.call("llvm.x86.sse2.pause", ir.VoidType())
 
 
 LOOKS = 1000
@@ -215,11 +204,10 @@ _PART_DONE = 1
 
 
 @jitable
-def next_part(job: Any) -> Any:
-    """The next part that this thread must do of the job at an address; -1 if no part is left and,
-    with flags, all parts are done."""
-    part, parts = take(job + 8 * TAKEN), look_at(job + 8 * PARTS)
-    flags = look_at(job + 8 * FLAGS)
+def _next_part(job: Any) -> Any:
+    """See ``parts_of``; -1 at the end."""
+    at = job.ctypes.data
+    part, parts, flags = take(at + 8 * TAKEN), job[PARTS], job[FLAGS]
     if part < parts:
         if flags != 0:
             swap_first(flags + 8 * part, cycle())
@@ -228,9 +216,9 @@ def next_part(job: Any) -> Any:
         return -1
     began, looks = cycle(), 0
     while True:
-        if look_at(job + 8 * DONE) >= parts:
+        if look_at(at + 8 * DONE) >= parts:
             return -1
-        took = look_at(job + 8 * TOOK)
+        took = look_at(at + 8 * TOOK)
         if looks > _MANY_LOOKS or (took and looks > LOOKS and cycle() - began > 2 * took):
             break
         pause()
@@ -242,17 +230,29 @@ def next_part(job: Any) -> Any:
 
 
 @jitable
-def part_done(job: Any, part: Any) -> None:
+def _mark_done(job: Any, part: Any) -> None:
     """Mark a part as done. It counts once, however often it was done."""
-    flags = look_at(job + 8 * FLAGS)
+    at, flags = job.ctypes.data, job[FLAGS]
     if flags == 0:
-        take(job + 8 * DONE)
+        take(at + 8 * DONE)
         return
     began = swap(flags + 8 * part, _PART_DONE)
     if began != _PART_DONE:
         if began:
-            swap(job + 8 * TOOK, cycle() - began)
-        take(job + 8 * DONE)
+            swap(at + 8 * TOOK, cycle() - began)
+        take(at + 8 * DONE)
+
+
+@jitable
+def parts_of(job: Any) -> Any:
+    """The parts of ``job`` that this thread must do; each is marked as done when the next one is
+    requested. With flags, this ends only when all parts are done."""
+    while True:
+        part = _next_part(job)
+        if part < 0:
+            break
+        yield part
+        _mark_done(job, part)
 
 
 @jitable
@@ -264,24 +264,30 @@ def is_done(job: Any) -> Any:
     return True
 
 
-@intrinsic
-def largest(typing: Any, values: Any, tiles: Any) -> Any:
+@emitted(types.float32, types.int64, types.int64)
+def largest(write: Vectors, values: Any, tiles: Any) -> Any:
     """Maximum of ``tiles`` · 16 float32 at an address, at least one tile. NaNs are ignored, but a
     NaN in the first tile hides the later values of its lane."""
+    builder = write.builder
+    highest = cgutils.alloca_once_value(builder, write.load(values, _floats, align=4))
+    with cgutils.for_range(builder, tiles) as loop:
+        at = builder.add(values, builder.mul(loop.index, ir.Constant(tiles.type, 4 * LANES)))
+        value, known = write.load(at, _floats, align=4), builder.load(highest)
+        larger = builder.select(builder.fcmp_ordered(">", value, known), value, known)
+        builder.store(larger, highest)
+    return write.call("llvm.vector.reduce.fmax.v16f32", _float, builder.load(highest))
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        write = Vectors(builder)
-        values, tiles = arguments
-        highest = cgutils.alloca_once_value(builder, write.load(values, _floats, align=4))
-        with cgutils.for_range(builder, tiles) as loop:
-            at = builder.add(values, builder.mul(loop.index, ir.Constant(tiles.type, 4 * LANES)))
-            value, known = write.load(at, _floats, align=4), builder.load(highest)
-            builder.store(
-                builder.select(builder.fcmp_ordered(">", value, known), value, known), highest
-            )
-        return write.call("llvm.vector.reduce.fmax.v16f32", _float, builder.load(highest))
 
-    return types.float32(types.int64, types.int64), generate
+@jitable
+def small_power(r: Any) -> Any:
+    """e^``r`` for ``r`` within ln(2) / 2 of 0: seven Taylor terms, exact but for the last bit."""
+    p = np.float32(1 / 720)
+    p = p * r + np.float32(1 / 120)
+    p = p * r + np.float32(1 / 24)
+    p = p * r + np.float32(1 / 6)
+    p = p * r + np.float32(0.5)
+    p = p * r + np.float32(1)
+    return p * r + np.float32(1)
 
 
 @jitable
@@ -289,12 +295,12 @@ def store(values: Any, out: Any, short: Any, at: Any) -> None:
     """Write ``values`` to the result addresses ``out`` and ``short``, from element ``at`` on."""
     width = len(values)
     if out != 0:
-        exact = carray(as_pointer(out + 4 * at, float32), (width,), float32)
+        exact = array_at(out + 4 * at, float32, width)
         for i in range(width):
             exact[i] = values[i]
     if short != 0:
         bits = values.view(np.uint32)
-        rounded = carray(as_pointer(short + 2 * at, uint16), (width,), uint16)
+        rounded = array_at(short + 2 * at, uint16, width)
         for i in range(width):
             half = np.uint32(0x7FFF) + (bits[i] >> np.uint32(16) & np.uint32(1))
             rounded[i] = (bits[i] + half) >> np.uint32(16)

@@ -35,12 +35,11 @@ from worker.cpu_kernels.block_code import (
 )
 from worker.cpu_kernels.block_job import Form
 from worker.cpu_kernels.native import (
-    as_pointer,
+    array_at,
     carray,
     float32,
     int64,
-    next_part,
-    part_done,
+    parts_of,
     store,
     uint16,
     uint32,
@@ -118,23 +117,15 @@ def pack(kv_heads: int, dim: int, block_tokens: int, is_bfloat16: bool) -> TeamT
     @compiled_task(kv_heads, dim, block_tokens, is_bfloat16, AT, _SOURCE, *block_code.SOURCES)
     def pack(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
-        parts = carray(as_pointer(job[AT.parts], int64), (job[PARTS], 2), int64)
+        parts = array_at(job[AT.parts], int64, (job[PARTS], 2))
         zeros = np.zeros(values, np.float32)
         where = np.empty(TILE_KEYS, np.int64)
-        while True:
-            part = next_part(job[AT.job])
-            if part < 0:
-                break
+        for part in parts_of(job):
             tile = parts[part, 1]
             at = parts[part, 0]
-            row, first_token, tokens, keys, packed = carray(
-                as_pointer(job[AT.chunks], int64), (at + 1, 5), int64
-            )[at]
-            table = carray(
-                as_pointer(job[AT.table] + 8 * row * job[AT.table_stride], int64),
-                (job[AT.table_stride],),
-                int64,
-            )
+            chunks, stride = array_at(job[AT.chunks], int64, (at + 1, 5)), job[AT.table_stride]
+            row, first_token, tokens, keys, packed = chunks[at]
+            table = array_at(job[AT.table] + 8 * row * stride, int64, stride)
             for t in range(TILE_KEYS):
                 key = tile * TILE_KEYS + t
                 if key >= keys:
@@ -145,40 +136,37 @@ def pack(kv_heads: int, dim: int, block_tokens: int, is_bfloat16: bool) -> TeamT
                 token = key - (keys - tokens)
                 if token >= 0:
                     at = job[AT.new] + (first_token + token) * job[AT.new_stride] * item
-                    new = carray(as_pointer(at, stored), (values,), stored)
-                    place = carray(as_pointer(where[t], stored), (values,), stored)
+                    new = array_at(at, stored, values)
+                    place = array_at(where[t], stored, values)
                     for i in range(values):
                         place[i] = new[i]
             at = job[AT.packed] + packed + tile * bytes_of_tile
             for head in range(kv_heads):
                 for t in range(TILE_KEYS):
                     block = at + t // BLOCK_OUTPUTS * words * TURN_BYTES
-                    lines = carray(as_pointer(block, uint32), (words, BLOCK_OUTPUTS), uint32)
+                    lines = array_at(block, uint32, (words, BLOCK_OUTPUTS))
                     given = where[t] + head * dim * item
-                    key_words = carray(as_pointer(given, uint32), (words,), uint32)
+                    key_words = array_at(given, uint32, words)
                     for word in range(words):
                         lines[word, t % BLOCK_OUTPUTS] = key_words[word]
                 at += key_bytes
                 for d in range(0, padded, BLOCK_OUTPUTS):
                     some = min(BLOCK_OUTPUTS, dim - d)
                     for t in range(0, TILE_KEYS, unit):
-                        line = carray(as_pointer(at, uint32), (BLOCK_OUTPUTS,), uint32)
+                        line = array_at(at, uint32, BLOCK_OUTPUTS)
                         offset = ((kv_heads + head) * dim + d) * item
                         if is_bfloat16:
-                            low = carray(as_pointer(where[t] + offset, uint16), (some,), uint16)
-                            high = carray(
-                                as_pointer(where[t + 1] + offset, uint16), (some,), uint16
-                            )
+                            low = array_at(where[t] + offset, uint16, some)
+                            high = array_at(where[t + 1] + offset, uint16, some)
                             for i in range(some):
                                 line[i] = np.uint32(low[i]) | np.uint32(high[i]) << np.uint32(16)
                         else:
-                            exact = carray(as_pointer(where[t] + offset, uint32), (some,), uint32)
+                            exact = array_at(where[t] + offset, uint32, some)
                             for i in range(some):
                                 line[i] = exact[i]
                         for i in range(some, BLOCK_OUTPUTS):
                             line[i] = 0
                         at += TURN_BYTES
-            part_done(job[AT.job], part)
 
     return pack
 
@@ -203,28 +191,21 @@ def attend(heads: int, kv_heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
     @compiled_task(heads, kv_heads, dim, is_bfloat16, AT, _SOURCE, *block_code.SOURCES)
     def attend(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
-        parts = carray(as_pointer(job[AT.parts], int64), (job[PARTS], 4), int64)
+        parts = array_at(job[AT.parts], int64, (job[PARTS], 4))
         room = np.empty(room_bytes + CACHE_LINE, np.uint8)
         total = np.empty((PART_TOKENS, padded), np.float32)
         top = np.empty(PART_TOKENS, np.float32)
         weight = np.empty(PART_TOKENS, np.float32)
         shrink = np.empty(MAX_ROWS, np.float32)
         window, stride = job[AT.window], job[AT.query_stride] * item
-        while True:
-            part = next_part(job[AT.job])
-            if part < 0:
-                break
+        for part in parts_of(job):
             # Used here, because numba frees an array after its last use.
             scores_at = aligned(room)
             sums_at = scores_at + blocks * score_bytes
             shares_at = sums_at + score_bytes
-            scores = carray(
-                as_pointer(scores_at, float32), (blocks, MAX_ROWS, BLOCK_OUTPUTS), float32
-            )
+            scores = array_at(scores_at, float32, (blocks, MAX_ROWS, BLOCK_OUTPUTS))
             at = parts[part, 0]
-            _, first_token, tokens, keys, packed = carray(
-                as_pointer(job[AT.chunks], int64), (at + 1, 5), int64
-            )[at]
+            _, first_token, tokens, keys, packed = array_at(job[AT.chunks], int64, (at + 1, 5))[at]
             head, begin, end = parts[part, 1], parts[part, 2], parts[part, 3]
             before = keys - tokens  # keys of earlier steps
             queries = job[AT.queries] + (first_token + begin) * stride + head * dim * item
@@ -305,6 +286,5 @@ def attend(heads: int, kv_heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
                     store(total[i][:dim], 0, job[AT.out], at)
                 else:
                     store(total[i][:dim], job[AT.out], 0, at)
-            part_done(job[AT.job], part)
 
     return attend

@@ -11,16 +11,14 @@ import numpy as np
 
 from worker.cpu_kernels import native
 from worker.cpu_kernels.native import (
-    as_pointer,
+    array_at,
     call_task,
     carray,
     float32,
-    float64,
     int64,
     is_done,
     jitable,
-    next_part,
-    part_done,
+    parts_of,
     store,
     uint16,
 )
@@ -33,7 +31,6 @@ class RowArguments(NamedTuple):
     Results go to ``out``, to ``short`` (rounded to bfloat16), or to both; 0 to skip one.
     """
 
-    job: int
     rows: int
     """Number of rows, divided among the parts."""
     x: int
@@ -78,26 +75,22 @@ def add_norm() -> TeamTask:
     def add_norm(pointer: Any) -> None:
         job = carray(pointer, (SIZE,), int64)
         width = job[AT.width]
-        epsilon = carray(as_pointer(job[AT.job] + 8 * AT.epsilon, float64), (1,), float64)[0]
-        weight = carray(as_pointer(job[AT.weight], float32), (width,), float32)
+        epsilon = job.view(np.float64)[AT.epsilon]
+        weight = array_at(job[AT.weight], float32, width)
         normed = np.empty(width, np.float32)
-        while True:
-            part = next_part(job[AT.job])
-            if part < 0:
-                break
+        for part in parts_of(job):
             begin, end = _rows_of(job, part)
             for row in range(begin, end):
                 at = row * width
-                x = carray(as_pointer(job[AT.x] + 4 * at, float32), (width,), float32)
-                y = carray(as_pointer(job[AT.y] + 4 * at, float32), (width,), float32)
-                sums = carray(as_pointer(job[AT.sums] + 4 * at, float32), (width,), float32)
+                x = array_at(job[AT.x] + 4 * at, float32, width)
+                y = array_at(job[AT.y] + 4 * at, float32, width)
+                sums = array_at(job[AT.sums] + 4 * at, float32, width)
                 for i in range(width):
                     sums[i] = x[i] + y[i]
                 scale = _norm_of(sums, epsilon)
                 for i in range(width):
                     normed[i] = sums[i] * scale * weight[i]
                 store(normed, job[AT.out], job[AT.short], at)
-            part_done(job[AT.job], part)
 
     return add_norm
 
@@ -114,21 +107,16 @@ def rotate() -> TeamTask:
         heads, width, half = job[AT.heads], job[AT.width], job[AT.width] // 2
         if job[AT.out] == job[AT.x]:
             heads = job[AT.rotated]  # the others are already in place
-        epsilon = carray(as_pointer(job[AT.job] + 8 * AT.epsilon, float64), (1,), float64)[0]
+        epsilon = job.view(np.float64)[AT.epsilon]
         given, turned = np.empty(width, np.float32), np.empty(width, np.float32)
-        while True:
-            part = next_part(job[AT.job])
-            if part < 0:
-                break
+        for part in parts_of(job):
             begin, end = _rows_of(job, part)
             for row in range(begin, end):
-                cos = carray(as_pointer(job[AT.y] + 4 * row * width, float32), (width,), float32)
-                sin = carray(
-                    as_pointer(job[AT.weight] + 4 * row * width, float32), (width,), float32
-                )
+                cos = array_at(job[AT.y] + 4 * row * width, float32, width)
+                sin = array_at(job[AT.weight] + 4 * row * width, float32, width)
                 for head in range(heads):
                     at = (row * job[AT.heads] + head) * width
-                    x = carray(as_pointer(job[AT.x] + 4 * at, float32), (width,), float32)
+                    x = array_at(job[AT.x] + 4 * at, float32, width)
                     if head >= job[AT.rotated]:
                         store(x, job[AT.out], job[AT.short], at)
                         continue
@@ -136,7 +124,7 @@ def rotate() -> TeamTask:
                         given[i] = x[i]
                     if job[AT.sums] != 0:
                         norm = job[AT.sums] + 4 * head * width
-                        weight = carray(as_pointer(norm, float32), (width,), float32)
+                        weight = array_at(norm, float32, width)
                         scale = _norm_of(given, epsilon)
                         for i in range(width):
                             given[i] *= scale * weight[i]
@@ -145,7 +133,6 @@ def rotate() -> TeamTask:
                         turned[i] = low * cos[i] + high * sin[i]
                         turned[half + i] = high * cos[half + i] + low * sin[half + i]
                     store(turned, job[AT.out], job[AT.short], at)
-            part_done(job[AT.job], part)
 
     return rotate
 
@@ -161,22 +148,18 @@ def convert(is_short: bool) -> TeamTask:
         width = job[AT.width]
         values = np.empty(width, np.float32)
         bits = values.view(np.uint32)
-        while True:
-            part = next_part(job[AT.job])
-            if part < 0:
-                break
+        for part in parts_of(job):
             begin, end = _rows_of(job, part)
             for row in range(begin, end):
                 x = job[AT.x] + item * row * width
                 if is_short:
-                    short = carray(as_pointer(x, uint16), (width,), uint16)
+                    short = array_at(x, uint16, width)
                     for i in range(width):
                         bits[i] = np.uint32(short[i]) << np.uint32(16)
                     store(values, job[AT.out], job[AT.short], row * width)
                 else:
-                    exact = carray(as_pointer(x, float32), (width,), float32)
+                    exact = array_at(x, float32, width)
                     store(exact, job[AT.out], job[AT.short], row * width)
-            part_done(job[AT.job], part)
 
     return convert
 
@@ -192,7 +175,7 @@ def in_turn() -> TeamTask:
     def in_turn(pointer: Any) -> None:
         job = carray(pointer, (size,), int64)
         pairs, count = job[FIRST_ARGUMENT], job[FIRST_ARGUMENT + 1]
-        tasks = carray(as_pointer(pairs, int64), (count, 2), int64)
+        tasks = array_at(pairs, int64, (count, 2))
         for i in range(count):
             call_task(tasks[i, 0], tasks[i, 1])
             if not is_done(tasks[i, 1]):

@@ -16,7 +16,7 @@ from worker.cpu_kernels.block_products import (
     products_problem,
 )
 from worker.log import model_log
-from worker.models.linear import Linear
+from worker.models.linear import Format, Linear
 from worker.models.malloc import advise_huge_pages
 
 _BLOCK: Final = 32
@@ -42,8 +42,8 @@ def blocks_fit(dtype: torch.dtype) -> bool:
     return problem is None
 
 
-class BlockedFormat:
-    """A ``Format`` for bfloat16 and float32, on CPUs for which ``products_problem`` is None.
+class BlockedFormat(Format):
+    """For bfloat16 and float32, on CPUs for which ``products_problem`` is None.
 
     Rows and results are always float32: sums are float32 anyway, and it also makes the operations
     between two products faster.
@@ -55,17 +55,13 @@ class BlockedFormat:
     rounded to it.
     """
 
-    least_rows = 1
     rows_dtype = torch.float32
 
     def __init__(self, form: Form | None = None) -> None:
         """``form``: the form of bfloat16 weights; by default ``fastest_form``."""
         self._form = fastest_form(torch.bfloat16) if form is None else form
-
-    @property
-    def tile_rows(self) -> int:
-        """Rows per tile for bfloat16; float32 has no tiles, but its chunks have this size too."""
-        return TILE_ROWS if self._form == Form.TILES else 1
+        # float32 has no tiles, but its chunks have this size too.
+        self.tile_rows = TILE_ROWS if self._form == Form.TILES else 1
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return _layer((weight,), bias, weight.nbytes, self._form)

@@ -62,7 +62,7 @@ def _loops_for(*tensors: Tensor) -> ModuleType | None:
 def row_job(loops: ModuleType, rows: int, **fields: int) -> NDArray[np.int64]:
     """A job of ``step_loops``; ``fields`` are ``RowArguments``."""
     job = np.zeros(loops.SIZE, np.int64)
-    job[PARTS], job[loops.AT.job], job[loops.AT.rows] = row_parts(rows), job.ctypes.data, rows
+    job[PARTS], job[loops.AT.rows] = row_parts(rows), rows
     for name, value in fields.items():
         job[getattr(loops.AT, name)] = value
     return job

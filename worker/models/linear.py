@@ -28,43 +28,33 @@ class Linear(Protocol):
         """Bytes that one call reads."""
 
 
-class Format(Protocol):
+class Format:
     """Makes layers from weights [out, in] of one dtype."""
 
-    @property
-    def least_rows(self) -> int:
-        """Number of rows below which a product costs as much or more."""
+    least_rows: int = 1
+    """Number of rows below which a product costs as much or more."""
+    tile_rows: int = 1
+    """Rows multiplied at a time: one row past a full tile costs as much as a whole tile."""
+    rows_dtype: torch.dtype | None = None
+    """Dtype of its layers' rows, results and biases; None: the weights' dtype."""
 
-    @property
-    def tile_rows(self) -> int:
-        """Rows multiplied at a time: one row past a full tile costs as much as a whole tile."""
-
-    @property
-    def rows_dtype(self) -> torch.dtype | None:
-        """Dtype of its layers' rows, results and biases; None: the weights' dtype."""
-
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear: ...
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        raise NotImplementedError
 
     def gated(self, weight: Tensor) -> Linear:
         """Make a layer x → silu(x Gᵀ) * (x Uᵀ); ``weight`` is G and U, stacked."""
+        return SplitGated(self.linear(weight, None))
 
 
-class DenseFormat:
-    """A ``Format`` that keeps weights unchanged."""
-
-    least_rows = 1
-    tile_rows = 1
-    rows_dtype = None
+class DenseFormat(Format):
+    """Keeps weights unchanged."""
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return DenseLinear(weight, bias)
 
-    def gated(self, weight: Tensor) -> Linear:
-        return SplitGated(self.linear(weight, None))
 
-
-class TurnedFormat(DenseFormat):
-    """A ``Format`` that stores weights as [in, out], which BLAS reads in order for a few rows.
+class TurnedFormat(Format):
+    """Stores weights as [in, out], which BLAS reads in order for a few rows.
 
     Measured on two cores (Intel, AVX-512), float32, one thread, 4 to 32 rows: 1.2 to 1.9 times as
     fast as [out, in]; equally fast at one row and for long prompts.
@@ -74,20 +64,18 @@ class TurnedFormat(DenseFormat):
         return DenseLinear(weight.t().contiguous().t(), bias)
 
 
-class PackedFormat:
-    """A ``Format`` that copies weights into oneDNN's own order."""
+class PackedFormat(Format):
+    """Copies weights into oneDNN's own order."""
 
     least_rows = 4
-    tile_rows = 1
-    rows_dtype = None
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return PackedLinear(_pack(weight), bias)
+        return PackedLinear(_pack(weight), bias, weight.nbytes)
 
     def gated(self, weight: Tensor) -> Linear:
         # Packed separately, so that oneDNN fuses activation and product with the matrix products.
         gate, up = weight.chunk(2)
-        return PackedGated(_pack(gate), _pack(up))
+        return PackedGated(_pack(gate), _pack(up), weight.nbytes)
 
 
 def packs(dtype: torch.dtype) -> bool:
@@ -119,40 +107,28 @@ _linear_binary = torch.ops.mkldnn._linear_pointwise.binary
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """A weight in oneDNN's order; ``nbytes`` excludes the padding of odd shapes."""
+class PackedLinear:
+    """``weight`` is in oneDNN's order; ``nbytes`` excludes the padding of odd shapes."""
 
     weight: Tensor
+    bias: Tensor | None
     nbytes: int
 
-
-@dataclass(frozen=True, slots=True)
-class PackedLinear:
-    packed: Packed
-    bias: Tensor | None
-
     def __call__(self, x: Tensor) -> Tensor:
-        out: Tensor = _linear_pointwise(x, self.packed.weight, self.bias, "none", [], "")
+        out: Tensor = _linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return out
-
-    @property
-    def nbytes(self) -> int:
-        return self.packed.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class PackedGated:
-    gate: Packed
-    up: Packed
+    gate: Tensor
+    up: Tensor
+    nbytes: int
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate = _linear_pointwise(x, self.gate.weight, None, "swish", [], "")
-        out: Tensor = _linear_binary(x, gate, self.up.weight, None, "mul")
+        gate = _linear_pointwise(x, self.gate, None, "swish", [], "")
+        out: Tensor = _linear_binary(x, gate, self.up, None, "mul")
         return out
-
-    @property
-    def nbytes(self) -> int:
-        return self.gate.nbytes + self.up.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +145,6 @@ class SplitGated:
         return self.both.nbytes
 
 
-def _pack(weight: Tensor) -> Packed:
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-    return Packed(packed, weight.nbytes)
+def _pack(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+    return packed

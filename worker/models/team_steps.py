@@ -102,7 +102,6 @@ class TeamSteps:
         self._template = np.array(self._recorded)
         self._jobs = self._template.copy()
         where = self._jobs.ctypes.data + self._jobs.strides[0] * np.arange(len(self._tasks))
-        self._template[:, FIRST_ARGUMENT] = where  # each job's own address is its first argument
         self._rows_at = self._template == _ROWS
         self._parts_at = self._template == _ROW_PARTS
         tasks = np.array([task.address for task in self._tasks])
@@ -281,7 +280,7 @@ class TeamSteps:
             product(linear.form, is_gated=linear.is_gated).task,
             parts_of(blocks, torch.get_num_threads()),
             ProductArguments(
-                *(0, linear.blocks.data_ptr(), x.data_ptr(), rounded, 0, 0),
+                *(linear.blocks.data_ptr(), x.data_ptr(), rounded, 0, 0),
                 *(bias, results.data_ptr(), _ROWS, linear.inputs, linear.outputs, turns),
                 *(1, 1, 1),
             ),

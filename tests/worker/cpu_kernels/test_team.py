@@ -10,7 +10,7 @@ from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, compiled
 
 if compiled.compiler_problem() is not None:
     pytest.skip("nothing is compiled here", allow_module_level=True)
-from worker.cpu_kernels.native import as_pointer, carray, int64, take
+from worker.cpu_kernels.native import array_at, carray, int64, take
 
 SIZE = FIRST_ARGUMENT + 3
 
@@ -19,7 +19,7 @@ SIZE = FIRST_ARGUMENT + 3
 def fill(pointer: Any) -> None:
     """Write its number to each part; the part that the job names asks for far too much memory."""
     job = carray(pointer, (SIZE,), int64)
-    out = carray(as_pointer(job[FIRST_ARGUMENT + 1], int64), (job[PARTS],), int64)
+    out = array_at(job[FIRST_ARGUMENT + 1], int64, job[PARTS])
     while True:
         part = take(job[FIRST_ARGUMENT] + 8 * TAKEN)
         if part >= job[PARTS]:
