@@ -21,6 +21,7 @@ import json
 import os
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -38,11 +39,10 @@ from pool.fleet.units import PoolHost, PoolMachine
 from pool.manager import Manager
 from pool.preflight import cpu
 from pool.process.logs import require_writable
-from pool.process.ports import free_ports, is_free, require_free
+from pool.process.ports import choose_ports, free_ports, is_free
 from pool.spec import LaunchSpec
 from pool.supervise import Supervised, cancelled
 from pool.units import llamacpp
-from pool.units.llamacpp import LlamaCppServer
 from pool.units.orchestrator import OrchestratorProcess
 from pool.units.store import StoreProcess
 from pool.units.triton import TritonInstance
@@ -60,7 +60,7 @@ class PoolLaunch:
         self.spec = spec
         self._manager: Manager | None = None
         self._places: list[tuple[str, int]] = []
-        """Hosts and ports that were chosen for the store."""
+        """Hosts and ports that were chosen."""
         self._port = 0
         """Port of the orchestrators; 0 if there are none."""
         self._stores: list[StoreProcess] = []
@@ -101,16 +101,10 @@ class PoolLaunch:
         return self._units(TritonInstance)
 
     @property
-    def orchestrator(self) -> OrchestratorProcess | None:
-        """The first orchestrator; None if there is none."""
-        return next(iter(self._units(OrchestratorProcess)), None)
-
-    @property
     def url(self) -> str:
         """The address for clients: the orchestrator's, or the first Triton's if there is none."""
-        if self.orchestrator is not None:
-            return self.orchestrator.url
-        return f"http://{self.instances[0].http_address}"
+        orchestrators = self._units(OrchestratorProcess)
+        return orchestrators[0].url if orchestrators else f"http://{self.instances[0].http_address}"
 
     @property
     def _members(self) -> list[Supervised]:
@@ -123,9 +117,8 @@ class PoolLaunch:
 
     async def _serve(self) -> None:
         install = await self._find_triton() if self._has_tritons else None
-        if install is not None:
-            self._emit(PoolEvent(EventKind.FOUND, "triton", install.description))
-        self._tell_cores()
+        if self.spec.processes > max(1.0, cpu.look().cores):
+            self._warn("there are more orchestrator processes than cores: use fewer processes")
         began = time.monotonic()
         await self._start_all(install)
         self._write_state()
@@ -134,10 +127,13 @@ class PoolLaunch:
         register = [] if install is None else [self._register(install)]
         await _together(*register, *(self._kept(each) for each in self._members))
 
-    def _tell_cores(self) -> None:
-        """Warn of more processes than cores."""
-        if self.spec.processes > max(1.0, cpu.look().cores):
-            self._warn("there are more orchestrator processes than cores: use fewer processes")
+    async def _find_triton(self) -> TritonInstall:
+        def fetching(what: str) -> None:
+            self._emit(PoolEvent(EventKind.FETCHING, "triton", what))
+
+        install = await ensure_triton(self.spec.triton, self.spec.home, fetching)
+        self._emit(PoolEvent(EventKind.FOUND, "triton", install.description))
+        return install
 
     async def _register(self, install: TritonInstall) -> None:
         """Register the server in the engine catalog, so that pools and people can refer to it."""
@@ -145,12 +141,6 @@ class PoolLaunch:
             await asyncio.to_thread(registered, self.spec.home, install)
         except (CatalogUnusable, OSError) as error:
             self._warn(f"the engine is not in the catalog: {error}")
-
-    async def _find_triton(self) -> TritonInstall:
-        def fetching(what: str) -> None:
-            self._emit(PoolEvent(EventKind.FETCHING, "triton", what))
-
-        return await ensure_triton(self.spec.triton, self.spec.home, fetching)
 
     async def _start_all(self, install: TritonInstall | None) -> None:
         """Start the store, then all units. If a chosen port was taken, retry with other ports."""
@@ -174,17 +164,16 @@ class PoolLaunch:
         logs = None if spec.log_to_stderr else log_dir(spec.home, host, port)
         if logs:
             require_writable(logs)
-        machine = PoolMachine(
-            PoolHost(
-                install=install,
-                state_dir=spec.home,
-                logs=logs,
-                lane_token=self._lane_token,
-                warn=self._warn,
-                sharing=lambda: spec.instances,
-                model_repository=spec.model_repository,
-            )
+        pool_host = PoolHost(
+            install=install,
+            state_dir=spec.home,
+            logs=logs,
+            lane_token=self._lane_token,
+            warn=self._warn,
+            sharing=lambda: spec.instances,
+            model_repository=spec.model_repository,
         )
+        machine = PoolMachine(pool_host)
         return Manager(machine, self._told, drain_s=spec.drain_s, policy=spec.restart)
 
     async def _start_units(
@@ -192,9 +181,8 @@ class PoolLaunch:
     ) -> None:
         spec, env = self.spec, dict[str, str]()
         if spec.store:
-            await self._serves(
-                [manager.add(StoreSpec(spec.store, store_dir(spec.home, spec.host, port)))]
-            )
+            store = StoreSpec(spec.store, store_dir(spec.home, spec.host, port))
+            await self._serves([manager.add(store)])
             self._stores = self._units(StoreProcess)
             env["TIDEGATE_STATE__URL"] = self._stores[0].url
         begun = [manager.add(each) for each in instances]
@@ -228,9 +216,12 @@ class PoolLaunch:
             self._emit(event)
 
     async def _kept(self, member: Supervised) -> None:
+        """Wait until a unit is given up, and go on without it. Raises ``GaveUp`` if it was the last
+        of its kind."""
         reason = await member.given_up()
         self._serving.discard(member.name)
-        if self._was_last(member):
+        alike = (each.name for each in self._members if type(each.unit) is type(member.unit))
+        if self._serving.isdisjoint(alike):
             raise GaveUp(f"{reason}\nNothing can serve any more, so everything was ended")
         self._write_state()
         text = (
@@ -238,12 +229,6 @@ class PoolLaunch:
             f"{', '.join(sorted(self._serving))}"
         )
         self._emit(PoolEvent(EventKind.WARNED, member.name, text))
-
-    def _was_last(self, member: Supervised) -> bool:
-        """Whether nothing can be served without a unit."""
-        kind = type(member.unit)
-        alike = (each.name for each in self._members if type(each.unit) is kind)
-        return not self._serving.intersection(alike)
 
     async def _end(self) -> None:
         self._serving.clear()
@@ -255,7 +240,11 @@ class PoolLaunch:
             if self._port:
                 self._remove_passing_state()
             self._emit(PoolEvent(EventKind.ENDED, "tidegate", seconds=time.monotonic() - began))
-        self._remove_state()
+        if path := self.spec.state_file:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                self._warn(f"cannot remove the state file {path}: {error.strerror}")
 
     # ── units ────────────────────────────────────────────────────────────────────────────────
 
@@ -303,12 +292,10 @@ class PoolLaunch:
 
     def _choose_port(self) -> int:
         """The orchestrator's port: the requested one, or a free one."""
-        spec, port = self.spec, self.spec.port
-        if port:
-            require_free(spec.host, port, "choose another one: --port 9000 (make demo PORT=9000)")
-        else:
-            asked = {port for each in spec.instance_specs for port in each.ports}
-            (port,) = free_ports(1, spec.host, asked)
+        spec = self.spec
+        asked = {port for each in spec.instance_specs for port in each.ports}
+        remedy = "choose another one: --port 9000 (make demo PORT=9000)"
+        (port,) = choose_ports(spec.host, [spec.port], remedy, but=asked)
         self._places.append((spec.host, port))
         return port
 
@@ -317,18 +304,13 @@ class PoolLaunch:
         taken = taken.union(*(each.ports for each in specs))
         placed = []
         for each in specs:
-            host = llamacpp.HOST if _is_gguf(each) else each.host
-            for port in filter(None, each.ports):
-                require_free(host, port, "give another one, or 0 for a free one")
-            wanted = each.ports[:1] if _is_gguf(each) else each.ports
-            free = free_ports(wanted.count(0), host, taken)
-            taken.update(free)
-            rest = iter(free)
-            ports = [port or next(rest) for port in wanted]
+            is_gguf = _is_gguf(each)
+            host = llamacpp.HOST if is_gguf else each.host
+            asked = each.ports[:1] if is_gguf else each.ports
+            ports = choose_ports(host, asked, "give another one, or 0 for a free one", but=taken)
+            taken.update(ports)
             self._places += [(host, port) for port in ports]
-            placed.append(
-                replace(each, ports=TritonPorts(*ports, *(0 for _ in range(3 - len(ports)))))
-            )
+            placed.append(replace(each, ports=TritonPorts(*[*ports, 0, 0][:3])))
         return placed
 
     # ── the state file ───────────────────────────────────────────────────────────────────────
@@ -342,9 +324,7 @@ class PoolLaunch:
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             # Do not create the file itself: its readers would assume that the service is up.
-            tried = path.with_name(f".{path.name}.{os.getpid()}")
-            tried.touch()
-            tried.unlink()
+            tempfile.TemporaryFile(dir=path.parent).close()
         except OSError as error:
             raise StateFileUnusable(
                 f"cannot write the state file {path}: {error.strerror}; "
@@ -356,15 +336,16 @@ class PoolLaunch:
         path = self.spec.state_file
         if path is None:
             return
+        orchestrators = [each.pid for each in self._units(OrchestratorProcess)]
         state = {
             "url": self.url,
             "launcher_pid": os.getpid(),
-            "orchestrator_pid": self.orchestrator.pid if self.orchestrator else None,
-            "orchestrator_pids": [each.pid for each in self._units(OrchestratorProcess)],
+            "orchestrator_pid": next(iter(orchestrators), None),
+            "orchestrator_pids": orchestrators,
             "store_pid": next((each.pid for each in self._units(StoreProcess)), None),
             "instances": [
                 *(each.describe() for each in self.instances),
-                *(each.describe() for each in self._units(LlamaCppServer)),
+                *(each.describe() for each in self._units(llamacpp.LlamaCppServer)),
             ],
         }
         try:
@@ -373,15 +354,6 @@ class PoolLaunch:
             self._warn(
                 f"cannot write the state file {path}: {error.strerror}; continuing without it"
             )
-
-    def _remove_state(self) -> None:
-        path = self.spec.state_file
-        if path is None:
-            return
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            self._warn(f"cannot remove the state file {path}: {error.strerror}")
 
     def _warn(self, text: str) -> None:
         self._emit(PoolEvent(EventKind.WARNED, "tidegate", text))

@@ -9,6 +9,7 @@ only the instances that differ (``apply``).
 """
 
 import asyncio
+import contextlib
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -75,24 +76,23 @@ class Manager:
         spare = []
         for found in self._machine.found():
             name = found.label.unit
-            member = await self._attached(found, specs.get(name))
-            if member is None:
+            spec = specs.get(name)
+            if (member := await self._attached(found, spec)) is None:
                 continue
-            other = self.members.get(name)
-            if other is None or self._is_current(found, specs.get(name)):
+            if name not in self.members:
                 self.members[name] = member
-                member = other
-            if member is not None:
+            elif self._is_current(found, spec):
+                spare.append(self.members[name])
+                self.members[name] = member
+            else:
                 spare.append(member)
         # Reporting them one by one would look as if the others had gone.
         self._is_recovering = True
         for member in self.members.values():
-            member.resume()
-        outcomes = [asyncio.create_task(m.first_outcome()) for m in self.members.values()]
-        if outcomes:
-            await asyncio.wait(outcomes, timeout=RECOVER_S)
-            for outcome in outcomes:
-                outcome.cancel()
+            member.begin(adopted=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RECOVER_S):
+                await asyncio.gather(*(m.first_outcome() for m in self.members.values()))
         self._is_recovering = False
         self._changed()
         # Of two with the same name, one was about to replace the other. End the spare one.
@@ -101,26 +101,25 @@ class Manager:
     async def apply(self, specs: Mapping[str, AnySpec]) -> None:
         """Run these instances and no others; instances that match are not touched."""
         async with self._applying:
-            gone = [m for name, m in self.members.items() if name not in specs]
-            changed = [
-                (name, spec)
-                for name, spec in specs.items()
-                if name in self.members and self.members[name].digest != spec.digest
-            ]
+            gone = [name for name in self.members if name not in specs]
             new = [spec for name, spec in specs.items() if name not in self.members]
+            stay = [name for name in specs if name in self.members]
+            changed = [name for name in stay if self.members[name].digest != specs[name].digest]
             if gone or changed or new:
                 text = f"{len(new)} to start, {len(changed)} to replace, {len(gone)} to end"
                 self._emit(PoolEvent(EventKind.CHANGED, POOL, text))
             for spec in new:
                 self.add(spec)
             await asyncio.gather(
-                *(self.remove(member.name) for member in gone),
-                *(self.replace(name, spec) for name, spec in changed),
+                *(self.remove(name) for name in gone),
+                *(self.replace(name, specs[name]) for name in changed),
             )
 
     def add(self, spec: AnySpec) -> Supervised:
         """Start one more instance, and keep it up."""
-        member = self._make(spec, self.state.instances.get(spec.name))
+        kept = self.state.instances.get(spec.name)
+        unit = self._machine.make(spec, kept, self._on_step(spec.name))
+        member = self._member(unit, spec.digest)
         self.members[spec.name] = member
         self._save()
         member.begin()
@@ -144,7 +143,8 @@ class Manager:
         old = self.members[name]
         self._emit(PoolEvent(EventKind.REPLACING, name))
         if old.is_ready and spec.has_own_ports and await self._machine.fits_beside(spec):
-            new = self._make(spec, None)
+            unit = self._machine.make(spec, None, self._on_step(name))
+            new = self._member(unit, spec.digest)
             self.incoming[name] = new
             new.begin()
             try:
@@ -171,7 +171,7 @@ class Manager:
 
     async def stop(self, drain_s: float, last: str = "") -> None:
         """End every instance, ``last`` after all others."""
-        everyone = [*self.members.values(), *self.incoming.values()]
+        everyone = self._everyone
         for is_last in (False, True):
             due = [member for member in everyone if (member.name == last) is is_last]
             await asyncio.gather(*(self._end(member, drain_s) for member in due))
@@ -181,14 +181,17 @@ class Manager:
 
     def kill(self) -> None:
         """Cut ``stop`` short: send SIGKILL to everything now."""
-        for member in (*self.members.values(), *self.incoming.values()):
-            member.kill()
+        for member in self._everyone:
+            member.unit.kill()
 
     async def leave(self) -> None:
         """Stop supervising; all instances keep running for the next manager."""
         self._save()
-        everyone = [*self.members.values(), *self.incoming.values()]
-        await asyncio.gather(*(member.leave() for member in everyone))
+        await asyncio.gather(*(member.leave() for member in self._everyone))
+
+    @property
+    def _everyone(self) -> list[Supervised]:
+        return [*self.members.values(), *self.incoming.values()]
 
     # ── members ──────────────────────────────────────────────────────────────────────────────
 
@@ -196,7 +199,7 @@ class Manager:
         """Whether this run, of two with the same name, is the one that served: according to the
         state or, if that is lost, because it matches the spec."""
         record = self.state.instances.get(found.label.unit)
-        if record is not None and record.mark:
+        if record and record.mark:
             return record.mark == found.label.mark
         return spec is not None and spec.digest == found.label.facts.get("digest")
 
@@ -213,15 +216,11 @@ class Manager:
             return None
         member = self._member(unit, digest)
         kept = self.state.instances.get(found.label.unit)
-        member.restarts = 0 if kept is None else kept.restarts
+        member.restarts = kept.restarts if kept else 0
         return member
 
-    def _make(self, spec: AnySpec, kept: InstanceRecord | None) -> Supervised:
-        unit = self._machine.make(spec, kept, self._on_step(spec.name))
-        return self._member(unit, spec.digest)
-
     def _member(self, unit: ProcessUnit, digest: str) -> Supervised:
-        return Supervised(unit, self._emit, self._rng, self._policy, self._changed, digest)
+        return Supervised(unit, digest, self._emit, self._changed, self._rng, self._policy)
 
     def _on_step(self, name: str) -> OnStep:
         events = {"fits": EventKind.FITS, "started": EventKind.SPAWNED}
@@ -234,15 +233,15 @@ class Manager:
         return stepped
 
     async def _end(self, member: Supervised, drain_s: float | None = None) -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        now = asyncio.get_running_loop().time
+        began = now()
         self._emit(PoolEvent(EventKind.STOPPING, member.name))
         was_ready = member.is_ready
         await member.retire()
         if was_ready:
             await self.told()
         await member.end(self._drain_s if drain_s is None else drain_s)
-        self._emit(PoolEvent(EventKind.STOPPED, member.name, seconds=loop.time() - began))
+        self._emit(PoolEvent(EventKind.STOPPED, member.name, seconds=now() - began))
 
     # ── updates to others ────────────────────────────────────────────────────────────────────
 
@@ -259,8 +258,7 @@ class Manager:
     @property
     def ready_addresses(self) -> frozenset[str]:
         """Addresses of all instances that can accept work now."""
-        everyone = (*self.members.values(), *self.incoming.values())
-        return frozenset(m.unit.address for m in everyone if m.is_ready and m.unit.address)
+        return frozenset(m.unit.address for m in self._everyone if m.is_ready and m.unit.address)
 
     def _save(self) -> None:
         """Save the state for the next manager. A failure does not stop the service."""

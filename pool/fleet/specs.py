@@ -1,7 +1,7 @@
 """The wanted configuration of a pool, from its file: instances, orchestrators, a store."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,7 +55,7 @@ class InstanceSpec:
         """Digest of all fields whose change needs a new process; the load timeout is not one."""
         told = (self.name, self.model, self.groups[0], sorted(self.settings.items()))
         more = (*self.ports, self.host, self.models, *([spell_tls(self.tls)] if self.tls else []))
-        return hashlib.sha256(msgspec.json.encode((told, more))).hexdigest()[:16]
+        return _digest((told, more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +69,15 @@ class OrchestratorSpec:
     """Settings of the orchestrator by variable: ``TIDEGATE_…``."""
     drain_s: float = 0.0
     name: str = ORCHESTRATOR
-    own: tuple[int, Address] | None = None
-    """Number and own address, if several orchestrators share the port."""
+    own: Address | None = None
+    """Its own address, if several orchestrators share the port."""
     ready_within_s: float | None = None
     has_own_ports: bool = False
     """Always false: clients know the orchestrator by its port."""
 
     @property
     def digest(self) -> str:
-        told = (self.host, self.port, sorted(self.settings.items()))
-        return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
+        return _digest((self.host, self.port, sorted(self.settings.items())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +89,10 @@ class StoreSpec:
     name: str = "store"
     digest: str = ""
     has_own_ports: bool = False
+
+
+def _digest(told: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
 
 
 AnySpec = InstanceSpec | OrchestratorSpec | StoreSpec
@@ -120,7 +123,7 @@ def _spec_of(file: PoolFile, entry: InstanceSettings, name: str, at: int) -> Ins
         model=entry.model,
         groups=(*groups[turn:], *groups[:turn]),
         settings=_settings(entry),
-        ports=TritonPorts(*(_port(port, at) for _, port in entry.ports)),
+        ports=numbered_ports((port for _, port in entry.ports), at),
         host=file.pool.host,
         vram_gib=entry.vram_gib,
         load_timeout_s=file.pool.load_timeout_s,
@@ -143,5 +146,6 @@ def _spelled(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _port(first: int, at: int) -> int:
-    return first + PORT_STRIDE * at if first else 0
+def numbered_ports(first: Iterable[int], at: int) -> TritonPorts:
+    """The ports of the Triton ``at`` (from 0), given those of the first; 0 asks for a free one."""
+    return TritonPorts(*(port and port + PORT_STRIDE * at for port in first))

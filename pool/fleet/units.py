@@ -16,6 +16,7 @@ from pool.engines.triton import TritonInstall, TritonPorts, TritonSpec
 from pool.fleet.gpus import Gpus
 from pool.fleet.home import ADDRESS_LIST, InstanceRecord
 from pool.fleet.specs import (
+    CHOSEN,
     ORCHESTRATOR,
     SLOT_MODEL,
     AnySpec,
@@ -24,10 +25,11 @@ from pool.fleet.specs import (
     StoreSpec,
 )
 from pool.preflight.nvml import GpuUnavailable
-from pool.process.ports import free_ports, host_port, is_free, require_free
+from pool.process.ports import choose_ports, host_port
+from pool.process.proc import environment_of
 from pool.process.process import FoundRun, OnStep, clear_remains, find_detached
-from pool.supervise import Keeping, ProcessUnit, UnitOptions, first_of
-from pool.units.llamacpp import HOST, LlamaCppServer, LlamaCppSpec, is_asked_for
+from pool.supervise import ProcessUnit, UnitOptions, first_of
+from pool.units.llamacpp import HOST, LlamaCppServer, is_asked_for
 from pool.units.orchestrator import OrchestratorProcess
 from pool.units.store import StoreProcess
 from pool.units.triton import TritonInstance
@@ -61,11 +63,15 @@ class PoolHost:
     """Host name of this machine for orchestrators; empty: the host where Tritons listen."""
     model_repository: Path = MODEL_REPOSITORY
 
-    def kept(self, unit: str, facts: Callable[[], dict[str, str]], on_step: OnStep) -> UnitOptions:
-        """Options of a unit; ``facts`` are for later managers."""
-        keeping = Keeping(self.home, facts, self.heartbeat_s, on_step)
-        log = self.logs and self.logs / f"{unit}.log"
-        return UnitOptions(log=log, warn=self.warn, keeping=keeping)
+    def options(self, unit: str, on_step: OnStep) -> UnitOptions:
+        """Options of the unit that is called ``unit``."""
+        return UnitOptions(
+            log=self.logs and self.logs / f"{unit}.log",
+            warn=self.warn,
+            home=self.home,
+            heartbeat_s=self.heartbeat_s,
+            on_step=on_step,
+        )
 
 
 class Tenancy:
@@ -76,6 +82,7 @@ class Tenancy:
         self.spec = spec
         self.on_step = on_step
         self.group: tuple[str, ...] = ()
+        self.options = host.options(spec.name, on_step)
 
     @asynccontextmanager
     async def placed(self) -> AsyncIterator[dict[str, str]]:
@@ -87,16 +94,19 @@ class Tenancy:
             model = await asyncio.to_thread(resolve_model, spec.model, host.state_dir)
         # During a replacement, two instances of the same name each have a reservation.
         who = f"{spec.name} {id(self)}"
-        if host.gpus is None or model is None:
-            self.group = spec.groups[0]
-        else:
+        self.group = spec.groups[0]
+        if host.gpus is not None and model is not None:
             self.group = await host.gpus.take(who, spec, model)
         self.on_step("fits")
         try:
-            yield ({_MODEL_PATH: str(model)} if model else {}) | dict(spec.settings)
+            yield self.variables(model)
         finally:
             if host.gpus is not None:
                 host.gpus.settle(who)
+
+    def variables(self, model: Path | None) -> dict[str, str]:
+        """Variables of the worker that serves ``model``; None if the settings have it."""
+        return ({_MODEL_PATH: str(model)} if model else {}) | dict(self.spec.settings)
 
     async def visible(self) -> dict[str, str]:
         """Variables that restrict a process to these GPUs. Raises ``StartFailed``."""
@@ -112,13 +122,8 @@ class Tenancy:
 
     def ports(self, host: str, asked: Sequence[int], kept: Sequence[int]) -> list[int]:
         """The requested ports, else the earlier ones or free ones. Raises ``PortInUse``."""
-        for port in filter(None, asked):
-            require_free(host, port, f"stop its program, or give {self.spec.name} another port")
-        free = iter(free_ports(len(asked), host, {*asked, *kept}))
-        return [
-            fixed or (before if before and is_free(host, before) else next(free))
-            for fixed, before in zip(asked, kept, strict=True)
-        ]
+        remedy = f"stop its program, or give {self.spec.name} another port"
+        return choose_ports(host, asked, remedy, kept=kept)
 
     async def lost(self, own: Coroutine[Any, Any, str]) -> str:
         """Wait for the loss of the instance (``own``) or of one of its GPUs; return the reason."""
@@ -145,13 +150,7 @@ class PoolTriton(TritonInstance):
             lane_token=host.lane_token,
             tls=spec.tls,
         )
-        super().__init__(
-            spec.name,
-            host.install,
-            served,
-            ports,
-            **host.kept(spec.name, self._facts, tenancy.on_step),
-        )
+        super().__init__(spec.name, host.install, served, ports, **tenancy.options)
         self._tenancy = tenancy
 
     @property
@@ -170,13 +169,14 @@ class PoolTriton(TritonInstance):
 
     async def attach(self, found: FoundRun) -> None:
         self._tenancy.group = found.gpus
-        self._spec = replace(self._spec, lane_token=found.variable(LANE_TOKEN))
+        token = environment_of(found.guardian.pid).get(LANE_TOKEN, "")
+        self._spec = replace(self._spec, lane_token=token)
         await super().attach(found)
 
     async def lost(self) -> str:
         return await self._tenancy.lost(super().lost())
 
-    def _facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, str]:
         spec = self._tenancy.spec
         return self._tenancy.facts(self.ports, host=spec.host, models=",".join(spec.models))
 
@@ -199,12 +199,9 @@ class PoolLlamaCpp(LlamaCppServer):
 
     def __init__(self, tenancy: Tenancy, model: Path | None, port: int) -> None:
         host, spec = tenancy.host, tenancy.spec
-        variables = ({_MODEL_PATH: str(model)} if model else {}) | dict(spec.settings)
+        variables = tenancy.variables(model)
         super().__init__(
-            spec.name,
-            LlamaCppSpec(variables, host.state_dir, spec.load_timeout_s),
-            port,
-            **host.kept(spec.name, self._facts, tenancy.on_step),
+            spec.name, variables, host.state_dir, port, spec.load_timeout_s, **tenancy.options
         )
         self._tenancy = tenancy
         self._told = ""
@@ -212,17 +209,16 @@ class PoolLlamaCpp(LlamaCppServer):
     @property
     def address(self) -> str:
         """The address since the server's start: the model's file may have gone."""
-        if not self._told and self.port and _MODEL_PATH in self._spec.variables:
+        if not self._told and self.port and _MODEL_PATH in self._variables:
             with suppress(ValueError):  # the start reports the error
                 self._told = super().address
         return self._told
 
     async def start(self) -> None:
         tenancy = self._tenancy
-        async with tenancy.placed() as variables:
+        async with tenancy.placed() as self._variables:
             (self.port,) = tenancy.ports(HOST, [tenancy.spec.ports.http], [self.port])
-            environment = await tenancy.visible()
-            self._spec = replace(self._spec, variables=variables, environment=environment)
+            self._environment = await tenancy.visible()
             self._told = ""
             await super().start()
 
@@ -233,7 +229,7 @@ class PoolLlamaCpp(LlamaCppServer):
     async def lost(self) -> str:
         return await self._tenancy.lost(super().lost())
 
-    def _facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, str]:
         return self._tenancy.facts([self.port], server=_SERVER)
 
 
@@ -252,32 +248,22 @@ class PoolOrchestrator(OrchestratorProcess):
             spec.host,
             spec.port or kept_port,
             env,
-            **host.kept(spec.name, self._facts, on_step),
+            name=spec.name,
+            own=spec.own,
+            **host.options(spec.name, on_step),
         )
-        if spec.own is not None:
-            self.share_port(*spec.own)
         self.ready_within_s = spec.ready_within_s
         self._spec = spec
-        self._on_step = on_step
 
     async def start(self) -> None:
-        if self._spec.own is None:
-            self.listen_at(self._choose_port())
+        if self._own is None:
+            remedy = "stop its program, or set another port"
+            (self.port,) = choose_ports(self.host, [self._spec.port], remedy, kept=[self.port])
         self._on_step("fits")
         await super().start()
 
-    def _facts(self) -> dict[str, str]:
-        spec = self._spec
-        return {"digest": spec.digest, "ports": str(self.port), "host": spec.host}
-
-    def _choose_port(self) -> int:
-        """The requested port, else its earlier port or a free one. Raises ``PortInUse``."""
-        host, asked = self._spec.host, self._spec.port
-        if asked:
-            require_free(host, asked, "stop its program, or set another port")
-        return asked or (
-            self.port if self.port and is_free(host, self.port) else free_ports(1, host)[0]
-        )
+    def facts(self) -> dict[str, str]:
+        return {"digest": self._spec.digest, "ports": str(self.port), "host": self.host}
 
 
 class PoolMachine:
@@ -297,7 +283,7 @@ class PoolMachine:
         """A unit that is not started yet; it uses the chosen ports of ``kept``, if any."""
         host, ports = self.host, (0, 0, 0) if kept is None else kept.ports
         if isinstance(spec, StoreSpec):
-            return StoreProcess(spec.program, spec.folder, **host.kept(spec.name, dict, on_step))
+            return StoreProcess(spec.program, spec.folder, **host.options(spec.name, on_step))
         if isinstance(spec, OrchestratorSpec):
             return PoolOrchestrator(host, spec, ports[0], on_step)
         tenancy = Tenancy(host, spec, on_step)
@@ -318,7 +304,7 @@ class PoolMachine:
         tenancy = Tenancy(self.host, spec, on_step)
         if facts.get("server") == _SERVER:
             return PoolLlamaCpp(tenancy, None, 0)
-        return PoolTriton(tenancy, TritonPorts(0, 0, 0))
+        return PoolTriton(tenancy, CHOSEN)
 
     async def fits_beside(self, spec: AnySpec) -> bool:
         """Whether an instance could start alongside all others."""

@@ -66,8 +66,7 @@ def die_with_parent(signum: int) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
 
 
@@ -111,11 +110,9 @@ def _run(child: subprocess.Popen[bytes], grace_s: float) -> None:
 
 def _children() -> list[int]:
     """Process ids of direct children, including orphans that this process collected."""
-    try:
-        text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-    except FileNotFoundError:  # the kernel lacks it: use the process group
-        return []
-    return [int(pid) for pid in text.split()]
+    with contextlib.suppress(FileNotFoundError):  # the kernel lacks it: use the process group
+        return [int(pid) for pid in Path("/proc/thread-self/children").read_text().split()]
+    return []
 
 
 def _reap_all(child: subprocess.Popen[bytes]) -> int:
@@ -156,31 +153,26 @@ def main() -> int:
         child = _start(args.command, os.getpid())
     except OSError as error:
         print(f"cannot run {args.command[0]}: {error.strerror}", file=sys.stderr)
-        return _told(run_dir, 127)
-    if run_dir is not None:
-        _tell(run_dir / STARTED, child.pid)
+        return _tell(run_dir, ENDED, 127)
+    _tell(run_dir, STARTED, child.pid)
     with contextlib.suppress(BrokenPipeError):  # the starter is gone
         print(child.pid, flush=True)
     _run(child, args.grace)
     status = _reap_all(child)
     if args.shm_prefix:
         remove_shared_memory(args.shm_prefix)
-    return _told(run_dir, status if status >= 0 else 128 - status)
+    return _tell(run_dir, ENDED, status if status >= 0 else 128 - status)
 
 
-def _told(run_dir: Path | None, status: int) -> int:
-    """Write ``status`` to a file for processes that are not our parent, and return it."""
+def _tell(run_dir: Path | None, name: str, number: int) -> int:
+    """Write a number atomically for processes that are not our parent, and return it. Ignores a
+    full disk, or a folder that was removed."""
     if run_dir is not None:
-        _tell(run_dir / ENDED, status)
-    return status
-
-
-def _tell(path: Path, number: int) -> None:
-    """Write a number atomically. Ignores a full disk, or a folder that was removed."""
-    with contextlib.suppress(OSError):
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_text(f"{number}\n")
-        partial.replace(path)
+        with contextlib.suppress(OSError):
+            partial = run_dir / f"{name}.partial"
+            partial.write_text(f"{number}\n")
+            partial.replace(run_dir / name)
+    return number
 
 
 if __name__ == "__main__":

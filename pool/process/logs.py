@@ -76,8 +76,8 @@ def open_log(path: Path) -> BinaryIO:
     return open(path, "ab", opener=private)
 
 
-def ignore(warning: str) -> None:
-    """A ``warn`` that does nothing."""
+def ignore(text: str) -> None:
+    """A callback that does nothing."""
 
 
 async def keep_bounded(path: Path) -> None:

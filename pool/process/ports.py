@@ -3,7 +3,7 @@
 import errno
 import random
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -63,6 +63,26 @@ def _first_outgoing_port() -> int:
         return int(_OUTGOING_PORTS.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return 32768  # Linux's default
+
+
+def choose_ports(
+    host: str,
+    asked: Sequence[int],
+    remedy: str,
+    *,
+    kept: Sequence[int] = (0, 0, 0),
+    but: Collection[int] = (),
+) -> list[int]:
+    """The requested ports; for each 0, the earlier one if it is free, else a free one not in
+    ``but``. Raises ``PortInUse``, ending in ``remedy`` for a requested port."""
+    for port in filter(None, asked):
+        require_free(host, port, remedy)
+    chosen = [
+        fixed or (before if before and is_free(host, before) else 0)
+        for fixed, before in zip(asked, kept, strict=False)
+    ]
+    free = iter(free_ports(chosen.count(0), host, {*asked, *kept, *but}))
+    return [port or next(free) for port in chosen]
 
 
 def require_free(host: str, port: int, remedy: str) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
+_HIDDEN = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""Errors for a process that is gone, or hidden (``hidepid=1``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,61 +33,51 @@ class ProcessId:
     @property
     def is_running(self) -> bool:
         """Whether the process is running (a zombie is not)."""
-        fields = stat_of(self.pid)
-        return (
-            fields is not None and fields[0] not in "ZX" and int(fields[19]) == self.started_ticks
-        )
+        return is_running(self.pid) and ProcessId.of(self.pid) == self
 
-    def open(self) -> int | None:
-        """A file descriptor of the process, which becomes readable at its end; the caller closes
-        it. None if the process is gone."""
+    @contextlib.contextmanager
+    def open(self) -> Iterator[int | None]:
+        """A file descriptor of the process, which becomes readable at its end; None if it has
+        ended."""
         try:
             fd = os.pidfd_open(self.pid)
         except ProcessLookupError:
-            return None
-        if self.is_running:  # checked after the open, so it is this process
-            return fd
-        os.close(fd)
-        return None
+            yield None
+            return
+        try:
+            yield fd if self.is_running else None  # checked after the open, so it is this process
+        finally:
+            os.close(fd)
 
     def send(self, signum: signal.Signals) -> bool:
         """Send a signal to exactly this process; return whether it existed."""
-        fd = self.open()
-        if fd is None:
-            return False
-        try:
-            signal.pidfd_send_signal(fd, signum)
-        except ProcessLookupError:
-            return False
-        finally:
-            os.close(fd)
-        return True
+        with contextlib.suppress(ProcessLookupError), self.open() as fd:
+            if fd is not None:
+                signal.pidfd_send_signal(fd, signum)
+                return True
+        return False
 
 
-def all_pids() -> Iterator[int]:
+def all_pids() -> list[int]:
     """Ids of all visible processes."""
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit():
-            yield int(entry.name)
+    return [int(name) for name in os.listdir(_PROC) if name.isdigit()]
 
 
 def is_ours(pid: int) -> bool:
     """Whether a process runs as our user."""
-    try:
+    with contextlib.suppress(*_HIDDEN):
         return (_PROC / str(pid)).stat().st_uid == os.geteuid()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return False
+    return False
 
 
 def command_of(pid: int) -> list[str]:
     """A process's command line; empty if it is gone, a zombie, or not readable."""
-    return [word.decode(errors="surrogateescape") for word in _read(pid, "cmdline")]
+    return _words(pid, "cmdline")
 
 
 def environment_of(pid: int) -> dict[str, str]:
     """A process's initial environment; empty if it is gone or another user's."""
-    entries = (word.decode(errors="surrogateescape") for word in _read(pid, "environ"))
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+    return dict(entry.split("=", 1) for entry in _words(pid, "environ") if "=" in entry)
 
 
 def kill_marked(variable: str, value: str) -> None:
@@ -120,15 +112,15 @@ def _children(pid: int) -> list[tuple[int, str]]:
 
 
 def stat_of(pid: int) -> list[str] | None:
-    """Fields after the command (proc_pidstat_of(5)), the state first; None if gone or hidden."""
-    try:
+    """Fields after the command (proc_pid_stat(5)), the state first; None if gone or hidden."""
+    with contextlib.suppress(*_HIDDEN):
         return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: hidepid=1
-        return None
+    return None
 
 
-def _read(pid: int, name: str) -> list[bytes]:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+def _words(pid: int, name: str) -> list[str]:
+    """The words of a file in which NUL bytes end them; none if the process is gone or hidden."""
+    with contextlib.suppress(*_HIDDEN):
         data = (_PROC / str(pid) / name).read_bytes()
-        return [word for word in data.split(b"\0") if word]
+        return [word.decode(errors="surrogateescape") for word in data.split(b"\0") if word]
     return []

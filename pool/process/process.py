@@ -24,15 +24,8 @@ from pathlib import Path
 from catalog.errors import StartFailed
 from catalog.paths import ROOT
 from pool.process import guardian
-from pool.process.logs import keep_bounded, open_log
-from pool.process.proc import (
-    ProcessId,
-    all_pids,
-    command_of,
-    environment_of,
-    is_ours,
-    kill_marked,
-)
+from pool.process.logs import ignore, keep_bounded, open_log
+from pool.process.proc import ProcessId, all_pids, command_of, is_ours, kill_marked
 
 MARK = "TIDEGATE_POOL_MARK"
 """Variable in the environment of every process of a run; its value is the run's mark."""
@@ -46,10 +39,6 @@ _MARGIN_S = 2.0
 """Seconds for a guardian to send SIGKILL and wait; after that, we do its work."""
 OnStep = Callable[[str], None]
 """Callback for each step of a start: fits, prepared, spawned, started."""
-
-
-def no_step(step: str) -> None:
-    """An ``OnStep`` that does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +57,23 @@ class Label:
     def run_dir(self) -> Path:
         return Path(self.home) / "run" / self.mark
 
+    @property
+    def status(self) -> int | None:
+        """The exit status of a run that outlives us; None before its end, or if it was killed."""
+        return _number_in(self.run_dir / guardian.ENDED)
+
+    def remove(self) -> None:
+        """Remove the run's folder, if it has one."""
+        if self.home:
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    def clean(self, *, was_killed: bool) -> None:
+        """Remove the remains. A guardian that was not killed has removed most of them."""
+        if was_killed:
+            kill_marked(MARK, self.mark)
+            guardian.remove_shared_memory(self.mark)
+        self.remove()
+
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
@@ -79,19 +85,13 @@ class FoundRun:
     @property
     def ports(self) -> tuple[int, int, int]:
         """Ports for HTTP, gRPC, metrics; 0 if unknown."""
-        numbers = [0, 0, 0]
-        with contextlib.suppress(ValueError):
-            for at, text in enumerate(self.label.facts.get("ports", "").split(",")[:3]):
-                numbers[at] = int(text)
-        return numbers[0], numbers[1], numbers[2]
+        told = self.label.facts.get("ports", "").split(",")
+        http, grpc, metrics = [*(int(port) if port.isdigit() else 0 for port in told), 0, 0][:3]
+        return http, grpc, metrics
 
     @property
     def gpus(self) -> tuple[str, ...]:
         return tuple(filter(None, self.label.facts.get("devices", "").split(",")))
-
-    def variable(self, name: str) -> str:
-        """A variable of its initial environment; empty if it is not set."""
-        return environment_of(self.guardian.pid).get(name, "")
 
 
 def find_detached(home: Path) -> list[FoundRun]:
@@ -101,27 +101,20 @@ def find_detached(home: Path) -> list[FoundRun]:
     """
     found = []
     for pid in all_pids():
-        if not is_ours(pid):
-            continue
-        identity = ProcessId.of(pid)
+        identity = ProcessId.of(pid) if is_ours(pid) else None
         label = _label_in(command_of(pid))
-        if label is None or label.home != str(home) or identity is None:
-            continue
-        if identity.is_running:
+        if identity and identity.is_running and label and label.home == str(home):
             found.append(FoundRun(identity, label))
     return found
 
 
-def clear_remains(home: Path, running: Sequence[FoundRun]) -> list[str]:
-    """End the remains of runs whose guardian was killed; returns their names."""
+def clear_remains(home: Path, running: Sequence[FoundRun]) -> None:
+    """End the remains of runs whose guardian was killed."""
     live = {one.label.mark for one in running}
-    with contextlib.suppress(FileNotFoundError):
-        folders = [each for each in (home / "run").iterdir() if _MARKED.fullmatch(each.name)]
-        gone = [Label(str(home), "", each.name) for each in folders if each.name not in live]
-        for label in gone:
-            _clean(label, _number_in(label.run_dir / guardian.ENDED) is None)
-        return [label.mark for label in gone]
-    return []
+    for folder in (home / "run").glob("*"):
+        if _MARKED.fullmatch(folder.name) and folder.name not in live:
+            label = Label(str(home), "", folder.name)
+            label.clean(was_killed=label.status is None)
 
 
 class GuardedProcess:
@@ -149,7 +142,7 @@ class GuardedProcess:
         mark: str = "",
         home: Path | None = None,
         facts: Mapping[str, str] | None = None,
-        on_step: OnStep = no_step,
+        on_step: OnStep = ignore,
     ) -> "GuardedProcess":
         """Start ``command`` under a guardian. If ``log`` is None, its output goes to our stderr.
         Shared memory whose name begins with ``mark`` is removed at its end.
@@ -158,7 +151,7 @@ class GuardedProcess:
         cannot be executed.
         """
         mark = mark or f"tidegate_{secrets.token_hex(6)}_"
-        label = Label("" if home is None else str(home), name, mark, dict(facts or {}))
+        label = Label(str(home or ""), name, mark, dict(facts or {}))
         reading, writing = os.pipe()
         try:
             if home is not None:
@@ -166,7 +159,7 @@ class GuardedProcess:
             on_step("prepared")
             pid = _spawn(label, command, {**env, MARK: mark}, log, writing)
         except OSError as error:  # no processes, files or memory left; a log that has just gone
-            _remove(label)
+            label.remove()
             os.close(reading)
             raise StartFailed(f"{name}: cannot start: {error}") from error
         finally:
@@ -180,7 +173,7 @@ class GuardedProcess:
         except (asyncio.CancelledError, TimeoutError) as error:
             os.kill(pid, signal.SIGKILL)  # our child exists until we wait for it
             _reap(pid)
-            _clean(label, True)
+            label.clean(was_killed=True)
             if isinstance(error, TimeoutError):
                 raise StartFailed(f"{name}: its guardian did not start in {_UP_S:.0f} s") from None
             raise
@@ -188,7 +181,7 @@ class GuardedProcess:
             os.close(reading)
         if not told:
             _reap(pid)
-            _remove(label)
+            label.remove()
             where = f" (see {log})" if log else ""
             raise StartFailed(f"{name}: cannot run {command[0]}{where}")
         if identity is None:
@@ -205,8 +198,8 @@ class GuardedProcess:
         async with asyncio.timeout(_UP_S):
             while (pid := _number_in(label.run_dir / guardian.STARTED)) is None:
                 if not found.guardian.is_running:
-                    status = _number_in(label.run_dir / guardian.ENDED)
-                    _clean(label, status is None)
+                    status = label.status
+                    label.clean(was_killed=status is None)
                     raise StartFailed(f"{name} ended with status {status} before it had started")
                 await asyncio.sleep(_POLL_S)
         return cls(name, found, pid, log)
@@ -245,16 +238,14 @@ class GuardedProcess:
 
     async def _watch(self) -> int:
         bounding = asyncio.create_task(keep_bounded(self._log)) if self._log else None
-        label, pid = self.found.label, self.found.guardian.pid
+        label, process = self.found.label, self.found.guardian
         try:
-            if (fd := self.found.guardian.open()) is not None:
-                try:
+            with process.open() as fd:
+                if fd is not None:
                     await _readable(fd)
-                finally:
-                    os.close(fd)
-            reaped, told = _reap(pid, os.WNOHANG), _number_in(label.run_dir / guardian.ENDED)
-            status = told if reaped is None else reaped
-            _clean(label, status is None)
+            reaped = _reap(process.pid, os.WNOHANG)
+            status = label.status if reaped is None else reaped
+            label.clean(was_killed=status is None)
             return 128 + signal.SIGKILL if status is None else status
         finally:
             if bounding is not None:
@@ -286,12 +277,12 @@ def _spawn(
 
 def _label_in(argv: Sequence[str]) -> Label | None:
     """The label in a guardian's command line; None for any other command line."""
-    if len(argv) < 5 or not argv[3].endswith("guardian.py"):
+    texts = [word.removeprefix(_LABEL) for word in argv if word.startswith(_LABEL)]
+    if len(argv) < 5 or not argv[3].endswith("guardian.py") or not texts:
         return None
-    text = next((word.removeprefix(_LABEL) for word in argv if word.startswith(_LABEL)), None)
     try:
-        label = None if text is None else Label(**json.loads(text))
-        return label if label is not None and _MARKED.fullmatch(label.mark) else None
+        label = Label(**json.loads(texts[0]))
+        return label if _MARKED.fullmatch(label.mark) else None
     except (ValueError, TypeError, RecursionError):
         return None
 
@@ -316,19 +307,6 @@ async def _readable(fd: int) -> None:
         loop.remove_reader(fd)
 
 
-def _clean(label: Label, was_killed: bool) -> None:
-    """Remove the remains of a run. A guardian that was not killed has removed most of them."""
-    if was_killed:
-        kill_marked(MARK, label.mark)
-        guardian.remove_shared_memory(label.mark)
-    _remove(label)
-
-
-def _remove(label: Label) -> None:
-    if label.home:
-        shutil.rmtree(label.run_dir, ignore_errors=True)
-
-
 def _number_in(path: Path) -> int | None:
     try:
         return int(path.read_text())
@@ -344,3 +322,22 @@ def command_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env: dict[str, str | None] = {**os.environ, "PYTHONPATH": path, **changes}
     return {name: value for name, value in env.items() if value is not None}
+
+
+async def run(*command: str) -> tuple[int, str]:
+    """Run a command to its end; it is killed when this is cancelled. Returns its exit status and
+    what it wrote to stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=command_environment({}),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        _, said = await process.communicate()
+        return await process.wait(), said.decode(errors="replace").strip()
+    except BaseException:
+        process.kill()
+        await process.wait()
+        raise

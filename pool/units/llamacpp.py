@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Unpack
 from urllib.parse import quote, urlencode
@@ -18,7 +17,7 @@ from pool.engines.environments import environment_if_made
 from pool.engines.recipes import LLAMACPP_SERVER
 from pool.process.http_get import get, http_status
 from pool.process.ports import host_port
-from pool.process.process import FoundRun, command_environment
+from pool.process.process import FoundRun, command_environment, run
 from pool.supervise import ProcessUnit, UnitOptions
 from protocol.gguf import find_gguf, gguf_name, is_gguf, parts_of, read_gguf
 from worker.environment import with_variables
@@ -44,44 +43,27 @@ def is_asked_for(variables: Mapping[str, str], model: Path) -> bool:
     return engine == ENGINE or (engine == "auto" and is_gguf(model))
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaCppSpec:
-    """The configuration of one server."""
-
-    variables: Mapping[str, str]
-    """A worker's ``TIDEGATE_WORKER__…`` variables, including its model."""
-    home: Path
-    """The state folder; it holds the engine and a folder for each file's vocabulary."""
-    load_timeout_s: float = 300.0
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """More variables for its process."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The resolved inputs of a start."""
-
-    file: Path
-    command: list[str]
-    vocabulary: Path
-    is_stated: bool
-    """Whether the operator chose the folder ``vocabulary``."""
-
-
 class LlamaCppServer(ProcessUnit):
     """A supervised server. It keeps its port across restarts, so that lanes reconnect."""
 
     def __init__(
         self,
         name: str,
-        spec: LlamaCppSpec,
+        variables: Mapping[str, str],
+        state_dir: Path,
         port: int,
-        **kept: Unpack[UnitOptions],
+        load_timeout_s: float = 300.0,
+        **options: Unpack[UnitOptions],
     ) -> None:
-        super().__init__(name, **kept)
+        """``variables``: a worker's ``TIDEGATE_WORKER__…``, including its model. ``state_dir``
+        has the engine, and a folder for each file's vocabulary."""
+        super().__init__(name, **options)
         self.port = port
-        self.start_s = spec.load_timeout_s
-        self._spec = spec
+        self.start_s = load_timeout_s
+        self._variables = variables
+        self._state_dir = state_dir
+        self._environment: Mapping[str, str] = {}
+        """More variables for its process."""
 
     @property
     def all_ports(self) -> tuple[int, int, int]:
@@ -89,9 +71,8 @@ class LlamaCppServer(ProcessUnit):
 
     @property
     def address(self) -> str:
-        """The instance's address for orchestrators."""
-        settings, file = _settings(self._spec.variables)
-        folder, _ = self._vocabulary(settings, file)
+        settings, file = _settings(self._variables)
+        folder = _tokenizer(settings) or self._vocabulary(file)
         told = {"tokenizer": str(folder), "alias": settings.model_name or gguf_name(file)}
         return f"llamacpp+http://{host_port(HOST, self.port)}?{urlencode(told, quote_via=quote)}"
 
@@ -105,11 +86,11 @@ class LlamaCppServer(ProcessUnit):
 
     async def start(self) -> None:
         """Start the server and wait for its model. Raises ``StartFailed`` with the reason."""
-        plan = await asyncio.to_thread(self._plan)
-        env = command_environment({**self._spec.environment, "PYTHONPATH": None})
-        writing = asyncio.create_task(self._write_vocabulary(plan))
+        settings, file, command = await asyncio.to_thread(self._plan)
+        env = command_environment({**self._environment, "PYTHONPATH": None})
+        writing = asyncio.create_task(self._write_vocabulary(settings, file))
         try:
-            await self._spawn(plan.command, env)
+            await self._spawn(command, env)
             await writing
         finally:
             writing.cancel()
@@ -138,17 +119,15 @@ class LlamaCppServer(ProcessUnit):
                 return
             await asyncio.sleep(_POLL_S)
 
-    def _vocabulary(self, settings: WorkerSettings, file: Path) -> tuple[Path, bool]:
-        """The folder with the model's tokenizer, and whether the operator chose it."""
-        stated = settings.engine_args.get("tokenizer")
-        if stated:
-            return Path(stated).expanduser(), True
+    def _vocabulary(self, file: Path) -> Path:
+        """The folder with the vocabulary of a file, unless the operator chose a tokenizer."""
         digest = hashlib.sha256(bytes(file.resolve())).hexdigest()[:16]
-        return self._spec.home / "gguf" / digest, False
+        return self._state_dir / "gguf" / digest
 
-    def _plan(self) -> _Plan:
+    def _plan(self) -> tuple[WorkerSettings, Path, list[str]]:
+        """The settings and the file of a start, and its command. Raises ``StartFailed``."""
         try:
-            settings, file = _settings(self._spec.variables)
+            settings, file = _settings(self._variables)
             parts_of(file)
             trained = _trained_context(file)
         except (OSError, ValueError) as error:
@@ -159,7 +138,7 @@ class LlamaCppServer(ProcessUnit):
                 f"{self.name}: {', '.join(map(variable, strangers))}: not for llama.cpp's server,"
                 f" which supports only {', '.join(sorted(_HEEDED))} of a worker's settings"
             )
-        made = environment_if_made(ENGINE, self._spec.home, settings.device)
+        made = environment_if_made(ENGINE, self._state_dir, settings.device)
         if not made:
             raise StartFailed(
                 f"{self.name}: {file.name} is run by llama.cpp's server, which is not installed"
@@ -170,32 +149,22 @@ class LlamaCppServer(ProcessUnit):
             "n_parallel": str(slots),
             "n_ctx": str(slots * min(trained, _CONTEXT)),
             "n_batch": _BATCH[settings.device],
-            **{name: value for name, value in settings.engine_args.items() if name != "tokenizer"},
+            **settings.engine_args,
         }
+        params.pop("tokenizer", None)
         python = Path(made["VIRTUAL_ENV"]) / "bin" / "python"
         command = [str(python), "-P", str(LLAMACPP_SERVER), str(file.absolute()), str(self.port)]
         command += [settings.device, *(f"{name}={value}" for name, value in params.items())]
-        return _Plan(file, command, *self._vocabulary(settings, file))
+        return settings, file, command
 
-    async def _write_vocabulary(self, plan: _Plan) -> None:
-        if plan.is_stated:
+    async def _write_vocabulary(self, settings: WorkerSettings, file: Path) -> None:
+        if _tokenizer(settings):
             return
         # In its own process, because the code that reads vocabularies is in the worker.
-        writer = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "worker.models.gguf"),
-            *(str(plan.file), str(plan.vocabulary)),
-            env=command_environment({}),
-            stdin=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            _, said = await writer.communicate()
-        except asyncio.CancelledError:
-            writer.kill()
-            await writer.wait()
-            raise
-        if writer.returncode:
-            raise StartFailed(f"{self.name}: {said.decode(errors='replace').strip()}")
+        command = (sys.executable, "-P", "-m", "worker.models.gguf")
+        status, said = await run(*command, str(file), str(self._vocabulary(file)))
+        if status:
+            raise StartFailed(f"{self.name}: {said}")
 
 
 def _settings(variables: Mapping[str, str]) -> tuple[WorkerSettings, Path]:
@@ -203,6 +172,12 @@ def _settings(variables: Mapping[str, str]) -> tuple[WorkerSettings, Path]:
     told = {name: value for name, value in variables.items() if name != _ENGINE_VARIABLE}
     settings = with_variables(WorkerSettings, told)
     return settings, find_gguf(settings.model_path)
+
+
+def _tokenizer(settings: WorkerSettings) -> Path | None:
+    """The tokenizer's folder that the operator chose, if any."""
+    stated = settings.engine_args.get("tokenizer")
+    return Path(stated).expanduser() if stated else None
 
 
 def _trained_context(file: Path) -> int:

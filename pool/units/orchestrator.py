@@ -47,29 +47,20 @@ class OrchestratorProcess(ProcessUnit):
         port: int,
         env: Mapping[str, str],
         command: tuple[str, ...] = (sys.executable, "-P", "-m", "orchestrator"),
-        **kept: Unpack[UnitOptions],
+        *,
+        name: str = "orchestrator",
+        own: Address | None = None,
+        **options: Unpack[UnitOptions],
     ) -> None:
-        super().__init__("orchestrator", **kept)
+        """``own``: its own address, if others share the port."""
+        super().__init__(name, **options)
         self.host = host
         self.port = port
-        self.asked_at = self._public
-        """Address of its health checks."""
         self.ready_within_s: float | None = None
         """Seconds until it must be ready for work at its first start; None: no check."""
-        self._env = env
+        self._own = own and Address(connect_host(own.host), own.port)
+        self._env = {**env, **({OWN_ADDRESS: host_port(*own)} if own else {})}
         self._command = command
-
-    def listen_at(self, port: int) -> None:
-        """Use another port at the next start."""
-        self.port = port
-        self.asked_at = self._public
-
-    def share_port(self, number: int, own: Address) -> None:
-        """Share the port with others; each has its own number and address. Call it before
-        ``start``."""
-        self.name = f"{self.name}-{number}"
-        self.asked_at = Address(connect_host(own.host), own.port)
-        self._env = {**self._env, OWN_ADDRESS: host_port(*own)}
 
     @property
     def all_ports(self) -> tuple[int, int, int]:
@@ -82,15 +73,14 @@ class OrchestratorProcess(ProcessUnit):
 
     @property
     def where(self) -> str:
-        """Its address in words, such as ``HTTP on 127.0.0.1:8080``."""
         return f"HTTP on {host_port(*self._public)}"
 
     async def start(self) -> None:
         """Start it and wait until it answers. Raises ``StartFailed`` with its last log lines."""
         listening = {"TIDEGATE_HOST": self.host, "TIDEGATE_PORT": str(self.port)}
         await self._spawn(self._command, command_environment({**self._env, **listening}))
-        await self._wait_for("/health/live", self.start_s)
-        if self.asked_at != self._public:  # it may open the shared port slightly later
+        await self.resume()
+        if self._own:  # it may open the shared port slightly later
             await self._wait_for("/health/live", self.start_s, self._public)
         within_s, self.ready_within_s = self.ready_within_s, None
         if within_s is not None:
@@ -98,7 +88,7 @@ class OrchestratorProcess(ProcessUnit):
                 self._warn(f"{warning}; plain prompts are served, chats are refused")
 
     async def attach(self, found: FoundRun) -> None:
-        self.listen_at(found.ports[0])
+        self.port = found.ports[0]
         await super().attach(found)
 
     async def resume(self) -> None:
@@ -133,7 +123,7 @@ class OrchestratorProcess(ProcessUnit):
     async def _heartbeats(self) -> str:
         """A stalled process on a shared port holds connections, so it is replaced before the others
         consider it dead (OR-27)."""
-        if self.asked_at == self._public:
+        if self._own is None:
             return await super()._heartbeats()
         while True:
             try:
@@ -146,14 +136,15 @@ class OrchestratorProcess(ProcessUnit):
             await asyncio.sleep(ASK_EVERY_S)
 
     async def _answers(self) -> bool:
-        return await http_status(*self.asked_at, "/health/live", STALLED_AFTER_S) == 200
+        address = self._own or self._public
+        return await http_status(*address, "/health/live", STALLED_AFTER_S) == 200
 
     async def _wait_for(self, path: str, timeout_s: float, address: Address | None = None) -> bytes:
         """Wait for the first 200 and return its body. Raises ``StartFailed``."""
         assert self._process is not None
         deadline = time.monotonic() + timeout_s
         while True:
-            status, body = await get(*(address or self.asked_at), path)
+            status, body = await get(*(address or self._own or self._public), path)
             if body == _STARTING:
                 await asyncio.sleep(_POLL_S)
                 deadline = time.monotonic() + timeout_s

@@ -39,9 +39,9 @@ class StoreProcess(ProcessUnit):
     """Maximum seconds to load its data."""
     is_given_up = False  # it ends whenever its disk is full
 
-    def __init__(self, program: str, folder: Path, **kept: Unpack[UnitOptions]) -> None:
+    def __init__(self, program: str, folder: Path, **options: Unpack[UnitOptions]) -> None:
         """``folder`` holds the data; it is created for this user only."""
-        super().__init__("store", **kept)
+        super().__init__("store", **options)
         self._program = program
         self._folder = folder
         # A socket's path can have at most 107 bytes, which a path in the state folder may exceed.

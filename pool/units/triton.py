@@ -35,7 +35,7 @@ from pool.process.http_get import get
 from pool.process.logs import why_triton_ended
 from pool.process.ports import host_port
 from pool.process.proc import children_of, has_ended_child, is_running
-from pool.process.process import FoundRun, GuardedProcess
+from pool.process.process import FoundRun
 from pool.supervise import TERM_S, ProcessUnit, UnitOptions, first_of
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ not, it would wait until the load timeout."""
 _READY_POLL_S = 0.03
 _STUB_POLL_S = 0.1
 _ASK_S = 2.0
-
-
 _LEAST_FILES = 256
 """Minimum limit of open files for a Triton. With 64 it hangs without a log line. 70 were enough for
 the demo model on two cores. It opens some files for each core and each lane."""
@@ -85,9 +83,9 @@ class TritonInstance(ProcessUnit):
         install: TritonInstall,
         spec: TritonSpec,
         ports: TritonPorts,
-        **kept: Unpack[UnitOptions],
+        **options: Unpack[UnitOptions],
     ) -> None:
-        super().__init__(name, **kept)
+        super().__init__(name, **options)
         self.ports = ports
         self._install = install
         self._spec = spec
@@ -110,7 +108,6 @@ class TritonInstance(ProcessUnit):
 
     @property
     def where(self) -> str:
-        """Its address in words, such as ``gRPC on 127.0.0.1:8001``."""
         return f"gRPC on {self.grpc_address}"
 
     def describe(self) -> dict[str, object]:
@@ -140,27 +137,27 @@ class TritonInstance(ProcessUnit):
         require_files(self.name)
         await asyncio.to_thread(self._require_tls)
         # Unique per start, so that the old server's regions and answers cannot look like new ones.
-        server_id = f"tidegate_{secrets.token_hex(6)}_"
+        server_id = self._server_id = f"tidegate_{secrets.token_hex(6)}_"
         compile_models(self._spec)
         try:
-            await self._launch(server_id)
+            install, spec, env = self._linked(Links(server_id))
+            await self._spawn(triton_command(install, spec, self.ports, server_id), env, server_id)
         except BaseException:
             remove_shared_memory(server_id)  # no other process does it
             raise
-        assert self._process is not None
-        await self._loaded(self._process, server_id)
+        await self.resume()
 
-    async def _launch(self, server_id: str) -> None:
-        links = Links(server_id)
+    def _linked(self, links: Links) -> tuple[TritonInstall, TritonSpec, dict[str, str]]:
+        """The server, its models and its environment, with links instead of paths that are not
+        plain. Raises ``StartFailed``."""
         try:
             install, spec = links.install(self._install), links.spec(self._spec)
-            env = links.environment(triton_environment(install, spec))
+            return install, spec, links.environment(triton_environment(install, spec))
         except OSError as error:
             raise StartFailed(
                 f"{self.name}: cannot make links in {SHARED_MEMORY}, which Triton needs when one "
                 f"of its paths has spaces or is not plain ASCII: {error.strerror}"
             ) from error
-        await self._spawn(triton_command(install, spec, self.ports, server_id), env, server_id)
 
     def _require_tls(self) -> None:
         """Raise ``StartFailed`` if no client with these TLS settings could reach the server."""
@@ -176,27 +173,22 @@ class TritonInstance(ProcessUnit):
         await super().attach(found)
 
     async def resume(self) -> None:
-        assert self._process is not None, "take one over first"
-        await self._loaded(self._process, self._server_id)
-
-    async def _loaded(self, process: GuardedProcess, server_id: str) -> None:
+        assert self._process is not None, "start it first"
+        process = self._process
         deadline = time.monotonic() + self._spec.load_timeout_s
         dead_since: float | None = None
         async with self._control() as control:
-            while not await self._is_ready(control, server_id):
+            while not await self._is_ready(control):
                 if not process.running:
                     failure = self._failure(await self._status())
                     crashed = await process.wait() in _CRASHED
                     raise _Crashed(str(failure)) if crashed else failure
-                if not has_ended_child(process.pid):
-                    dead_since = None
-                elif (
-                    time.monotonic() - (dead_since := dead_since or time.monotonic()) > _UNNOTICED_S
-                ):
+                now = time.monotonic()
+                dead_since = (dead_since or now) if has_ended_child(process.pid) else None
+                if dead_since is not None and now - dead_since > _UNNOTICED_S:
                     raise self._failure("waits for a Python process that has ended")
-                if time.monotonic() > deadline:
-                    what = f"was not ready after {self._spec.load_timeout_s:.0f} s"
-                    raise self._failure(what)
+                if now > deadline:
+                    raise self._failure(f"was not ready after {self._spec.load_timeout_s:.0f} s")
                 await asyncio.sleep(_READY_POLL_S)
         self._stubs = children_of(process.pid)
 
@@ -236,9 +228,9 @@ class TritonInstance(ProcessUnit):
         async with self._control() as control:
             return await self._has_models(control)
 
-    async def _is_ready(self, control: "TritonControl", server_id: str) -> bool:
+    async def _is_ready(self, control: "TritonControl") -> bool:
         return (
-            await control.is_server(server_id, _ASK_S)
+            await control.is_server(self._server_id, _ASK_S)
             and await self._has_models(control)
             and await self._tells_metrics()
         )

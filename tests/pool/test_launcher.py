@@ -15,7 +15,6 @@ import pytest
 from catalog.engines import EngineCatalog
 from catalog.errors import GaveUp, PortInUse, StartFailed, StateFileUnusable
 from catalog.paths import state_dir
-from pool import launcher as launcher_module
 from pool.engines import ensure
 from pool.engines.triton import TritonInstall, TritonPorts, find_triton
 from pool.events import EventKind, PoolEvent
@@ -170,7 +169,7 @@ async def test_another_port_when_one_was_taken_meanwhile(
     with socket.create_server(("127.0.0.1", 0)) as holder:
         taken = holder.getsockname()[1]
         choices = [[free_ports(1)[0], taken, free_ports(1)[0]], free_ports(3)]
-        monkeypatch.setattr(launcher_module, "free_ports", lambda *_: choices.pop(0))
+        monkeypatch.setattr(ports, "free_ports", lambda n, *_: choices.pop(0) if n else [])
         launched = launch()
         assert "another program took a port" in (await launched.until(EventKind.LOST)).text
         await launched.until(EventKind.SERVING)

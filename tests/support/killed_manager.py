@@ -18,7 +18,7 @@ from pathlib import Path
 from pool.fleet.home import InstanceRecord, PoolHome, PoolState
 from pool.manager import Manager
 from pool.process.process import FoundRun, OnStep, clear_remains, find_detached
-from pool.supervise import Keeping, ProcessUnit
+from pool.supervise import ProcessUnit
 from tests.support.fake_pool import FakeSpec
 
 SLEEP = ("bash", "-c", "sleep 1000 & wait")
@@ -46,8 +46,11 @@ class Sleeper(ProcessUnit):
 
     def __init__(self, home: Path, name: str, digest: str, port: int, on_step: OnStep) -> None:
         self.port = port or random.randrange(10_000, 60_000)
-        facts = {"digest": digest, "ports": f"0,{self.port},0"}
-        super().__init__(name, keeping=Keeping(home, lambda: facts, on_step=on_step))
+        self._digest = digest
+        super().__init__(name, home=home, on_step=on_step)
+
+    def facts(self) -> dict[str, str]:
+        return {"digest": self._digest, "ports": f"0,{self.port},0"}
 
     @property
     def address(self) -> str:

@@ -9,7 +9,7 @@ import pytest
 from catalog.paths import DEMO_CHECKPOINT, state_dir
 from pool.engines.environments import environment_if_made
 from pool.process.ports import free_ports
-from pool.units.llamacpp import ENGINE, LlamaCppServer, LlamaCppSpec
+from pool.units.llamacpp import ENGINE, LlamaCppServer
 from tests.support.stack import LoopThread
 
 
@@ -34,9 +34,8 @@ def llamacpp_server(model: Path, log: Path, **settings: str) -> Iterator[LlamaCp
     skip_without_llamacpp()
     told = {"model_path": str(model), "device": "cpu"} | settings
     variables = {f"TIDEGATE_WORKER__{name.upper()}": value for name, value in told.items()}
-    spec = LlamaCppSpec(variables, state_dir())
     loop = LoopThread()
-    server = LlamaCppServer("llamacpp", spec, free_ports(1)[0], log=log)
+    server = LlamaCppServer("llamacpp", variables, state_dir(), free_ports(1)[0], log=log)
     try:
         loop.run(server.start())
         yield server

@@ -108,13 +108,13 @@ async def test_one_that_is_not_asked_for_any_more_is_known_by_its_label(tmp_path
         return FoundRun(ProcessId(1, 1), Label(str(tmp_path), "old", "mark", facts))
 
     facts = triton(tmp_path, InstanceSpec("a", "demo", host="10.1.2.3"), TritonPorts(1, 2, 3))
-    old = machine.make_former(found(facts._facts()), on_step)
+    old = machine.make_former(found(facts.facts()), on_step)
     assert isinstance(old, PoolTriton)
     assert (old.name, old._spec.host, old._spec.models) == ("old", "10.1.2.3", ("llm",))
     (tmp_path / "m.gguf").touch()
     server = machine.make(InstanceSpec("a", str(tmp_path / "m.gguf")), None, on_step)
     assert isinstance(server, PoolLlamaCpp)
-    former = machine.make_former(found(server._facts()), on_step)
+    former = machine.make_former(found(server.facts()), on_step)
     assert isinstance(former, PoolLlamaCpp)
     assert (former.name, former.address) == ("old", ""), "orchestrators are told of none"
 

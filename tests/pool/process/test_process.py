@@ -100,7 +100,7 @@ async def test_remains_of_a_run_without_a_guardian_are_ended(home: Home) -> None
     process._ended.cancel()  # as if this manager was gone
     process.found.guardian.send(signal.SIGKILL)
     eventually(lambda: len(home.marked.pids()) == 1, lambda: f"{home.marked.pids()}")
-    assert clear_remains(home.path, find_detached(home.path)) == [process.found.label.mark]
+    clear_remains(home.path, find_detached(home.path))
     home.nothing_is_left()
 
 

@@ -14,7 +14,7 @@ from orchestrator.lanes.endpoint import ServerKind, read_endpoint
 from orchestrator.lanes.servers.cards import read_folder
 from pool.process.http_get import get
 from pool.process.ports import free_ports
-from pool.units.llamacpp import LlamaCppServer, LlamaCppSpec
+from pool.units.llamacpp import LlamaCppServer
 from tests.support.fake_llamacpp import install
 from tests.support.gguf import write_gguf
 from tests.worker.models.gguf.test_vocabulary import byte_level
@@ -43,7 +43,7 @@ async def make(tmp_path: Path, model: Path) -> AsyncIterator[Make]:
         variables = {f"TIDEGATE_WORKER__{name.upper()}": value for name, value in told.items()}
         log = tmp_path / "llamacpp.log"
         port = free_ports(1)[0]
-        made.append(LlamaCppServer("llamacpp", LlamaCppSpec(variables, home), port, log=log))
+        made.append(LlamaCppServer("llamacpp", variables, home, port, log=log))
         return made[-1]
 
     yield unit
