@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.status import Status
 
 from catalog.errors import ProvisionError
 from catalog.operator_key import access
@@ -24,7 +23,6 @@ View = Callable[[PoolEvent], None]
 """Receives the launcher's events."""
 EXIT_FAILED = 1
 EXIT_CUT_SHORT = 130
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(spec: LaunchSpec, *, hint: str | None = None, follow_parent: bool = False) -> int:
@@ -69,19 +67,14 @@ async def _serve(spec: LaunchSpec, view: View) -> int:
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
-    for signum in _SIGNALS:
-        loop.add_signal_handler(signum, on_signal)
+    loop.add_signal_handler(signal.SIGINT, on_signal)
+    loop.add_signal_handler(signal.SIGTERM, on_signal)
     await launcher.run(stop)
     return EXIT_CUT_SHORT if cut_short else 0
 
 
 _DOING = {"orchestrator": "starting, then waiting for lanes", "store": "starting, with what it had"}
 _LOADING = "starting the server and loading the model"
-
-
-def _doing(unit: str) -> str:
-    """Text for a unit's start; units of one kind have numbers."""
-    return _DOING.get(unit.partition("-")[0], _LOADING)
 
 
 def curl_line(url: str, model: str, *, with_token: bool) -> str:
@@ -108,65 +101,56 @@ def open_view(console: Console, hint: str | None) -> Iterator[View]:
     With ``TIDEGATE_TELEMETRY__LOG_FORMAT=json``, every line is an object, as in the orchestrator's
     log.
     """
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     if os.environ.get("TIDEGATE_TELEMETRY__LOG_FORMAT") == "json":
-        yield _JsonView(console)
-    elif console.is_terminal:
-        with console.status("starting") as status:
-            yield _LineView(console, hint, status)
+        yield lambda event: say(_entry(event))
+    elif not console.is_terminal:
+        yield lambda event: say(_line(event, hint))
     else:
-        yield _LineView(console, hint)
+        with console.status("starting") as spinner:
+
+            def show(event: PoolEvent) -> None:
+                if event.kind in (EventKind.SERVING, EventKind.ENDING):
+                    spinner.stop()
+                say(_line(event, hint, with_key=True))
+
+            yield show
 
 
-class _LineView:
-    """One line per event. On a terminal, a spinner (``status``) is below until it serves."""
-
-    def __init__(self, console: Console, hint: str | None, status: Status | None = None) -> None:
-        self._console = console
-        self._hint = hint
-        self._status = status
-
-    def __call__(self, event: PoolEvent) -> None:
-        if self._status is not None and event.kind in (EventKind.SERVING, EventKind.ENDING):
-            self._status.stop()
-        match event.kind:
-            case EventKind.FETCHING | EventKind.FOUND | EventKind.WARNED:
-                self._say(f"{event.target}: {event.text}")
-            case EventKind.STARTING:
-                self._say(f"{event.target}: {_doing(event.target)}")
-            case EventKind.READY:
-                self._say(f"{event.target}: {event.text}, ready after {event.seconds:.1f} s")
-            case EventKind.LOST:
-                self._say(f"{event.target}: {event.text}; starting again in {event.seconds:.1f} s")
-            case EventKind.SERVING:
-                self._say(f"serving on {event.text} after {event.seconds:.1f} s")
-                if self._hint:
-                    key = access(event.text).key if self._status is not None else ""
-                    hint = self._hint.replace("{key}", f"#key={key}" if key else "")
-                    self._say(hint.replace("{url}", event.text))
-            case EventKind.ENDING:
-                self._say("ending")
-            case EventKind.ENDED:
-                self._say(f"ended in {event.seconds:.1f} s, nothing left")
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+def _line(event: PoolEvent, hint: str | None, *, with_key: bool = False) -> str:
+    """An event in words for a person."""
+    match event.kind:
+        case EventKind.STARTING:
+            # Units of one kind have numbers.
+            return f"{event.target}: {_DOING.get(event.target.partition('-')[0], _LOADING)}"
+        case EventKind.READY:
+            return f"{event.target}: {event.text}, ready after {event.seconds:.1f} s"
+        case EventKind.LOST:
+            return f"{event.target}: {event.text}; starting again in {event.seconds:.1f} s"
+        case EventKind.SERVING:
+            key = access(event.text).key if with_key and hint else ""
+            told = (hint or "").replace("{key}", f"#key={key}" if key else "")
+            serving = f"serving on {event.text} after {event.seconds:.1f} s"
+            return "\n".join(filter(None, (serving, told.replace("{url}", event.text))))
+        case EventKind.ENDING:
+            return "ending"
+        case EventKind.ENDED:
+            return f"ended in {event.seconds:.1f} s, nothing left"
+    return f"{event.target}: {event.text}"
 
 
-class _JsonView:
-    """One JSON object per event, for programs."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def __call__(self, event: PoolEvent) -> None:
-        told = LAUNCH[event.kind]
-        entry = {
-            "level": "warning" if event.kind in (EventKind.LOST, EventKind.WARNED) else "info",
-            "logger": "orchestrator.pool",
-            "message": told.sentence,
-            **narrated(told, event.target),
-            "detail": event.text or None,
-            "seconds": round(event.seconds, 3),
-        }
-        text = json.dumps(entry, ensure_ascii=False)
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+def _entry(event: PoolEvent) -> str:
+    """An event as a JSON object, for programs."""
+    told = LAUNCH[event.kind]
+    entry = {
+        "level": "warning" if event.kind in (EventKind.LOST, EventKind.WARNED) else "info",
+        "logger": "orchestrator.pool",
+        "message": told.sentence,
+        **narrated(told, event.target),
+        "detail": event.text or None,
+        "seconds": round(event.seconds, 3),
+    }
+    return json.dumps(entry, ensure_ascii=False)
