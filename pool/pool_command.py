@@ -11,8 +11,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -52,11 +53,11 @@ def run(path: Path) -> int:
     form = os.environ.get("TIDEGATE_TELEMETRY__LOG_FORMAT", "auto")
     level = os.environ.get("TIDEGATE_TELEMETRY__LOG_LEVEL", "info")
     log.configure("json" if form == "json" else "text" if form == "text" else "auto", level)
-    return _exit(lambda: asyncio.run(_run(path.absolute())))
+    return _exit(_run(path.absolute()))
 
 
 async def _run(path: Path) -> None:
-    from pool.fleet.service import ManagerEnd, PoolService
+    from pool.fleet.service import PoolService
 
     service = PoolService(path, Nvml(), say)
     asked = 0
@@ -64,7 +65,7 @@ async def _run(path: Path) -> None:
     def stop() -> None:
         nonlocal asked
         asked += 1
-        service.end(ManagerEnd(service.file.pool.drain_s if asked == 1 else 0.0))
+        service.end(service.file.pool.drain_s if asked == 1 else 0.0)
 
     def reload() -> None:
         if service.manager is not None:
@@ -80,10 +81,11 @@ async def _run(path: Path) -> None:
 
 def status(path: Path | None, *, as_json: bool) -> int:
     """Print the state of every instance. Returns 1 if no manager runs, which would restart them."""
-    return _exit(lambda: asyncio.run(_status(_home(path), as_json=as_json)))
+    return _exit(_status(path, as_json=as_json))
 
 
-async def _status(home: Path, *, as_json: bool) -> bool:
+async def _status(path: Path | None, *, as_json: bool) -> bool:
+    home = _home(path)
     try:
         told = await ask(home, {"do": "status"}, _ASK_S)
     except PoolInUse as error:
@@ -93,13 +95,18 @@ async def _status(home: Path, *, as_json: bool) -> bool:
     if as_json:
         print(json.dumps(told, indent=2))
         return is_managed
-    table = _table("name", "state", "address", "pid", "restarts", "why")
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "state", "address", "pid", "restarts", "why"):
+        table.add_column(column, overflow="fold")
     for each in told["instances"]:
         pid = "" if each["pid"] is None else str(each["pid"])
         where = each["address"] or each["where"]
         row = (each["name"], each["state"], where, pid, str(each["restarts"]))
         table.add_row(*row, each["reason"])
-    _show(table)
+    # Output to a file or pipe gets whole lines. Reasons quote log lines, which may have brackets;
+    # these are not markup.
+    width = None if sys.stdout.isatty() else 200
+    Console(width=width, markup=False, highlight=False, emoji=False).print(table)
     for name, reason in told["targets_failing"].items():
         print(f"cannot tell {name}: {reason}")
     for uuid, reason in told["gpus_out"].items():
@@ -109,24 +116,22 @@ async def _status(home: Path, *, as_json: bool) -> bool:
 
 def reload(path: Path | None) -> int:
     """Make the manager reload its file, and print the changes."""
+    return _exit(_reload(path))
 
-    async def reloaded() -> None:
-        told = await ask(_home(path), {"do": "reload"}, _ASK_S)
-        for what in ("start", "replace", "end"):
-            print(f"{what}: {', '.join(told[what]) or 'nothing'}")
 
-    return _exit(lambda: asyncio.run(reloaded()))
+async def _reload(path: Path | None) -> None:
+    told = await ask(_home(path), {"do": "reload"}, _ASK_S)
+    for what in ("start", "replace", "end"):
+        print(f"{what}: {', '.join(told[what]) or 'nothing'}")
 
 
 def stop(path: Path | None, how: str) -> int:
     """End the pool: ``drain`` it, end it ``now``, or ``leave`` its instances running."""
-    return _exit(lambda: asyncio.run(_stop(path, how)))
+    return _exit(_stop(path, how))
 
 
 async def _stop(path: Path | None, how: str) -> None:
-    file = None if path is None else read_pool_file(path)
-    drain_s = 30.0 if file is None else file.pool.drain_s
-    home = _home(path)
+    home, drain_s = _home(path), _file(path).pool.drain_s
     try:
         await ask(home, {"do": "stop", "how": how}, drain_s + _END_S)
     except PoolInUse:
@@ -176,27 +181,17 @@ def _unmanaged(home: Path) -> Answer:
     }
 
 
+def _file(path: Path | None) -> PoolFile:
+    return PoolFile() if path is None else read_pool_file(path)
+
+
 def _home(path: Path | None) -> Path:
-    return home_of(PoolFile() if path is None else read_pool_file(path))
+    return home_of(_file(path))
 
 
-def _exit(do: Callable[[], object]) -> int:
+def _exit(work: Coroutine[Any, Any, bool | None]) -> int:
     try:
-        return EXIT_FAILED if do() is False else 0
+        return EXIT_FAILED if asyncio.run(work) is False else 0
     except ProvisionError as error:
         print(f"tidegate: {error}", file=sys.stderr)
         return EXIT_FAILED
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _show(table: Table) -> None:
-    # Output to a file or pipe gets whole lines. Reasons quote log lines, which may have brackets;
-    # these are not markup.
-    width = None if sys.stdout.isatty() else 200
-    Console(width=width, markup=False, highlight=False, emoji=False).print(table)

@@ -13,11 +13,12 @@ from pool.events import pool_log
 from pool.fleet.specs import InstanceSpec
 from pool.preflight.need import GIB, need_of
 from pool.preflight.nvml import GpuDevice, GpuUnavailable, Nvml
-from worker.environment import DELIMITER
 from worker.free_memory import memory_free
-from worker.settings import PREFIX
+from worker.settings import variable
 
 _LARGEST_TTL_S = 15.0
+_HEEDED = ("engine", "dtype", "kv.blocks")
+"""Worker settings that decide how much memory it needs."""
 
 
 class Gpus:
@@ -85,14 +86,14 @@ class Gpus:
         except GpuUnavailable as error:
             return f"no GPU can be looked at: {error}"
         taken: list[str] = []
+        others = [reserved for other, reserved in self._reserved.items() if other != who]
         for wanted in group:
             device = _called(wanted, devices)
             if device is None:
                 there = ", ".join(d.index for d in devices) or "none"
                 return f"there is no GPU {wanted}; available: {there}"
-            if reason := self._why_out(device):
-                return f"GPU {wanted} is taken out: {reason}"
-            others = (uuids for other, uuids in self._reserved.items() if other != who)
+            if reason := self._why_out(wanted, device):
+                return reason
             free = device.free_bytes - sum(b for uuids, b in others if device.uuid in uuids)
             if share > free:
                 return (
@@ -125,8 +126,8 @@ class Gpus:
     async def visible(self, group: Sequence[str]) -> str:
         """Value for ``CUDA_VISIBLE_DEVICES``: UUIDs, because CUDA may number GPUs differently."""
         devices = await self.devices()
-        found = ((wanted, _called(wanted, devices)) for wanted in group)
-        return ",".join(wanted if device is None else device.uuid for wanted, device in found)
+        found = {wanted: _called(wanted, devices) for wanted in group}
+        return ",".join(device.uuid if device else wanted for wanted, device in found.items())
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────
 
@@ -145,8 +146,8 @@ class Gpus:
                 device = _called(wanted, devices)
                 if device is None:
                     return f"GPU {wanted} has vanished"
-                if reason := self._why_out(device):
-                    return f"GPU {wanted} is taken out: {reason}"
+                if reason := self._why_out(wanted, device):
+                    return reason
 
     async def watch(self) -> None:
         """Check for faults once per heartbeat, until cancelled."""
@@ -166,8 +167,8 @@ class Gpus:
             self._is_failing, faults = True, []
         for fault in faults:
             if fault.is_of_device and fault.uuid and fault.uuid not in self.out:
-                self.out[fault.uuid] = f"the driver reported Xid {fault.xid}"
-                self._on_out(fault.uuid, self.out[fault.uuid])
+                reason = self.out[fault.uuid] = f"the driver reported Xid {fault.xid}"
+                self._on_out(fault.uuid, reason)
         async with self._changed:
             self._changed.notify_all()
 
@@ -176,8 +177,9 @@ class Gpus:
         self.out.clear()
         self._read_at = None
 
-    def _why_out(self, device: GpuDevice) -> str:
-        return self.out.get(device.uuid) or self.out.get(device.gpu, "")
+    def _why_out(self, wanted: str, device: GpuDevice) -> str:
+        reason = self.out.get(device.uuid) or self.out.get(device.gpu)
+        return f"GPU {wanted} is taken out: {reason}" if reason else ""
 
 
 def _called(wanted: str, devices: Sequence[GpuDevice]) -> GpuDevice | None:
@@ -188,10 +190,6 @@ def need_bytes(spec: InstanceSpec, model: Path) -> int:
     """Bytes that a spec needs: its stated need (on each GPU), else from its files (on all)."""
     if spec.vram_gib is not None:
         return int(spec.vram_gib * GIB)
-    settings: dict[str, object] = {
-        name.removeprefix(PREFIX).lower().replace(DELIMITER, "."): (
-            int(value) if value.isdigit() else value
-        )
-        for name, value in spec.settings.items()
-    }
-    return need_of(model, settings, on_gpu=spec.on_gpu)
+    engine, dtype, blocks = (spec.settings.get(variable(name), "") for name in _HEEDED)
+    kv_blocks = int(blocks) if blocks.isdigit() else 0
+    return need_of(model, engine, dtype, kv_blocks, on_gpu=spec.on_gpu)

@@ -17,7 +17,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +77,21 @@ class PoolHome:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._require_own()
-            (self.path / "run").mkdir(exist_ok=True, mode=0o700)
-            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        except StateFileUnusable:
-            raise
+            status, ours = self.path.stat(), os.geteuid()
+            is_own = not status.st_mode & 0o002 and (not ours or status.st_uid in (0, ours))
+            if is_own:
+                (self.path / "run").mkdir(exist_ok=True, mode=0o700)
+                lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise StateFileUnusable(
                 f"cannot write {self.path}: {error.strerror}; choose another folder with home in "
                 "[pool], or with TIDEGATE_HOME"
             ) from error
+        if not is_own:
+            raise StateFileUnusable(
+                f"other users may write to {self.path}, and could control the pool; set home in "
+                "[pool] to a folder of this user alone"
+            )
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -99,17 +104,6 @@ class PoolHome:
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         self._lock = lock
-
-    def _require_own(self) -> None:
-        """Check that only this user may write there: another user could control the pool. Raises
-        ``StateFileUnusable``."""
-        status = self.path.stat()
-        ours = os.geteuid()
-        if status.st_mode & 0o002 or (ours and status.st_uid not in (0, ours)):
-            raise StateFileUnusable(
-                f"other users may write to {self.path}, and could control the pool; set home in "
-                "[pool] to a folder of this user alone"
-            )
 
     def release(self) -> None:
         """Unlock the pool for another manager. Idempotent."""
@@ -124,10 +118,8 @@ class PoolHome:
         except FileNotFoundError:
             return PoolState()
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            warn(
-                f"the state in {self.state_path} cannot be read ({error}); running instances are "
-                "found without it"
-            )
+            where = f"the state in {self.state_path} cannot be read ({error})"
+            warn(f"{where}; running instances are found without it")
             return PoolState()
 
     def write(self, state: PoolState) -> None:
@@ -136,35 +128,15 @@ class PoolHome:
         write_atomically(self.state_path, msgspec.json.format(msgspec.json.encode(state), indent=1))
 
 
-class ControlSocket:
-    """The manager's end of the socket."""
+@contextlib.asynccontextmanager
+async def control_socket(home: Path, handler: Handler) -> AsyncIterator[None]:
+    """The manager's end of the socket. ``handler`` gets ``{"do": …}``. If it raises
+    ``ProvisionError``, that is the answer."""
 
-    def __init__(self, home: Path, handler: Handler) -> None:
-        """``handler`` gets ``{"do": …}``. If it raises ``ProvisionError``, that is the answer."""
-        self._home = home
-        self._handler = handler
-        self._server: asyncio.Server | None = None
-
-    async def open(self) -> None:
-        path = self._home / "control"
-        path.unlink(missing_ok=True)  # left by a manager that was killed; this one has the lock
-        with _short(path) as short:
-            self._server = await asyncio.start_unix_server(self._serve, short, limit=_LINE_BYTES)
-            os.chmod(short, 0o600)
-
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        with contextlib.suppress(OSError):
-            (self._home / "control").unlink(missing_ok=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             try:
-                line = await reader.readline()
-                if not line:
-                    return
-                answer = await self._handler(json.loads(line))
+                answer = await handler(json.loads(await reader.readline()))
             except ProvisionError as error:
                 answer = {"error": str(error)}
             except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -175,6 +147,17 @@ class ControlSocket:
             pass  # the client is gone
         finally:
             writer.close()
+
+    path = home / "control"
+    path.unlink(missing_ok=True)  # left by a manager that was killed; this one has the lock
+    with _short(path) as short:
+        server = await asyncio.start_unix_server(serve, short, limit=_LINE_BYTES)
+        os.chmod(short, 0o600)
+    try:
+        yield
+    finally:
+        server.close()
+        path.unlink(missing_ok=True)
 
 
 async def ask(home: Path, order: Answer, timeout_s: float) -> Answer:

@@ -1,9 +1,11 @@
 """Metrics of a pool manager, for Prometheus (docs/metrics.md)."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
+from catalog.errors import PortInUse
 from orchestrator.telemetry.metrics import MetricRow, Metrics, Samples
 from pool.fleet.home import Answer
 from pool.supervise import UnitState
@@ -70,8 +72,9 @@ def pool_metrics(read: Read) -> Metrics:
     return metrics
 
 
-async def serve_metrics(metrics: Metrics, port: int) -> web.AppRunner:
-    """Serve ``GET /metrics`` on loopback; the caller cleans the runner up. Raises ``OSError``."""
+@contextlib.asynccontextmanager
+async def serving_metrics(metrics: Metrics, port: int) -> AsyncIterator[None]:
+    """Serve ``GET /metrics`` on loopback. Raises ``PortInUse``."""
 
     async def scrape(request: web.Request) -> web.Response:
         body, content_type = await metrics.exposition(request.headers.get("Accept", ""))
@@ -82,8 +85,13 @@ async def serve_metrics(metrics: Metrics, port: int) -> web.AppRunner:
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-    except OSError:
+        try:
+            await web.TCPSite(runner, "127.0.0.1", port).start()
+        except OSError as error:
+            raise PortInUse(
+                f"cannot listen on 127.0.0.1:{port} for metrics: {error.strerror}; give another "
+                "metrics_port in [pool]"
+            ) from error
+        yield
+    finally:
         await runner.cleanup()
-        raise
-    return runner

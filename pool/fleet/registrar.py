@@ -18,6 +18,7 @@ import aiohttp
 from catalog.atomic import write_atomically
 from catalog.operator_key import Access, access
 from pool.events import pool_log
+from pool.supervise import cancelled
 
 RENEWALS = 3
 """Renewals within a registration's time to live: it survives two failed ones."""
@@ -52,16 +53,18 @@ class AddressList:
     async def tell(self, addresses: frozenset[str]) -> None:
         """Write these addresses and no others. Raises ``OSError`` or ``CannotTell``."""
         self._take_lock()
-        lines = ["# Written by tidegate pool; changes here are lost.", *sorted(addresses)]
-        content = ("\n".join(lines) + "\n").encode()
+        lines = ["# Written by tidegate pool; changes here are lost.", *sorted(addresses), ""]
         # Its readers may run as another user.
-        write_atomically(self._path, content, 0o644)
+        write_atomically(self._path, "\n".join(lines).encode(), 0o644)
 
     async def close(self) -> None:
         """Unlock the file for another manager. Idempotent."""
-        lock, self._lock = self._lock, -1
-        if lock >= 0:
-            os.close(lock)
+        self._hold(-1)
+
+    def _hold(self, lock: int) -> None:
+        before, self._lock = self._lock, lock
+        if before >= 0:
+            os.close(before)
 
     def _take_lock(self) -> None:
         if self._lock >= 0:
@@ -81,9 +84,7 @@ class AddressList:
                 " orchestrators.register, and list all of them for the orchestrator"
                 " (TIDEGATE_INSTANCES=file:A,file:B)"
             ) from None
-        before, self._lock = self._lock, lock
-        if before >= 0:
-            os.close(before)
+        self._hold(lock)
 
 
 class HttpTarget:
@@ -99,7 +100,10 @@ class HttpTarget:
         self._http: aiohttp.ClientSession | None = None
 
     async def tell(self, addresses: frozenset[str]) -> None:
-        http = self._session()
+        if self._http is None:
+            timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
+            self._http = aiohttp.ClientSession(timeout=timeout)
+        http = self._http
         # Read it each time: a restarted orchestrator may have a new key.
         given = Access(self.name, self._key)
         url, key = given if given.key else await asyncio.to_thread(access, self.name)
@@ -124,12 +128,6 @@ class HttpTarget:
                     raise CannotTell(f"HTTP {response.status}: {said}")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise CannotTell(str(error) or type(error).__name__) from None
-
-    def _session(self) -> aiohttp.ClientSession:
-        if self._http is None:
-            timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
-            self._http = aiohttp.ClientSession(timeout=timeout)
-        return self._http
 
 
 Target = AddressList | HttpTarget
@@ -176,11 +174,9 @@ class Registrar:
 
     async def wait_told(self, timeout_s: float) -> None:
         """Wait until all targets are updated, or for ``timeout_s``."""
-        waiting = [asyncio.create_task(f.wait_told()) for f in self._followers.values()]
-        if waiting:
-            _, late = await asyncio.wait(waiting, timeout=timeout_s)
-            for task in late:
-                task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(each.is_told.wait() for each in self._followers.values()))
 
     def _error(self, name: str, reason: str) -> None:
         if not reason:
@@ -198,20 +194,16 @@ class _Follower:
         self._said = said
         self._wanted: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
-        self._is_told = asyncio.Event()
+        self.is_told = asyncio.Event()
         self._task = asyncio.create_task(self._follow(), name=f"tell {target.name}")
 
     def set(self, addresses: frozenset[str]) -> None:
         self._wanted = addresses
-        self._is_told.clear()
+        self.is_told.clear()
         self._changed.set()
 
-    async def wait_told(self) -> None:
-        await self._is_told.wait()
-
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
         await self._target.close()
 
     async def _follow(self) -> None:
@@ -221,18 +213,15 @@ class _Follower:
                 async with asyncio.timeout(pause_s):
                     await self._changed.wait()
             self._changed.clear()
-            wanted = self._wanted
+            wanted, problem = self._wanted, ""
             try:
                 await self._target.tell(wanted)
             except (CannotTell, OSError) as error:
-                self._said(self._target.name, str(error))
-                pause_s = _RETRY_S
+                problem = str(error) or type(error).__name__
             except Exception as error:  # a bug here must not stop the updates
                 pool_log.exception("cannot update an orchestrator; retrying")
-                self._said(self._target.name, f"{type(error).__name__}: {error}")
-                pause_s = _RETRY_S
-            else:
-                self._said(self._target.name, "")
-                pause_s = self._target.renew_s
-                if wanted == self._wanted:
-                    self._is_told.set()
+                problem = f"{type(error).__name__}: {error}"
+            self._said(self._target.name, problem)
+            pause_s = _RETRY_S if problem else self._target.renew_s
+            if not problem and wanted == self._wanted:
+                self.is_told.set()

@@ -5,20 +5,19 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from catalog.errors import PoolFileInvalid, PortInUse, ProvisionError
+from catalog.errors import PoolFileInvalid, ProvisionError
 from catalog.hosts import connect_host, is_loopback
 from catalog.paths import state_dir
 from pool.engines.ensure import ensure_triton
 from pool.engines.triton import PLAIN_TOKEN, require_guard
 from pool.events import EventKind, PoolEvent, pool_log
 from pool.fleet.gpus import Gpus
-from pool.fleet.home import Answer, ControlSocket, PoolHome, PoolState, home_of
-from pool.fleet.metrics import pool_metrics, serve_metrics
+from pool.fleet.home import Answer, PoolHome, PoolState, control_socket, home_of
+from pool.fleet.metrics import pool_metrics, serving_metrics
 from pool.fleet.registrar import RENEWALS, AddressList, HttpTarget, Registrar, Target
 from pool.fleet.specs import MODELS, InstanceSpec, specs_of
 from pool.fleet.units import PoolHost, PoolMachine
@@ -35,13 +34,6 @@ _FROM_THE_START = ("home", "triton", "heartbeat_s", "metrics_port", "drain_s", "
 Emit = Callable[[PoolEvent], None]
 
 
-@dataclass(frozen=True, slots=True)
-class ManagerEnd:
-    """How a manager ends. With ``drain_s`` None its instances keep running."""
-
-    drain_s: float | None
-
-
 class PoolService:
     """One manager, from its claim of the pool to its end."""
 
@@ -51,12 +43,12 @@ class PoolService:
         self.file = read_pool_file(path)
         self.home = PoolHome(home_of(self.file))
         self.manager: Manager | None = None
+        loop = asyncio.get_running_loop()
         self._specs = specs_of(self.file)
-        self._reader = reader
         self._emit = emit
-        self._gpus: Gpus | None = None
+        self._gpus = Gpus(reader, self.file.pool.heartbeat_s, loop.time, self._gpu_out)
         self._registrar = Registrar(self._cannot_tell)
-        self._ending: asyncio.Future[ManagerEnd] = asyncio.get_running_loop().create_future()
+        self._ending: asyncio.Future[float | None] = loop.create_future()
         self._ended = asyncio.Event()
         self._applying: asyncio.Task[None] | None = None
         self._seen = _version_of(path)
@@ -78,11 +70,12 @@ class PoolService:
             self._ended.set()
             self.home.release()
 
-    def end(self, ending: ManagerEnd) -> None:
-        """End the manager. A second call with less time cuts the first one short."""
+    def end(self, drain_s: float | None) -> None:
+        """End the manager; running work has ``drain_s``. None: the instances keep running. A second
+        call with 0 cuts the first one short."""
         if not self._ending.done():
-            self._ending.set_result(ending)
-        elif ending.drain_s == 0.0 and self.manager is not None:
+            self._ending.set_result(drain_s)
+        elif drain_s == 0.0 and self.manager is not None:
             self.manager.kill()
 
     def reload(self) -> Answer:
@@ -98,21 +91,14 @@ class PoolService:
         except ProvisionError as error:
             self._emit(PoolEvent(EventKind.REFUSED_FILE, POOL, str(error)))
             raise PoolFileInvalid(str(error)) from error
-        stays = [
-            name
-            for name in _FROM_THE_START
-            if getattr(file.pool, name) != getattr(self.file.pool, name)
-        ]
-        if stays:
-            text = f"{', '.join(stays)} in [pool] take effect at the manager's next start"
-            self._emit(PoolEvent(EventKind.WARNED, POOL, text))
+        before, now = self.file.pool, file.pool
+        if stay := [n for n in _FROM_THE_START if getattr(now, n) != getattr(before, n)]:
+            self._warn(f"{', '.join(stay)} in [pool] take effect at the manager's next start")
         self._warn_of_loopback(file)
         old, new = self._specs, specs_of(file)
         self.file, self._specs = file, new
-        if self._gpus is not None:
-            self._gpus.restore()  # a reload declares them usable
-        before = self._applying
-        self._applying = asyncio.create_task(self._apply(before), name="apply")
+        self._gpus.restore()  # a reload declares them usable
+        self._applying = asyncio.create_task(self._apply(self._applying), name="apply")
         return {
             "start": sorted(new.keys() - old.keys()),
             "replace": sorted(n for n in new.keys() & old.keys() if new[n].digest != old[n].digest),
@@ -128,8 +114,7 @@ class PoolService:
                 return self.reload()
             case "stop":
                 how = order.get("how", "drain")
-                drain = {"now": 0.0, "leave": None, "drain": self.file.pool.drain_s}[how]
-                self.end(ManagerEnd(drain))
+                self.end({"now": 0.0, "leave": None, "drain": self.file.pool.drain_s}[how])
                 await self._ended.wait()
                 return {"ended": True}
         raise ValueError(f"{order['do']!r}")
@@ -156,7 +141,7 @@ class PoolService:
                 for name, member in sorted(self.manager.members.items())
             ],
             "targets_failing": self._registrar.errors,
-            "gpus_out": {} if self._gpus is None else self._gpus.out,
+            "gpus_out": self._gpus.out,
         }
 
     # ── its life ─────────────────────────────────────────────────────────────────────────────
@@ -167,8 +152,6 @@ class PoolService:
         self._guard(self.file, state.lane_token)
         self._warn_of_loopback(self.file)
         install = await ensure_triton(pool.triton, state_dir(), self._warn)
-        loop = asyncio.get_running_loop()
-        self._gpus = Gpus(self._reader, pool.heartbeat_s, loop.time, self._gpu_out)
         host = PoolHost(
             install=install,
             state_dir=state_dir(),
@@ -190,10 +173,10 @@ class PoolService:
             registrar=self._registrar,
             state=state,
         )
-        control = ControlSocket(self.home.path, self.answer)
-        await control.open()
-        stack.push_async_callback(control.close)
-        await self._serve_metrics(stack)
+        await stack.enter_async_context(control_socket(self.home.path, self.answer))
+        if pool.metrics_port is not None:
+            metrics = pool_metrics(self._numbers)
+            await stack.enter_async_context(serving_metrics(metrics, pool.metrics_port))
         await self._registrar.follow(self._targets())
         await self.manager.recover(self._specs)
         self._applying = asyncio.create_task(self._apply(None), name="apply")
@@ -201,14 +184,14 @@ class PoolService:
             task = asyncio.create_task(work)
             stack.push_async_callback(cancelled, task)
 
-    async def _close(self, ending: ManagerEnd) -> None:
+    async def _close(self, drain_s: float | None) -> None:
         assert self.manager is not None
         if self._applying is not None:
             await cancelled(self._applying)
-        if ending.drain_s is None:
+        if drain_s is None:
             await self.manager.leave()
         else:
-            await self.manager.stop(ending.drain_s)
+            await self.manager.stop(drain_s)
             await self.manager.told()
 
     async def _apply(self, before: "asyncio.Task[None] | None") -> None:
@@ -235,19 +218,6 @@ class PoolService:
                 with contextlib.suppress(PoolFileInvalid):  # reported by an event
                     self.reload()
 
-    async def _serve_metrics(self, stack: contextlib.AsyncExitStack) -> None:
-        port = self.file.pool.metrics_port
-        if port is None:
-            return
-        try:
-            runner = await serve_metrics(pool_metrics(self._numbers), port)
-        except OSError as error:
-            raise PortInUse(
-                f"cannot listen on 127.0.0.1:{port} for metrics: {error.strerror}; give another "
-                "metrics_port in [pool]"
-            ) from error
-        stack.push_async_callback(runner.cleanup)
-
     def _on_cpu(self) -> int:
         """Number of instances that share this machine's memory."""
         specs = self._specs.values()
@@ -267,12 +237,11 @@ class PoolService:
         if not is_loopback(told):
             return
         for entry in file.orchestrators.register_at:
-            if entry.startswith("file:") or is_loopback(urlsplit(entry).hostname or ""):
-                continue
-            self._warn(
-                f"{entry} gets instances on {told}, which only this machine can reach: if it is on"
-                " another machine, set host in [pool], or advertise"
-            )
+            if not entry.startswith("file:") and not is_loopback(urlsplit(entry).hostname or ""):
+                self._warn(
+                    f"{entry} gets instances on {told}, which only this machine can reach: if it is"
+                    " on another machine, set host in [pool], or advertise"
+                )
 
     def _guard(self, file: PoolFile, lane_token: str) -> None:
         require_guard(
@@ -300,9 +269,8 @@ class PoolService:
         return {target.name: target for target in found}
 
     def _numbers(self) -> Answer:
-        gpus = self._gpus
-        asked = 0 if gpus is None else gpus.hits + gpus.misses
-        return {**self.status(), "hit_rate": gpus.hits / asked if gpus and asked else 0.0}
+        asked = self._gpus.hits + self._gpus.misses
+        return {**self.status(), "hit_rate": self._gpus.hits / asked if asked else 0.0}
 
     def _warn(self, text: str) -> None:
         self._emit(PoolEvent(EventKind.WARNED, POOL, text))

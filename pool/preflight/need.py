@@ -20,22 +20,24 @@ _WEIGHTS = (".safetensors", ".gguf", ".bin")
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def need_of(model: Path, settings: Mapping[str, object], *, on_gpu: bool) -> int:
-    """Bytes that a checkpoint folder or a .gguf file needs with a worker's ``settings`` (``dtype``,
-    ``kv.blocks``). Made-up tokens (``engine = synthetic-…``) need no weights.
+def need_of(
+    model: Path, engine: str = "", dtype: str = "", kv_blocks: int = 0, *, on_gpu: bool
+) -> int:
+    """Bytes that a checkpoint folder or a .gguf file needs with a worker's settings. Made-up tokens
+    (``engine = synthetic-…``) need no weights.
 
-    The KV cache is ``kv.blocks``, else one whole context; the worker uses more if memory is free.
+    The KV cache is ``kv_blocks``, else one whole context; the worker uses more if memory is free.
     """
-    if str(settings.get("engine", "")).startswith("synthetic"):
+    if engine.startswith("synthetic"):
         return GIB // 4
     files = _files(model)
     on_disk = sum(file.stat().st_size for file in files)
     config = _config(model)
     stored = _BYTES.get(str(config.get("torch_dtype") or config.get("dtype")), 2)
-    wanted = _BYTES.get(str(settings.get("dtype", "auto")), stored)
+    wanted = _BYTES.get(dtype, stored)
     is_gguf = any(file.suffix == ".gguf" for file in files)
     weights = on_disk if is_gguf else on_disk * wanted // stored
-    kv = _kv_bytes(config, settings, wanted)
+    kv = _kv_bytes(config, kv_blocks, wanted)
     other = int(weights * ACTIVATIONS_SHARE) + (CUDA_CONTEXT_BYTES if on_gpu else GIB // 4)
     return weights + (int(weights * KV_SHARE) if kv is None else kv) + other
 
@@ -62,17 +64,14 @@ def _config(model: Path) -> dict[str, object]:
     return {**config, **text} if isinstance(text, dict) else config
 
 
-def _kv_bytes(
-    config: Mapping[str, object], settings: Mapping[str, object], value_bytes: int
-) -> int | None:
-    """Bytes of ``kv.blocks``, or of one context; None if the model's shape is not known."""
+def _kv_bytes(config: Mapping[str, object], blocks: int, value_bytes: int) -> int | None:
+    """Bytes of ``blocks``, or of one context for 0; None if the model's shape is not known."""
     layers, heads = _number(config, "num_hidden_layers"), _number(config, "num_attention_heads")
     hidden, context = _number(config, "hidden_size"), _number(config, "max_position_embeddings")
     if not (layers and heads and hidden and context):
         return None
     head_dim = _number(config, "head_dim") or hidden // heads
     kv_heads = _number(config, "num_key_value_heads") or heads
-    blocks = _number(settings, "kv.blocks")
     tokens = blocks * BLOCK_TOKENS if blocks else context
     return 2 * layers * kv_heads * head_dim * tokens * max(value_bytes, 2)
 

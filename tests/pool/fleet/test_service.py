@@ -14,7 +14,7 @@ from pool.events import EventKind, PoolEvent
 from pool.fleet import service as service_module
 from pool.fleet.home import PoolHome, ask
 from pool.fleet.registrar import AddressList
-from pool.fleet.service import ManagerEnd, PoolService
+from pool.fleet.service import PoolService
 from pool.process.ports import free_ports
 from tests.support.fake_gpus import FakeGpus
 from tests.support.fake_pool import FakeMachine, Server
@@ -78,7 +78,7 @@ async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     hurry(4)  # the machine is in this process, too
     yield running
     if running.service is not None and running.task is not None:
-        running.service.end(ManagerEnd(0.0))
+        running.service.end(0.0)
         await asyncio.gather(running.task, return_exceptions=True)
 
 
@@ -162,7 +162,7 @@ async def test_a_lane_token_is_made_up_once_for_both_sides(running: Running) -> 
     assert service.manager is not None
     token = service.manager.state.lane_token
     assert len(token) > 30
-    service.end(ManagerEnd(None))
+    service.end(None)
     assert running.task is not None
     await running.task
     second = await running.start()

@@ -22,8 +22,7 @@ PER_TOKEN = 2 * 2 * 2 * 8 * 2
 def need(path: Path, size: int = 0, *, on_gpu: bool = True, **settings: object) -> int:
     """Without what CUDA takes, or a process on the CPU."""
     (path / "model.safetensors").write_bytes(bytes(size))
-    spelled = {name.replace("__", "."): value for name, value in settings.items()}
-    return need_of(path, spelled, on_gpu=on_gpu) - (GIB // 2 if on_gpu else GIB // 4)
+    return need_of(path, on_gpu=on_gpu, **settings) - (GIB // 2 if on_gpu else GIB // 4)
 
 
 def test_weights_are_the_files_in_the_type_that_is_computed_in(tmp_path: Path) -> None:
@@ -40,7 +39,7 @@ def test_kv_is_one_context_or_what_is_asked_for(tmp_path: Path, wrap: object) ->
     assert callable(wrap)
     (tmp_path / "config.json").write_text(json.dumps(wrap(SHAPE)))
     assert need(tmp_path) == 1000 * PER_TOKEN
-    assert need(tmp_path, kv__blocks=7) == 7 * 16 * PER_TOKEN
+    assert need(tmp_path, kv_blocks=7) == 7 * 16 * PER_TOKEN
 
 
 @pytest.mark.parametrize("config", ["", "[]", "{}", '{"hidden_size": "many"}'])
@@ -52,7 +51,7 @@ def test_without_a_shape_kv_is_a_share_of_the_weights(tmp_path: Path, config: st
 def test_other_kinds_of_models(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(bytes(1000))
-    assert need_of(model, {"dtype": "float32"}, on_gpu=True) == 1150 + GIB // 2, "as it is"
-    assert GIB // 2 < need_of(DEMO_CHECKPOINT, {}, on_gpu=True) < GIB
-    made_up = need_of(DEMO_CHECKPOINT, {"engine": "synthetic-free"}, on_gpu=False)
+    assert need_of(model, dtype="float32", on_gpu=True) == 1150 + GIB // 2, "as it is"
+    assert GIB // 2 < need_of(DEMO_CHECKPOINT, on_gpu=True) < GIB
+    made_up = need_of(DEMO_CHECKPOINT, "synthetic-free", on_gpu=False)
     assert made_up == GIB // 4
