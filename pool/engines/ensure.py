@@ -12,13 +12,13 @@ from catalog.errors import FetchFailed, NoEngine
 from catalog.paths import NGC_ROOT
 from catalog.shared_file import now_ms
 from pool.engines import triton_wheel as wheel
-from pool.engines.environments import EnvironmentProvider, prepared
+from pool.engines.environments import ensure_environment, prepared
 from pool.engines.recipes import recipe_of
 from pool.engines.triton import TritonInstall, find_triton
 from pool.preflight import gpu
 from pool.preflight.host import check_platform
 from pool.process.logs import fresh_log, tail
-from pool.process.process import GuardedProcess, command_environment
+from pool.process.process import command_environment, succeeds
 
 PIP = (sys.executable, "-P", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
@@ -43,7 +43,7 @@ async def ensure_engine(
         return await asyncio.to_thread(registered, home, install)
     mode = mode or ("cuda" if gpu.look().devices else "cpu")
     recipe = recipe_of(engine, mode, from_source=from_source)
-    return await EnvironmentProvider(recipe, allow_system_packages).ensure(home)
+    return await ensure_environment(recipe, home, allow_system_packages=allow_system_packages)
 
 
 async def ensure_triton(
@@ -83,12 +83,7 @@ async def fetch_triton(home: Path, pip: Sequence[str] = PIP) -> None:
             command = [*pip, "--target", str(target), *wheel.PIP_ARGUMENTS]
             # The target's file system has room; a container's /tmp may be in memory.
             env = command_environment({"TMPDIR": str(target.parent)})
-            process = await GuardedProcess.start("pip", command, env=env, log=log)
-            try:
-                status = await process.wait()
-            finally:
-                await process.kill()
-            if status != 0:
+            if not await succeeds("pip", command, env, log):
                 raise _not_fetched(
                     f"\n{tail(log)}\nWithout a network, give pip a mirror or a folder of wheels"
                     " (PIP_INDEX_URL, PIP_FIND_LINKS), or name"

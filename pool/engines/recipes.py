@@ -1,10 +1,12 @@
 """Recipes of engines: their pinned packages per device, as wheels or built from source, and the
 build tools, which the system's package manager installs if that is allowed (PV-6)."""
 
+import hashlib
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +47,13 @@ class EngineRecipe:
     """Variables while pip builds, such as the flags of a compiler."""
     tools: tuple[str, ...] = ()
     """Tools that the machine must have for the build."""
+
+    @property
+    def id(self) -> str:
+        """Name of the environment; another one for other inputs of the build or another Python."""
+        told = (sys.version, sys.base_prefix, self.requirements, *self.flags, self.package)
+        digest = hashlib.sha256("\0".join(told).encode()).hexdigest()
+        return f"{self.engine}-{self.compute_mode}-{digest[:8]}"
 
     @property
     def flags(self) -> tuple[str, ...]:

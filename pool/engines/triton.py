@@ -101,7 +101,13 @@ def find_triton(configured: Path | None, home: Path, ngc_root: Path = NGC_ROOT) 
     ``MachineUnfit`` if the one found cannot run.
     """
     if configured is not None:
-        return _from_root(_root_of(configured), "path")
+        root = configured.parent.parent if configured.is_file() else configured
+        if not (root / "bin" / "tritonserver").is_file():
+            raise EngineNotFound(
+                f"No Triton server at {configured}: expected the tritonserver binary in a bin/ "
+                "directory, or the directory above it, with backends/ next to bin/."
+            )
+        return _from_root(root.resolve(), "path")
     if (ngc_root / "bin" / "tritonserver").exists():
         return _from_root(ngc_root, "ngc")
     if wheel.is_prepared(home):
@@ -146,13 +152,10 @@ def require_guard(
             f"generate with {opened_by}"
         )
     if lacking:
-        raise PortsUnguarded(
-            f"Triton would listen on {host or 'every address'}, which is not "
-            f"loopback: {'; and '.join(lacking)}"
-        )
+        where = f"Triton would listen on {host or 'every address'}, which is not loopback"
+        raise PortsUnguarded(f"{where}: {'; and '.join(lacking)}")
 
 
-_RUNNABLE = 0o555
 _KEEPALIVE_MS = 10_000
 """Milliseconds of silence before a lane is pinged, and the time limit for its answer."""
 
@@ -214,7 +217,8 @@ def triton_environment(install: TritonInstall, spec: TritonSpec) -> dict[str, st
     runs the packages of that one."""
     return command_environment(
         {
-            **_running_python(),
+            "PATH": _path_list(Path(sys.executable).parent, before="PATH"),
+            "VIRTUAL_ENV": sys.prefix if sys.prefix != sys.base_prefix else None,
             "TIDEGATE_WORKER__CHOICES_PATH": str(state_dir() / "choices"),
             **(spec.env or {}),
             "LD_LIBRARY_PATH": _path_list(*install.library_path, before="LD_LIBRARY_PATH"),
@@ -223,14 +227,6 @@ def triton_environment(install: TritonInstall, spec: TritonSpec) -> dict[str, st
             **({"TIDEGATE_WORKER__LANE_TOKEN": spec.lane_token} if spec.lane_token else {}),
         }
     )
-
-
-def _running_python() -> dict[str, str | None]:
-    in_venv = sys.prefix != sys.base_prefix
-    return {
-        "PATH": _path_list(Path(sys.executable).parent, before="PATH"),
-        "VIRTUAL_ENV": sys.prefix if in_venv else None,
-    }
 
 
 def compile_models(spec: TritonSpec) -> None:
@@ -251,16 +247,6 @@ def compile_models(spec: TritonSpec) -> None:
 
 def _path_list(*first: Path, before: str) -> str:
     return os.pathsep.join([*map(str, first), *filter(None, [os.environ.get(before)])])
-
-
-def _root_of(configured: Path) -> Path:
-    root = configured.parent.parent if configured.is_file() else configured
-    if not (root / "bin" / "tritonserver").is_file():
-        raise EngineNotFound(
-            f"No Triton server at {configured}: expected the tritonserver binary in a bin/ "
-            "directory, or the directory above it, with backends/ next to bin/."
-        )
-    return root.resolve()
 
 
 def _from_root(root: Path, source: Source) -> TritonInstall:
@@ -299,11 +285,11 @@ def _make_runnable(stub: Path) -> None:
     """Restore the permission to read and run the stub: if Triton cannot start a stub, it leaves it
     ``---x------``. Raises ``EngineNotFound`` if we may neither use nor change it.
     """
-    mode = stat.S_IMODE(stub.stat().st_mode)
-    if mode & _RUNNABLE == _RUNNABLE:
+    mode, runnable = stat.S_IMODE(stub.stat().st_mode), 0o555
+    if mode & runnable == runnable:
         return
     try:
-        stub.chmod(mode | _RUNNABLE)
+        stub.chmod(mode | runnable)
     except OSError as error:
         if not os.access(stub, os.R_OK | os.X_OK):
             raise EngineNotFound(
@@ -342,12 +328,9 @@ class Links:
 
     def install(self, install: TritonInstall) -> TritonInstall:
         """``install`` with links for the directories in the shell's command."""
+        backends = self.to(install.backend_dir, "backends")
         libraries = (self.to(p, f"libraries-{i}") for i, p in enumerate(install.library_path))
-        return replace(
-            install,
-            backend_dir=self.to(install.backend_dir, "backends"),
-            library_path=tuple(libraries),
-        )
+        return replace(install, backend_dir=backends, library_path=tuple(libraries))
 
     def spec(self, spec: TritonSpec) -> TritonSpec:
         """``spec`` with a link for its models."""
@@ -355,20 +338,19 @@ class Links:
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """``env`` with links for the stub's imports: code, and the first Python's folder."""
-        code = [self._entry(e, f"code-{i}") for i, e in enumerate(_entries(env, "PYTHONPATH"))]
-        first, *others = _entries(env, "PATH") or [""]
         linked = dict(env)
-        if code:
-            linked["PYTHONPATH"] = os.pathsep.join(code)
+        if code := _entries(env, "PYTHONPATH"):
+            linked["PYTHONPATH"] = os.pathsep.join(
+                str(self.to(Path(entry), f"code-{i}")) if os.path.isabs(entry) else entry
+                for i, entry in enumerate(code)
+            )
+        first, *others = _entries(env, "PATH") or [""]
         if first and not is_plain(Path(first)):
             python = self.to(Path(first).parent, "python")
             linked["PATH"] = os.pathsep.join([str(python / Path(first).name), *others])
             if env.get("VIRTUAL_ENV") == str(Path(first).parent):
                 linked["VIRTUAL_ENV"] = str(python)
         return linked
-
-    def _entry(self, entry: str, name: str) -> str:
-        return str(self.to(Path(entry), name)) if os.path.isabs(entry) else entry
 
 
 def _entries(env: Mapping[str, str], name: str) -> list[str]:

@@ -46,7 +46,7 @@ def backend_dir(home: Path) -> Path:
 
 
 def is_prepared(home: Path) -> bool:
-    """Whether the server is there and its backend fits the running Python."""
+    """Whether the server is there with a backend for the running Python."""
     return backend_dir(home).is_dir()
 
 

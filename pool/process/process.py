@@ -324,6 +324,17 @@ def command_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in env.items() if value is not None}
 
 
+async def succeeds(
+    name: str, command: Sequence[str], env: Mapping[str, str], log: Path | None
+) -> bool:
+    """Run a command under a guardian to its end. It is ended when this is cancelled."""
+    process = await GuardedProcess.start(name, command, env=env, log=log)
+    try:
+        return await process.wait() == 0
+    finally:
+        await process.kill()
+
+
 async def run(*command: str) -> tuple[int, str]:
     """Run a command to its end; it is killed when this is cancelled. Returns its exit status and
     what it wrote to stderr."""

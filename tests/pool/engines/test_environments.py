@@ -14,12 +14,13 @@ from catalog.engines import MANIFEST, EngineCatalog, EngineEntry, site_packages,
 from catalog.errors import EngineUnknown, FetchFailed, MachineUnfit
 from pool.engines import environments, recipes
 from pool.engines.environments import (
-    EnvironmentProvider,
+    ensure_environment,
     environment_for,
     environment_if_made,
     prepared,
 )
 from pool.engines.recipes import PINS, EngineRecipe, recipe_of
+from pool.process.process import GuardedProcess
 from tests.support.fake_vllm import checkpoint, install
 
 TINY = EngineRecipe(
@@ -59,18 +60,17 @@ async def test_an_environment_is_made_gone_on_with_and_registered_when_it_works(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-    provider = EnvironmentProvider(TINY)
-    folder = home / "engines" / provider.id
+    folder = home / "engines" / TINY.id
 
     wheels.mkdir()
     with pytest.raises(FetchFailed, match=r"(?s)the engine tiny cannot be installed:.*tiny-engine"):
-        await provider.ensure(home)
+        await ensure_environment(TINY, home)
     python = folder.with_name(folder.name + ".partial") / "pyvenv.cfg"
     made = python.stat().st_ino
 
     make_wheel(wheels, "raise ImportError('its library is missing')")
     with pytest.raises(FetchFailed, match="its library is missing"):
-        await provider.ensure(home)
+        await ensure_environment(TINY, home)
     assert not folder.exists() and EngineCatalog(home).entries() == ()
     assert python.stat().st_ino == made
 
@@ -78,22 +78,22 @@ async def test_an_environment_is_made_gone_on_with_and_registered_when_it_works(
     (folder.with_name(folder.name + ".partial") / "lib").rename(
         tmp_path / "lost"
     )  # worse than a kill
-    synced, unpacked, start = [], list[str | None](), environments.GuardedProcess.start
+    synced, unpacked, start = [], list[str | None](), GuardedProcess.start
 
     async def noted(*given: Any, **more: Any) -> Any:
         unpacked.append(more["env"].get("TMPDIR"))
         return await start(*given, **more)
 
     with monkeypatch.context() as spied:
-        spied.setattr(environments.GuardedProcess, "start", noted)
+        spied.setattr(GuardedProcess, "start", noted)
         spied.setattr(environments, "sync_tree", lambda _: synced.append(folder.exists()))
-        engine = await provider.ensure(home)
+        engine = await ensure_environment(TINY, home)
     assert f"{folder}.tmp" in unpacked, "not in a /tmp that may be memory"
     assert not list(folder.parent.glob("*.tmp"))
     assert synced == [False]  # all of it is on the disk before it has its name
     assert (engine.name, engine.version, engine.compute_mode) == ("tiny", "1.2", "cpu")
-    assert engine.catalog_id == provider.id and len(engine.digest) == 64
-    assert EngineCatalog(home).get("tiny").id == provider.id
+    assert engine.catalog_id == TINY.id and len(engine.digest) == 64
+    assert EngineCatalog(home).get("tiny").id == TINY.id
 
     # moved to its place, with our packages behind its own
     said = await asyncio.to_thread(subprocess.check_output, [folder / "bin" / "tiny"])
@@ -109,11 +109,11 @@ async def test_an_environment_is_made_gone_on_with_and_registered_when_it_works(
     assert verify_engine(entry) == "tiny_engine.py has changed"
 
     stamp = (folder / MANIFEST).stat().st_mtime_ns
-    assert await provider.ensure(home) == engine
+    assert await ensure_environment(TINY, home) == engine
     assert (folder / MANIFEST).stat().st_mtime_ns == stamp
 
     EngineCatalog(home).file.write_bytes(b"{")
-    assert EngineCatalog(home).get("tiny").id == provider.id
+    assert EngineCatalog(home).get("tiny").id == TINY.id
     folder.rename(tmp_path / "gone")
     with pytest.raises(EngineUnknown, match="tidegate engines ensure ENGINE installs one"):
         EngineCatalog(home).get("tiny")
@@ -156,7 +156,7 @@ async def test_tools_that_are_missing_stop_a_build_before_it_begins(
     monkeypatch.setenv("PATH", "")
     recipe = recipe_of("llamacpp", "cpu", from_source=True)
     with pytest.raises(MachineUnfit, match=r"this machine lacks c\+\+, cmake, git"):
-        await EnvironmentProvider(recipe).ensure(tmp_path)
+        await ensure_environment(recipe, tmp_path)
     assert not list((tmp_path / "engines").glob("*.partial"))
 
 
@@ -170,15 +170,14 @@ def test_every_pin_is_exact() -> None:
 async def test_an_environment_that_was_damaged_is_named_with_the_remedy(
     tmp_path: Path, content: bytes | None
 ) -> None:
-    provider = EnvironmentProvider(TINY)
-    folder = tmp_path / "engines" / provider.id
+    folder = tmp_path / "engines" / TINY.id
     folder.mkdir(parents=True)
     if content is not None:
         (folder / MANIFEST).write_bytes(content)
     with pytest.raises(
         FetchFailed, match=r"no longer a complete environment .* remove that folder"
     ):
-        await provider.ensure(tmp_path)
+        await ensure_environment(TINY, tmp_path)
 
 
 def test_of_several_environments_an_instance_gets_the_newest_for_its_device(tmp_path: Path) -> None:
