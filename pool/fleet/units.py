@@ -74,15 +74,19 @@ class PoolHost:
         )
 
 
+@dataclass
 class Tenancy:
     """An instance's resources on this machine: a model, GPUs, ports."""
 
-    def __init__(self, host: PoolHost, spec: InstanceSpec, on_step: OnStep) -> None:
-        self.host = host
-        self.spec = spec
-        self.on_step = on_step
-        self.group: tuple[str, ...] = ()
-        self.options = host.options(spec.name, on_step)
+    host: PoolHost
+    spec: InstanceSpec
+    on_step: OnStep
+    group: tuple[str, ...] = ()
+    """The GPUs that it has."""
+
+    @property
+    def options(self) -> UnitOptions:
+        return self.host.options(self.spec.name, self.on_step)
 
     @asynccontextmanager
     async def placed(self) -> AsyncIterator[dict[str, str]]:
