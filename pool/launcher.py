@@ -117,7 +117,7 @@ class PoolLaunch:
 
     async def _serve(self) -> None:
         install = await self._find_triton() if self._has_tritons else None
-        if self.spec.processes > max(1.0, cpu.look().cores):
+        if self.spec.processes > max(1.0, cpu.cores()):
             self._warn("there are more orchestrator processes than cores: use fewer processes")
         began = time.monotonic()
         await self._start_all(install)

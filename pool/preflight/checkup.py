@@ -19,6 +19,7 @@ from pool.engines.triton_wheel import DOWNLOAD_MB
 from pool.preflight import cpu, gpu
 from pool.preflight.host import (
     check_platform,
+    find_libpython,
     libpython_name,
     libpython_places,
     python_version,
@@ -88,9 +89,8 @@ def _python(wanted: WantedService) -> _Result:
 
 def _libpython(wanted: WantedService) -> _Result:
     name = libpython_name()
-    for place in libpython_places():
-        if (Path(place) / name).exists():
-            return OK, f"{place}/{name}"
+    if found := find_libpython():
+        return OK, f"{found}/{name}"
     advice = (
         f"sudo apt-get install libpython{python_version()} (a Python built from source needs "
         f"--enable-shared); looked in {', '.join(libpython_places())}"
@@ -141,12 +141,11 @@ def _torch(wanted: WantedService) -> _Result:
 
 
 def _cpu(wanted: WantedService) -> _Result:
-    seen = cpu.look()
-    found = f"{seen.cores:g} cores; {', '.join(seen.features) or 'none of AVX2, AVX-512, AMX'}"
-    if seen.features:
-        return OK, found
+    cores, features = cpu.cores(), cpu.features()
+    if features:
+        return OK, f"{cores:g} cores; {', '.join(features)}"
     advice = "generation is slow; in a virtual machine, pass the host's CPU on (-cpu host)"
-    return WARN, found, advice
+    return WARN, f"{cores:g} cores; none of AVX2, AVX-512, AMX", advice
 
 
 def _numba(wanted: WantedService) -> _Result:

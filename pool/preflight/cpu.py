@@ -2,7 +2,6 @@
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -18,27 +17,21 @@ _FEATURES = {
 """CPU features for fast matrix products, by their names in ``flags``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cpu:
-    """The CPU. ``cores`` is the number that this process may use, within a container's quota."""
-
-    cores: float
-    features: tuple[str, ...]
-
-
-def look() -> Cpu:
+def features() -> list[str]:
+    """The names of the CPU's features for fast matrix products."""
     try:
         flags = re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(), re.M)
     except OSError:
-        flags = None
-    there = set(flags[1].split()) if flags else set()
-    return Cpu(_cores(), tuple(name for flag, name in _FEATURES.items() if flag in there))
+        return []
+    there = flags[1].split() if flags else []
+    return [name for flag, name in _FEATURES.items() if flag in there]
 
 
-def _cores() -> float:
-    cores = float(len(os.sched_getaffinity(0)))
+def cores() -> float:
+    """Number of cores that this process may use, within a container's quota."""
+    usable = float(len(os.sched_getaffinity(0)))
     try:
         quota, period = (CGROUP / "cpu.max").read_text().split()
-        return cores if quota == "max" else min(cores, int(quota) / int(period))
+        return usable if quota == "max" else min(usable, int(quota) / int(period))
     except (OSError, ValueError):
-        return cores
+        return usable

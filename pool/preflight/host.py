@@ -3,21 +3,18 @@
 Standard library only, because set-up runs this before it installs anything.
 """
 
-import importlib.util
 import os
 import platform
 import re
 import sys
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
 from catalog.errors import MachineUnfit
 from worker.extras import pip_install
 
 MIN_GLIBC = (2, 35)
-_ENCODER = ("av", "av")
-_SPEECH = {"espeak": ("espeakng_loader", "espeakng-loader")}
-"""Module and distribution of speech providers. Other providers are checked at model load."""
 _SYSTEM_LIBRARIES = (
     "/usr/lib/x86_64-linux-gnu",
     "/lib/x86_64-linux-gnu",
@@ -34,7 +31,7 @@ def python_version() -> str:
 
 def check_venv_module() -> None:
     """Raise ``MachineUnfit`` if this Python cannot create virtual environments."""
-    if any(importlib.util.find_spec(name) is None for name in ("venv", "ensurepip")):
+    if find_spec("venv") is None or find_spec("ensurepip") is None:
         raise MachineUnfit(
             "This Python cannot create virtual environments (it lacks venv or ensurepip): "
             f"sudo apt-get install python{python_version()}-venv"
@@ -60,8 +57,7 @@ def check_platform() -> None:
 def check_stub_python(stub: Path) -> None:
     """Raise ``MachineUnfit`` if a Python stub was built for another Python than this one."""
     built_for = re.search(rb"libpython(3\.\d+)\.so", stub.read_bytes())
-    if built_for and built_for[1].decode() != python_version():
-        wanted = built_for[1].decode()
+    if built_for and (wanted := built_for[1].decode()) != python_version():
         raise MachineUnfit(
             f"The Python stub of that Triton ({stub}) runs Python {wanted}, and "
             f"this is {python_version()}: {set_up_with(wanted)}"
@@ -89,6 +85,12 @@ def libpython_places() -> list[str]:
     return [*filter(None, [configured, f"{sys.base_prefix}/lib"]), *_SYSTEM_LIBRARIES]
 
 
+def find_libpython() -> Path | None:
+    """Directory of the shared libpython; None if this machine has none."""
+    places = map(Path, libpython_places())
+    return next((place for place in places if (place / libpython_name()).exists()), None)
+
+
 def libpython_dir(stub: Path) -> Path | None:
     """Directory of the shared libpython that ``stub`` needs; None if it brings its own.
 
@@ -97,9 +99,8 @@ def libpython_dir(stub: Path) -> Path | None:
     name = libpython_name()
     if name.encode() not in stub.read_bytes():
         return None
-    for directory in libpython_places():
-        if (Path(directory) / name).exists():
-            return Path(directory)
+    if found := find_libpython():
+        return found
     raise MachineUnfit(
         f"Triton's Python stub needs {name}, and this machine has none: "
         f"sudo apt-get install libpython{python_version()} (a Python built from source needs "
@@ -108,9 +109,10 @@ def libpython_dir(stub: Path) -> Path | None:
 
 
 def slot_packages_lacking(speech: str = "espeak") -> tuple[str, ...]:
-    """Missing distributions for clips with the speech provider ``speech``."""
-    wanted = filter(None, (_ENCODER, _SPEECH.get(speech)))
-    return tuple(name for module, name in wanted if importlib.util.find_spec(module) is None)
+    """Missing distributions for clips with the speech provider ``speech``; other providers than
+    eSpeak are checked at model load."""
+    wanted = {"av": "av"} | ({"espeakng_loader": "espeakng-loader"} if speech == "espeak" else {})
+    return tuple(name for module, name in wanted.items() if find_spec(module) is None)
 
 
 def check_slot(speech: str = "espeak") -> None:

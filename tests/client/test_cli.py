@@ -70,7 +70,7 @@ def test_a_variable_that_no_worker_has_is_refused_before_anything_starts(
 def test_clips_alone(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(host, "find_spec", lambda name: name)
     monkeypatch.setenv("TIDEGATE_WORKER__MODEL_PATH", str(tmp_path))  # which holds no model
     assert main(["up", "--device", "cpu", "--slot", "--no-llm"]) == 0
     ((spec, hint),) = launched
@@ -82,7 +82,7 @@ def test_clips_alone(
 def test_clips_without_their_packages_are_refused_before_anything_starts(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
-    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(host, "find_spec", lambda name: None)
     assert "pip install 'av>=14'" in cli("up", "--slot", status=command.EXIT_FAILED).err
     assert launched == []
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pool.preflight import checkup, cpu, gpu
+from pool.preflight import cpu, gpu, host
 from pool.preflight.checkup import CheckupFinding, CheckupVerdict, WantedService, examine
 from tidegate.cli.main import main
 from worker.extras import pip_install
@@ -100,7 +100,7 @@ def test_the_command_says_all_and_its_status_sums_it_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
-    monkeypatch.setattr(checkup, "libpython_places", lambda: ["/"])
+    monkeypatch.setattr(host, "libpython_places", lambda: ["/"])
     argv = ["doctor", "--device", "cpu", "--port", "0"]
     assert main(argv) == 1
     out = capsys.readouterr().out
