@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from orchestrator.parsing.json_call import MAX_SHORT, MarkedCall, Wrong
+from orchestrator.parsing.json_call import MAX_SHORT, MarkedCall, Reading, Wrong
 from orchestrator.parsing.markers import begun
 from orchestrator.parsing.tagged_call import as_json
 
@@ -23,83 +23,59 @@ class BareCall(MarkedCall):
     def __init__(self, quote: str) -> None:
         super().__init__()
         self._quote = quote
-        self._open = ""
-        """The open brackets, innermost last."""
-        self._whole: list[str] = []
-        self._value = ""
-        """The part of a string that is held back."""
+        self._told: list[str] = []
 
-    def _begin(self, text: str, at: int) -> int:
-        at, mark = self._tag(text, at, ("call:",))
-        if mark:
-            self._read = self._in_name
-        return at
+    def _whole(self) -> Reading[None]:
+        yield from self._tag("call:")
+        self.name = yield from self._name_up_to("{")
+        open_brackets, word = "", ""
+        while True:
+            mark = yield from self._char()
+            if mark == self._quote[0]:
+                yield from self._string()
+                continue
+            self._at += 1
+            if mark in _CLOSES:
+                self._tell(mark)
+                open_brackets += _CLOSES[mark]
+            elif mark in "}],:":
+                self._tell_word(word.strip(), is_key=mark == ":")
+                self._tell(f"{mark} " if mark in ",:" else mark)
+                word = ""
+                if mark in "}]":
+                    if not open_brackets.endswith(mark):
+                        raise Wrong(self._at)
+                    open_brackets = open_brackets[:-1]
+            else:
+                word += mark
+                if len(word) > MAX_SHORT:
+                    raise Wrong(self._at)
+            if not open_brackets:
+                break
+        try:
+            _decode("".join(self._told))
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            raise Wrong(self._at) from None
 
-    def _in_name(self, text: str, at: int) -> int:
-        at, name = self._word_up_to(text, at, "{")
-        if name is not None:
-            self.name = self._checked(name, at)
-            self._read = self._outside
-        return at
-
-    def _outside(self, text: str, at: int) -> int:
-        """Read one character outside a string."""
-        mark = text[at]
-        if mark == self._quote[0]:
-            self._read = self._opens
-            return at
-        at += 1
-        if mark in _CLOSES:
-            self._tell(mark)
-            self._open += _CLOSES[mark]
-        elif mark in "}],:":
-            self._end_word(is_key=mark == ":")
-            self._tell(f"{mark} " if mark in ",:" else mark)
-            if mark in "}]":
-                if not self._open.endswith(mark):
-                    raise Wrong(at)
-                self._open = self._open[:-1]
-        else:
-            self._word += mark
-            if len(self._word) > MAX_SHORT:
-                raise Wrong(at)
-        if not self._open:
-            self._check(at)
-        return at
-
-    def _opens(self, text: str, at: int) -> int:
-        at, mark = self._tag(text, at, (self._quote,))
-        if mark:
-            self._tell('"')
-            self._read = self._in_string
-        return at
-
-    def _in_string(self, text: str, at: int) -> int:
-        value = self._value + text[at:]
-        end = value.find(self._quote)
-        certain = len(value) - begun(value, self._quote) if end < 0 else end
-        self._tell(json.dumps(value[:certain], ensure_ascii=False)[1:-1])
-        if end < 0:
-            self._value = value[certain:]
-            return len(text)
-        at += end + len(self._quote) - len(self._value)
-        self._value = ""
+    def _string(self) -> Reading[None]:
+        yield from self._tag(self._quote)
         self._tell('"')
-        self._read = self._outside
-        return at
+        value, end = "", -1
+        while end < 0:
+            yield from self._char()
+            value += self._text[self._at :]
+            self._at = len(self._text)
+            end = value.find(self._quote)
+            certain = len(value) - begun(value, self._quote) if end < 0 else end
+            self._tell(json.dumps(value[:certain], ensure_ascii=False)[1:-1])
+            value = value[certain:]
+        self._at -= len(value) - len(self._quote)
+        self._tell('"')
 
-    def _end_word(self, *, is_key: bool) -> None:
-        word, self._word = self._word.strip(), ""
+    def _tell_word(self, word: str, *, is_key: bool) -> None:
         if word:
             self._tell(json.dumps(word, ensure_ascii=False) if is_key else as_json(word, set()))
 
     def _tell(self, text: str) -> None:
-        self._whole.append(text)
+        self._told.append(text)
         self._untold += text
-
-    def _check(self, at: int) -> None:
-        try:
-            _decode("".join(self._whole))
-        except (msgspec.DecodeError, RecursionError, UnicodeError):
-            raise Wrong(at) from None
-        self.is_over = True

@@ -10,7 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from orchestrator.parsing.bare_call import BareCall
-from orchestrator.parsing.json_call import WHITESPACE, JsonCall, MarkedCall, NamedCall, Wrong
+from orchestrator.parsing.json_call import (
+    WHITESPACE,
+    JsonCall,
+    ListedCall,
+    MarkedCall,
+    Reading,
+    Wrong,
+)
 from orchestrator.parsing.markers import certain, first_of, has_too_much_space, without_space
 from orchestrator.parsing.pieces import (
     CallArguments,
@@ -67,6 +74,7 @@ class CallReader(ABC):
         """Whether text began like a call but was not one."""
 
     def feed(self, text: str) -> list[Piece]:
+        text, self._held = self._held + text, ""
         while text:
             text = self._read(text)
         out, self._out = self._out, []
@@ -94,12 +102,17 @@ class CallReader(ABC):
         """Read the start of an answer."""
 
     def _behind_call(self, text: str) -> str:
-        """Read the text after a call."""
-        rest = self._skip(self.behind, text)
-        if rest is None:
-            return ""
+        """Skip markers that may follow a call, and the white space before them."""
+        while not has_too_much_space(text, start := text.lstrip(WHITESPACE)):
+            marker = next((marker for marker in self.behind if start.startswith(marker)), "")
+            if not marker:
+                if any(marker.startswith(start) for marker in self.behind):
+                    self._held = text
+                    return ""
+                break
+            text = start[len(marker) :]
         self._read = self._begin
-        return rest
+        return text
 
     def _resume(self) -> None:
         """Continue after text that was not a call."""
@@ -111,47 +124,6 @@ class CallReader(ABC):
         return not left or any(mark.startswith(left) for mark in self.behind)
 
     # shared by all formats
-
-    def _find(self, markers: tuple[str, ...], found: Callable[[str], str], text: str) -> str:
-        """Emit content up to the first of ``markers``. ``found`` gets the call's white space and
-        marker, and returns the part to read again."""
-        if not self._held and text[-1] not in WHITESPACE:
-            for marker in markers:
-                if marker[0] in text:
-                    break
-            else:
-                self._follows_call = False
-                self._out.append(Content(text))  # the usual case
-                return ""
-        text = self._held + text
-        at, behind = first_of(text, markers)
-        end = certain(text, *markers) if at < 0 else without_space(text, at)
-        self._held = ""
-        if end:
-            self._follows_call = False
-            self._out.append(Content(text[:end]))
-        if at < 0:
-            self._held = text[end:]
-            return ""
-        return found(text[end:behind]) + text[behind:]
-
-    def _skip(self, markers: tuple[str, ...], text: str) -> str | None:
-        """Skip leading ``markers`` of ``text`` and the white space before them; return the rest.
-        None if all of the text may belong to a marker. It is then held."""
-        text = self._held + text
-        self._held = ""
-        while True:
-            start = text.lstrip(WHITESPACE)
-            if has_too_much_space(text, start):
-                return text
-            marker = next((marker for marker in markers if start.startswith(marker)), "")
-            if not marker:
-                break
-            text = start[len(marker) :]
-        if any(marker.startswith(start) for marker in markers):
-            self._held = text
-            return None
-        return text
 
     def _begin_call(self, call: MarkedCall, raw: str = "") -> None:
         self._call = call
@@ -198,12 +170,28 @@ class CallReader(ABC):
 
 
 class MarkReader(CallReader):
+    def __init__(self, tools: Schemas, *, only_one: bool = False) -> None:
+        super().__init__(tools, only_one=only_one)
+        self._firsts = frozenset(mark[0] for mark in self.marks)
+
     @abstractmethod
     def _found(self, raw: str) -> str:
-        """Begin a call at its marker ``raw``. Returns the part to read again."""
+        """Begin a call at its white space and marker ``raw``. Returns the part to read again."""
 
     def _begin(self, text: str) -> str:
-        return self._find(self.marks, self._found, text)
+        """Emit content up to the first marker."""
+        if self._firsts.isdisjoint(text) and text[-1] not in WHITESPACE:
+            at, end = -1, len(text)  # the usual case
+        else:
+            at, behind = first_of(text, self.marks)
+            end = certain(text, *self.marks) if at < 0 else without_space(text, at)
+        if end:
+            self._follows_call = False
+            self._out.append(Content(text[:end]))
+        if at < 0:
+            self._held = text[end:]
+            return ""
+        return self._found(text[end:behind]) + text[behind:]
 
 
 class HermesReader(MarkReader):
@@ -233,8 +221,6 @@ class Llama3Reader(MarkReader):
         return raw[len(before) :]
 
     def _behind_call(self, text: str) -> str:
-        text = self._held + text
-        self._held = ""
         start = text.lstrip(self._BETWEEN)
         if not has_too_much_space(text, start):
             if not start or (self.TAG.startswith(start) and start != self.TAG):
@@ -254,34 +240,18 @@ class Llama3Reader(MarkReader):
 class ListReader(MarkReader):
     """Reads ``[{"name": …, "arguments": {…}}, …]``, or one such object, after a marker."""
 
-    one: ClassVar[type[JsonCall] | type[NamedCall]] = JsonCall
-    """Type of a call without brackets around it."""
-    _is_list = False
+    may_be_named: ClassVar = False
+    """Whether a call without brackets around it may be ``name{…}``."""
+    _is_in_list = False
 
     def _found(self, raw: str) -> str:
-        self._held = raw
-        self._read = self._form
+        self._begin_call(ListedCall(may_be_named=self.may_be_named), raw)
         return ""
 
-    def _form(self, text: str) -> str:
-        """Detect whether a list, an object or other text follows."""
-        start = text.lstrip(WHITESPACE)
-        if not start:
-            self._held += text
-            return ""
-        raw = self._held + text[: len(text) - len(start)]
-        self._held = ""
-        self._is_list = start[0] == "["
-        if self._is_list:
-            raw, start = raw + "[", start[1:]
-        is_object = self._is_list or start[0] == "{"
-        self._begin_call(JsonCall() if is_object else self.one(), raw)
-        return start
-
     def _behind_call(self, text: str) -> str:
-        text = self._held + text
-        self._held = ""
-        if self._is_list:
+        if isinstance(self._call, ListedCall):
+            self._is_in_list = self._call.is_in_list
+        if self._is_in_list:
             start = text.lstrip(WHITESPACE)
             if not start:
                 self._held = text
@@ -301,7 +271,7 @@ class MistralReader(ListReader):
     ARGS = "[ARGS]"
     marks = (MARK,)
     inside = ("[CALL_ID]", ARGS)
-    one = NamedCall
+    may_be_named = True
 
 
 class GraniteReader(ListReader):
@@ -415,51 +385,22 @@ class DeepSeekCall(MarkedCall):
     def __init__(self, *, is_open: bool) -> None:
         """``is_open``: the call's first marker was already read."""
         super().__init__()
-        self._type = ""
-        if is_open:
-            self._read = self._in_type
+        self._is_open = is_open
 
-    def _begin(self, text: str, at: int) -> int:
-        at, mark = self._tag(text, at, (self.CALL,))
-        if mark:
-            self._read = self._in_type
-        return at
+    def _whole(self) -> Reading[None]:
+        if not self._is_open:
+            yield from self._tag(self.CALL)
+        kind = yield from self._name_up_to("<")
+        yield from self._tag(self.SEPARATOR)
+        yield from self._behind_kind(kind)
+        yield from self._object()
 
-    def _in_type(self, text: str, at: int) -> int:
-        at, word = self._word_up_to(text, at, "<")
-        if word is not None:
-            self._type = self._checked(word, at)
-            self._read = self._behind_type
-        return at
-
-    def _behind_type(self, text: str, at: int) -> int:
-        at, mark = self._tag(text, at, (self.SEPARATOR,))
-        if mark:
-            self._read = self._form
-        return at
-
-    def _form(self, text: str, at: int) -> int:
-        at = self._behind_space(text, at)
-        if at < len(text):
-            if text[at] == "{" or self._type != "function":
-                self.name = self._type
-                self._read = self._object
-            else:
-                self._read = self._in_name
-        return at
-
-    def _in_name(self, text: str, at: int) -> int:
-        at, name = self._word_up_to(text, at, "\n")
-        if name is not None:
-            self.name = self._checked(name, at)
-            self._read = self._behind_name
-        return at
-
-    def _behind_name(self, text: str, at: int) -> int:
-        at, mark = self._tag(text, at, (self.FENCE,))
-        if mark:
-            self._read = self._object
-        return at
+    def _behind_kind(self, kind: str) -> Reading[None]:
+        if (yield from self._behind_space()) == "{" or kind != "function":
+            self.name = kind
+        else:
+            self.name = yield from self._name_up_to("\n")
+            yield from self._tag(self.FENCE)
 
 
 class DeepSeekReader(MarkReader):
@@ -484,10 +425,9 @@ class KimiCall(DeepSeekCall):
     CALL = "<|tool_call_begin|>"
     SEPARATOR = "<|tool_call_argument_begin|>"
 
-    def _form(self, text: str, at: int) -> int:
-        self.name = self._checked(KIMI_ID.sub("", self._type), at)
-        self._read = self._object
-        return at
+    def _behind_kind(self, kind: str) -> Reading[None]:
+        yield from self._char()
+        self.name = self._checked(KIMI_ID.sub("", kind))
 
 
 class KimiReader(DeepSeekReader):

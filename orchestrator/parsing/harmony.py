@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 
 from orchestrator.parsing.calls import CallReader, Schemas
-from orchestrator.parsing.json_call import WHITESPACE, MarkedCall
+from orchestrator.parsing.json_call import WHITESPACE, MarkedCall, Reading
 from orchestrator.parsing.markers import begun, first_of, has_too_much_space
 from orchestrator.parsing.pieces import Content, Piece, Reasoning
 
@@ -48,18 +48,12 @@ class HarmonyCall(MarkedCall):
         super().__init__()
         self.name = name
 
-    def _begin(self, text: str, at: int) -> int:
-        at = self._behind_space(text, at)
-        if at < len(text):
-            self._read = self._nothing if text[at] == "<" else self._object
-        return at
-
-    def _nothing(self, text: str, at: int) -> int:
-        at, mark = self._tag(text, at, _ENDS)
-        if mark:
+    def _whole(self) -> Reading[None]:
+        if (yield from self._behind_space()) == "<":
+            yield from self._tag(*_ENDS)
             self._untold = "{}"
-            self.is_over = True
-        return at
+        else:
+            yield from self._object()
 
 
 class HarmonyReader(CallReader):
@@ -86,8 +80,6 @@ class HarmonyReader(CallReader):
 
     def _begin(self, text: str) -> str:
         """Read the beginning of a message."""
-        text = self._held + text
-        self._held = ""
         start = text.lstrip(WHITESPACE)
         if not has_too_much_space(text, start):
             if any(mark.startswith(start) and mark != start for mark in _OPENS):
@@ -100,8 +92,6 @@ class HarmonyReader(CallReader):
         return text
 
     def _in_header(self, text: str) -> str:
-        text = self._held + text
-        self._held = ""
         at = text.find(MESSAGE)
         if at > _MAX_HEADER or (at < 0 and len(text) >= _MAX_HEADER + len(MESSAGE)):
             start = text.lstrip(WHITESPACE)
@@ -124,8 +114,6 @@ class HarmonyReader(CallReader):
         return text[behind:]
 
     def _in_message(self, text: str) -> str:
-        text = self._held + text
-        self._held = ""
         at, behind = first_of(text, (*_ENDS, START, CHANNEL))
         if at < 0:
             certain = len(text) - max(begun(text, mark) for mark in MARKS)

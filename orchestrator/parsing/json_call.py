@@ -6,8 +6,10 @@ end.
 """
 
 import re
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container
+from collections.abc import Container, Generator
+from typing import TypeVar
 
 import msgspec
 
@@ -16,14 +18,18 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 _OTHER_KEYS = ("id", "type")
 _IN_STRING = re.compile(r'["\\]')
 _OUTSIDE = re.compile(r'["{}\[\]]')
-_SCALAR_END = re.compile(r"[,}\s]")
 _HEAD = re.compile(
     r"\s*+([A-Za-z0-9_.:-]++)\s*+(?:\[CALL_ID\]\w*+\s*+)?(?:\[ARGS\]\s*+)?", re.ASCII
 )
 """Possessive quantifiers, to prevent backtracking over spaces."""
 MAX_SHORT = 256
 """Most characters of a key, a name or another short value. Longer text is not a call."""
+_NAME = re.compile(r"[A-Za-z0-9_.:-]+", re.ASCII)
 _decode = msgspec.json.Decoder().decode
+
+T = TypeVar("T")
+Reading = Generator[None, None, T]
+"""Reads a part of a call, and yields whenever it needs more text."""
 
 
 class Value:
@@ -70,47 +76,6 @@ class Wrong(ValueError):
         self.at = at
 
 
-class Arguments:
-    """A call's arguments: a JSON object, or such an object in a JSON string."""
-
-    __slots__ = ("_held", "_is_string", "_parts", "_value", "is_over")
-
-    def __init__(self) -> None:
-        self._value = Value()
-        self._parts: list[str] = []
-        self._is_string: bool | None = None
-        self._held: list[str] = []
-        self.is_over = False
-
-    @property
-    def has_begun(self) -> bool:
-        return self._is_string is not None
-
-    def feed(self, text: str, at: int) -> tuple[str, int]:
-        """Continue at ``at``. Returns the new JSON and its end in ``text``. Raises ``Wrong``."""
-        if self._is_string is None:
-            self._is_string = text[at] == '"'
-        end = self._value.end_in(text, at)
-        self.is_over = end >= 0
-        end = end if self.is_over else len(text)
-        self._parts.append(text[at:end])
-        if not self.is_over:
-            return ("" if self._is_string else text[at:end]), end
-        whole = "".join(self._parts)
-        try:
-            value = _decode(whole)
-            if self._is_string:
-                whole, value = value, _decode(value)
-        except (msgspec.DecodeError, RecursionError, UnicodeError):
-            raise Wrong(end) from None
-        if not isinstance(value, dict):
-            raise Wrong(end)
-        return (whole if self._is_string else text[at:end]), end
-
-
-_NAME = re.compile(r"[A-Za-z0-9_.:-]+", re.ASCII)
-
-
 class MarkedCall(ABC):
     """One call, read while the model writes it. ``name`` is empty until it is known."""
 
@@ -118,20 +83,16 @@ class MarkedCall(ABC):
         self.name = ""
         self.is_over = False
         self._untold = ""
-        self._mark = ""
-        """The part of a marker that was read."""
-        self._word = ""
-        """The part of a name or another short value that was read."""
-        self._arguments = Arguments()
-        self._read: Callable[[str, int], int] = self._begin
-        """Reads a text from an index, and returns the index after the part that it read."""
+        self._text = ""
+        """The text that is being read, from ``_at`` on."""
+        self._at = 0
+        self._reading = self._whole()
 
     def feed(self, text: str) -> int:
         """Read ``text``. Returns the length of the part in the call. Raises ``Wrong``."""
-        at = 0
-        while at < len(text) and not self.is_over:
-            at = self._read(text, at)
-        return at
+        self._text, self._at = text, 0
+        self.is_over = next(self._reading, True) is not None
+        return self._at
 
     def take(self) -> str:
         """The new part of the arguments since the last ``take``, as JSON."""
@@ -139,66 +100,88 @@ class MarkedCall(ABC):
         return untold
 
     @abstractmethod
-    def _begin(self, text: str, at: int) -> int:
-        """Read the start of a call."""
+    def _whole(self) -> Reading[None]:
+        """Read the whole call."""
 
-    # steps of the formats
+    # parts of the formats
 
-    def _object(self, text: str, at: int) -> int:
-        """Read the arguments: one JSON object after white space. The call ends with it."""
-        if not self._arguments.has_begun:
-            at = self._behind_space(text, at)
-            if at == len(text):
-                return at
-            if text[at] != "{":
-                raise Wrong(at + 1)
-        new, at = self._arguments.feed(text, at)
-        self._untold += new
-        self.is_over = self._arguments.is_over
-        return at
+    def _char(self) -> Reading[str]:
+        """The next character, which stays unread."""
+        while self._at == len(self._text):
+            yield
+        return self._text[self._at]
 
-    def _behind_space(self, text: str, at: int) -> int:
-        while at < len(text) and text[at] in WHITESPACE:
-            at += 1
-        return at
+    def _behind_space(self) -> Reading[str]:
+        """The next character that is not white space, which stays unread."""
+        while (char := (yield from self._char())) in WHITESPACE:
+            self._at += 1
+        return char
 
-    def _tag(self, text: str, at: int, tags: tuple[str, ...]) -> tuple[int, str]:
-        """Read one of ``tags`` after white space. Returns the index and the tag; empty: not yet."""
-        if not self._mark:
-            at = self._behind_space(text, at)
-        while at < len(text):
-            self._mark += text[at]
-            at += 1
-            if not any(tag.startswith(self._mark) for tag in tags):
-                raise Wrong(at)
-            if self._mark in tags:
-                mark, self._mark = self._mark, ""
-                return at, mark
-        return at, ""
+    def _tag(self, *tags: str) -> Reading[str]:
+        """Read one of ``tags`` after white space."""
+        yield from self._behind_space()
+        tag = ""
+        while tag not in tags:
+            tag += yield from self._char()
+            self._at += 1
+            if not any(each.startswith(tag) for each in tags):
+                raise Wrong(self._at)
+        return tag
 
-    def _word_up_to(self, text: str, at: int, ends: str) -> tuple[int, str | None]:
-        """Read a name up to one of the characters ``ends``, which stays unread. Returns the index
-        and the name; None if it is incomplete."""
-        found = [end for char in ends if (end := text.find(char, at)) >= 0]
-        stop = min(found, default=len(text))
-        self._extend(text[at:stop], stop)
-        if not found:
-            return stop, None
-        word, self._word = self._word, ""
-        return stop, word.strip(WHITESPACE)
+    def _word_up_to(self, ends: str) -> Reading[str]:
+        """Read a short text up to one of the characters ``ends``, which stays unread."""
+        word = ""
+        while (char := (yield from self._char())) not in ends:
+            word += char
+            self._at += 1
+            if len(word) > MAX_SHORT:
+                raise Wrong(self._at)
+        return word.strip(WHITESPACE)
 
-    def _extend(self, more: str, stop: int) -> None:
-        """Add to the word. Its limit does not depend on how the text was split into pieces."""
-        self._word += more
-        over = len(self._word) - MAX_SHORT
-        if over > 0:
-            raise Wrong(stop - over + 1)
+    def _name_up_to(self, ends: str) -> Reading[str]:
+        return self._checked((yield from self._word_up_to(ends)))
 
-    def _checked(self, name: str, at: int) -> str:
-        """A tool's ``name`` that ends at ``at``. Raises ``Wrong`` if it is not valid."""
+    def _checked(self, name: str) -> str:
+        """A tool's name, behind which the next character is unread."""
         if not _NAME.fullmatch(name):
-            raise Wrong(at + 1)
+            raise Wrong(self._at + 1)
         return name
+
+    def _value(self, most: int = sys.maxsize, *, is_told: bool = False) -> Reading[str]:
+        """Read a JSON value of at most ``most`` characters that begins with a bracket or a quote.
+        ``is_told``: its parts are parts of the arguments."""
+        value, whole, end = Value(), "", -1
+        while end < 0:
+            yield from self._char()
+            end = value.end_in(self._text, self._at)
+            part = self._text[self._at : end if end >= 0 else None]
+            self._at += len(part)
+            whole += part
+            if len(whole) > most:
+                raise Wrong(self._at - (len(whole) - most) + 1)
+            if is_told:
+                self._untold += part
+        return whole
+
+    def _object(self) -> Reading[None]:
+        """Read the arguments: one JSON object after white space."""
+        if (yield from self._behind_space()) != "{":
+            raise Wrong(self._at + 1)
+        yield from self._arguments()
+
+    def _arguments(self) -> Reading[None]:
+        """Read the arguments: a JSON object, or such an object in a JSON string."""
+        is_string = self._text[self._at] == '"'
+        whole = yield from self._value(is_told=not is_string)
+        try:
+            value = _decode(whole)
+            if is_string:
+                self._untold += value
+                value = _decode(value)
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            raise Wrong(self._at) from None
+        if not isinstance(value, dict):
+            raise Wrong(self._at)
 
 
 class JsonCall(MarkedCall):
@@ -208,129 +191,67 @@ class JsonCall(MarkedCall):
         """Text with a tool name that is not in ``names`` is not a call. None: any name."""
         super().__init__()
         self._names = names
-        self._key = ""
-        self._value = Value()
 
-    def _begin(self, text: str, at: int) -> int:
-        at, mark = self._tag(text, at, ("{",))
-        if mark:
-            self._read = self._before_key
-        return at
+    def _whole(self) -> Reading[None]:
+        has_arguments = False
+        yield from self._tag("{")
+        while (yield from self._behind_space()) == '"':
+            key = yield from self._short()
+            yield from self._tag(":")
+            mark = yield from self._behind_space()
+            if key == "name" and mark == '"' and not self.name:
+                name = yield from self._short()
+                if not name or (self._names is not None and name not in self._names):
+                    raise Wrong(self._at)
+                self.name = name
+            elif key in _ARGUMENT_KEYS and mark in '{"' and not has_arguments:
+                has_arguments = True
+                yield from self._arguments()
+            elif key in _OTHER_KEYS and mark == '"':
+                yield from self._short()
+            elif key in (*_ARGUMENT_KEYS, *_OTHER_KEYS) and mark not in '{["':
+                scalar = yield from self._word_up_to(",}" + WHITESPACE)
+                if key in _ARGUMENT_KEYS and scalar != "null":
+                    raise Wrong(self._at)
+            else:
+                raise Wrong(self._at + 1)
+            if (yield from self._behind_space()) != ",":
+                break
+            self._at += 1
+        self._at += 1
+        if self._text[self._at - 1] != "}" or not self.name:
+            raise Wrong(self._at)
+        if not has_arguments:
+            self._untold = "{}"
 
-    def _before_key(self, text: str, at: int) -> int:
-        at = self._behind_space(text, at)
-        if text[at : at + 1] == '"':
-            self._begin_short(self._in_key)
-            return at
-        return self._end(text, at)
-
-    def _behind_value(self, text: str, at: int) -> int:
-        at = self._behind_space(text, at)
-        if text[at : at + 1] == ",":
-            self._read = self._before_key
-            return at + 1
-        return self._end(text, at)
-
-    def _end(self, text: str, at: int) -> int:
-        if at < len(text):
-            at += 1
-            if text[at - 1] != "}" or not self.name:
-                raise Wrong(at)
-            self.is_over = True
-            if not self._arguments.has_begun:
-                self._untold = "{}"
-        return at
-
-    def _in_key(self, text: str, at: int) -> int:
-        at, key = self._short(text, at)
-        if key is not None:
-            self._key = key
-            self._read = self._colon
-        return at
-
-    def _colon(self, text: str, at: int) -> int:
-        at, mark = self._tag(text, at, (":",))
-        if mark:
-            self._read = self._before_value
-        return at
-
-    def _before_value(self, text: str, at: int) -> int:
-        at = self._behind_space(text, at)
-        if at == len(text):
-            return at
-        mark, key = text[at], self._key
-        if key == "name" and mark == '"' and not self.name:
-            self._begin_short(self._in_name)
-        elif key in _ARGUMENT_KEYS and mark in '{"' and not self._arguments.has_begun:
-            self._read = self._in_arguments
-        elif key in _OTHER_KEYS and mark == '"':
-            self._begin_short(self._in_other)
-        elif key in (*_ARGUMENT_KEYS, *_OTHER_KEYS) and mark not in '{["':
-            self._read = self._in_scalar
-        else:
-            raise Wrong(at + 1)
-        return at
-
-    def _in_name(self, text: str, at: int) -> int:
-        at, name = self._short(text, at)
-        if name is not None:
-            if not name or (self._names is not None and name not in self._names):
-                raise Wrong(at)
-            self.name = name
-            self._read = self._behind_value
-        return at
-
-    def _in_arguments(self, text: str, at: int) -> int:
-        new, at = self._arguments.feed(text, at)
-        self._untold += new
-        if self._arguments.is_over:
-            self._read = self._behind_value
-        return at
-
-    def _in_other(self, text: str, at: int) -> int:
-        at, other = self._short(text, at)
-        if other is not None:
-            self._read = self._behind_value
-        return at
-
-    def _in_scalar(self, text: str, at: int) -> int:
-        end = _SCALAR_END.search(text, at)
-        stop = len(text) if end is None else end.start()
-        self._extend(text[at:stop], stop)
-        if end is not None:
-            scalar, self._word = self._word, ""
-            if self._key in _ARGUMENT_KEYS and scalar != "null":
-                raise Wrong(stop)
-            self._read = self._behind_value
-        return stop
-
-    def _begin_short(self, read: Callable[[str, int], int]) -> None:
-        self._value = Value()
-        self._read = read
-
-    def _short(self, text: str, at: int) -> tuple[int, str | None]:
-        """Read a short string. Returns the index and the string; None if it is incomplete."""
-        end = self._value.end_in(text, at)
-        stop = end if end >= 0 else len(text)
-        self._extend(text[at:stop], stop)
-        if end < 0:
-            return stop, None
-        word, self._word = self._word, ""
+    def _short(self) -> Reading[str]:
+        word = yield from self._value(MAX_SHORT)
         try:
-            return stop, _decode(word)
+            text: str = _decode(word)
         except (msgspec.DecodeError, UnicodeError):
-            raise Wrong(stop) from None
+            raise Wrong(self._at) from None
+        return text
 
 
-class NamedCall(MarkedCall):
-    """Reads ``name{…}``, with ``[CALL_ID]`` and ``[ARGS]`` in between if the model writes them."""
+class ListedCall(JsonCall):
+    """Reads the first call of a list, or a single call as one JSON object. If it ``may_be_named``,
+    the single call may also be ``name{…}``, with ``[CALL_ID]`` and ``[ARGS]`` in between."""
 
-    def _begin(self, text: str, at: int) -> int:
-        at, head = self._word_up_to(text, at, "{")
-        if head is not None:
-            found = _HEAD.fullmatch(head)
-            if found is None:
-                raise Wrong(at + 1)
-            self.name = found[1]
-            self._read = self._object
-        return at
+    def __init__(self, *, may_be_named: bool) -> None:
+        super().__init__()
+        self._may_be_named = may_be_named
+        self.is_in_list = False
+
+    def _whole(self) -> Reading[None]:
+        mark = yield from self._behind_space()
+        if mark == "[":
+            self.is_in_list = True
+            self._at += 1
+        elif mark != "{" and self._may_be_named:
+            head = _HEAD.fullmatch((yield from self._word_up_to("{")))
+            if head is None:
+                raise Wrong(self._at + 1)
+            self.name = head[1]
+            yield from self._object()
+            return
+        yield from super()._whole()

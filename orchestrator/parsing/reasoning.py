@@ -36,6 +36,7 @@ class ReasoningReader:
 
     def feed(self, text: str, out: list[Piece]) -> str:
         """Read text and add pieces to ``out``. Returns the text after the end if ``is_over``."""
+        text, self._held = self._held + text, ""
         while text and not self.is_over:
             text = self._read(text, out)
         return text
@@ -49,9 +50,7 @@ class ReasoningReader:
         return held
 
     def _begin(self, text: str, out: list[Piece]) -> str:
-        text = self._held + text
         start = text.lstrip(WHITESPACE)
-        self._held = ""
         if has_too_much_space(text, start):
             self.is_over = True
             return text
@@ -65,14 +64,12 @@ class ReasoningReader:
         return text
 
     def _think(self, text: str, out: list[Piece]) -> str:
-        text = self._held + text
         close = text.find(self._tags.close)
         if close < 0:
             end = certain(text, self._tags.close)
             self._held = text[end:]
             self._tell(text[:end], out)
             return ""
-        self._held = ""
         self._tell(text[: without_space(text, close)], out)
         self._read = self._answer
         return text[close + len(self._tags.close) :]

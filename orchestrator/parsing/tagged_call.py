@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchestrator.parsing.json_call import MAX_SHORT, WHITESPACE, MarkedCall
+from orchestrator.parsing.json_call import MAX_SHORT, WHITESPACE, MarkedCall, Reading
 from orchestrator.parsing.markers import begun
 from orchestrator.tasks.job import JsonObject
 from protocol.closed_schema import resolved
@@ -77,127 +77,66 @@ class TaggedCall(MarkedCall):
         super().__init__()
         self._syntax = syntax
         self._tools = tools
-        self._key = ""
-        self._value = ""
-        """The part of the current value that is held back."""
-        self._is_text = False
-        self._has_value = False
-        """Whether a part of the current value was emitted."""
-        self._count = 0
 
-    def _begin(self, text: str, at: int) -> int:
-        before = self._syntax.name[0]
+    def _whole(self) -> Reading[None]:
+        syntax = self._syntax
+        before, behind = syntax.name
         if before:
-            at, mark = self._tag(text, at, (before,))
+            yield from self._tag(before)
         else:
-            at = self._behind_space(text, at)
-            mark = text[at:]
-        if mark:
-            self._read = self._in_name
-        return at
+            yield from self._behind_space()
+        self.name = yield from self._name_up_to(behind[0] if behind else "\n<")
+        if behind:
+            yield from self._tag(behind)
+        separator = "{"
+        while (yield from self._tag(syntax.key[0], syntax.end)) != syntax.end:
+            key = yield from self._word_up_to(syntax.key[1][0])
+            if f"{syntax.key[0]}{key}{syntax.key[1]}" == syntax.end:  # it begins like a key's tag
+                self._at += len(syntax.key[1])
+                break
+            yield from self._tag(syntax.key[1])
+            if syntax.value[0]:
+                yield from self._tag(syntax.value[0])
+            self._untold += f"{separator}{json.dumps(key, ensure_ascii=False)}: "
+            separator = ", "
+            yield from self._argument(key)
+        self._untold += "{}" if separator == "{" else "}"
 
-    def _in_name(self, text: str, at: int) -> int:
-        behind = self._syntax.name[1]
-        at, name = self._word_up_to(text, at, behind[0] if behind else "\n<")
-        if name is not None:
-            self.name = self._checked(name, at)
-            self._read = self._behind_name if behind else self._before_key
-        return at
-
-    def _behind_name(self, text: str, at: int) -> int:
-        at, mark = self._tag(text, at, (self._syntax.name[1],))
-        if mark:
-            self._read = self._before_key
-        return at
-
-    def _before_key(self, text: str, at: int) -> int:
-        at, mark = self._tag(text, at, (self._syntax.key[0], self._syntax.end))
-        if mark == self._syntax.end:
-            self._end()
-        elif mark:
-            self._read = self._in_key
-        return at
-
-    def _at_end(self, text: str, at: int) -> int:
-        """Read the rest of an end tag that begins like a key tag."""
-        self._end()
-        return at + len(self._syntax.key[1])
-
-    def _end(self) -> None:
-        self._untold += "}" if self._count else "{}"
-        self.is_over = True
-
-    def _in_key(self, text: str, at: int) -> int:
-        before, behind = self._syntax.key
-        at, key = self._word_up_to(text, at, behind[0])
-        if key is not None and f"{before}{key}{behind}" == self._syntax.end:
-            self._read = self._at_end
-        elif key is not None:
-            self._key = key
-            self._read = self._behind_key
-        return at
-
-    def _behind_key(self, text: str, at: int) -> int:
-        at, mark = self._tag(text, at, (self._syntax.key[1],))
-        if mark:
-            self._read = self._before_value
-            if not self._syntax.value[0]:
-                self._begin_value()
-        return at
-
-    def _before_value(self, text: str, at: int) -> int:
-        at, mark = self._tag(text, at, (self._syntax.value[0],))
-        if mark:
-            self._begin_value()
-        return at
-
-    def _begin_value(self) -> None:
-        self._value = ""
-        self._has_value = False
-        types = types_of(self._tools.get(self.name), self._key)
+    def _argument(self, key: str) -> Reading[None]:
+        schema, on_lines = self._tools.get(self.name), self._syntax.on_lines
+        types, close = types_of(schema, key), self._syntax.value[1].format(key)
         is_nested = "{}" in self._syntax.value[1]
-        self._is_text = types == {"string"} if is_nested else types <= {"string"}
-        self._untold += "{" if not self._count else ", "
-        self._untold += f"{json.dumps(self._key, ensure_ascii=False)}: "
-        if self._is_text:
+        is_text = types == {"string"} if is_nested else types <= {"string"}
+        if is_text:
             self._untold += '"'
-        self._count += 1
-        self._read = self._in_value
-
-    def _in_value(self, text: str, at: int) -> int:
-        close = self._syntax.value[1].format(self._key)
-        value = self._value + text[at:]
-        end = value.find(close)
-        if end < 0:
+        value, is_told = "", False
+        while True:
+            yield from self._char()
+            value += self._text[self._at :]
+            self._at = len(self._text)
+            if (end := value.find(close)) >= 0:
+                break
             certain = len(value) - begun(value, close)
-            if self._syntax.on_lines and value[:certain].endswith("\n"):
+            if on_lines and value[:certain].endswith("\n"):
                 certain -= 1
             # A line break at its start may be the only text between two tags.
-            least = 0 if self._has_value or not value.startswith("\n") else 1
-            if self._is_text and certain > least:
-                self._tell_text(value[:certain])
-                value = value[certain:]
-            self._value = value
-            return len(text)
-        whole = value[:end]
-        if self._syntax.on_lines:
-            whole = whole.removesuffix("\n")
-        if self._is_text:
-            self._tell_text(whole)
+            least = 0 if is_told or not value.startswith("\n") else 1
+            if is_text and certain > least:
+                self._tell(value[:certain], is_start=on_lines and not is_told)
+                value, is_told = value[certain:], True
+        self._at -= len(value) - end - len(close)
+        value = value[:end]
+        if on_lines:
+            value = value.removesuffix("\n")
+        if is_text:
+            self._tell(value, is_start=on_lines and not is_told)
             self._untold += '"'
         else:
-            if self._syntax.on_lines:
-                whole = whole.removeprefix("\n")
-            schema = self._tools.get(self.name)
-            parts = _of_elements(whole, property_of(schema, self._key))
-            self._untold += parts or as_json(whole, types_of(schema, self._key))
-        self._read = self._before_key
-        return at + end + len(close) - len(self._value)
+            value = value.removeprefix("\n") if on_lines else value
+            self._untold += _of_elements(value, property_of(schema, key)) or as_json(value, types)
 
-    def _tell_text(self, text: str) -> None:
-        if self._syntax.on_lines and not self._has_value:
-            text = text.removeprefix("\n")
-        self._has_value = True
+    def _tell(self, text: str, *, is_start: bool) -> None:
+        text = text.removeprefix("\n") if is_start else text
         self._untold += json.dumps(text, ensure_ascii=False)[1:-1]
 
 
