@@ -1,14 +1,13 @@
 """One job on a lane to another kind of server, and how it can fail."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from orchestrator.clock import Timer
 from orchestrator.lanes.base import JobSink
 from orchestrator.lanes.servers.text import StopCutter, TokenCounter
-from protocol import NO_TOKEN_ID, Code, FinishReason, OnDeadline, Sampling, TokenLogprob
+from protocol import NO_TOKEN_ID, Code, FinishReason, OnDeadline, Sampling
 
 
 class ServerLost(Exception):
@@ -32,15 +31,6 @@ class Finish(NamedTuple):
     cached_tokens: int = 0
     tail: str = ""
     """Text after the last token."""
-
-
-class Piece(NamedTuple):
-    """A part of an answer: the ids of its new tokens and their text. ``logprobs`` are parallel to
-    ``ids`` if asked for."""
-
-    ids: Sequence[int]
-    text: str
-    logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass(eq=False, slots=True)

@@ -2,17 +2,17 @@
 text-generation-inference, and any other one by OpenAI's. None has a deadline; the lane keeps it.
 """
 
-import asyncio
 import re
 from typing import Any, Final
 
 import msgspec
 
 from orchestrator.lanes.endpoint import ServerKind
-from orchestrator.lanes.servers.cards import ModelFolder, ServerFacts, count_of
-from orchestrator.lanes.servers.completions import HttpLane, ServerEvent
-from orchestrator.lanes.servers.job import Finish, JobFailed, Piece, ServerJob, ServerLost
-from orchestrator.lanes.servers.text import PromptText, TokenCounter
+from orchestrator.lanes.servers.cards import ServerFacts, count_of
+from orchestrator.lanes.servers.connection import ServerEvent
+from orchestrator.lanes.servers.job import Finish, JobFailed, ServerJob, ServerLost
+from orchestrator.lanes.servers.lane import ServerLane
+from orchestrator.lanes.servers.text import TokenCounter
 from protocol import Code, Feature, FinishReason, Sampling, TokenLogprob
 
 
@@ -89,7 +89,7 @@ class _Chunk(ServerEvent):
     usage: _Usage | None = None
 
 
-class VllmLane(HttpLane):
+class VllmLane(ServerLane):
     """A lane to one ``vllm serve``, by its OpenAI completions: sends token ids, gets ids and text.
 
     A closed connection aborts the request in vLLM's engine after the current step and the server's
@@ -104,7 +104,7 @@ class VllmLane(HttpLane):
 
     async def _served(self) -> dict[str, Any]:
         """The server's data on this lane's model. Raises ``ServerLost``."""
-        models = (await self._get_object("/v1/models")).get("data")
+        models = (await self.server.get_object("/v1/models")).get("data")
         served = {
             str(one.get("id")): one
             for one in (models if isinstance(models, list) else ())
@@ -119,7 +119,7 @@ class VllmLane(HttpLane):
     async def _facts(self) -> ServerFacts:
         served = await self._served()
         try:
-            version = str((await self._get_object("/version")).get("version", ""))
+            version = str((await self.server.get_object("/version")).get("version", ""))
         except ServerLost:  # not every version has it
             version = ""
         found = _VERSION.match(version)
@@ -156,7 +156,7 @@ class VllmLane(HttpLane):
                 made = (usage.completion_tokens or 0) if usage is not None else 0
                 ids = job.unnamed(made - job.completion_tokens)
             logprobs = _logprobs_of(choice, ids, job.sampling.logprobs)
-            self._deliver(job, Piece(ids, choice.text, logprobs))
+            self._deliver(job, ids, choice.text, logprobs)
             if choice.finish_reason is not None:
                 job.finish = _finish_of(choice)
         elif usage is not None and job.finish is not None:
@@ -206,18 +206,8 @@ class OpenAiLane(VllmLane):
 
     running = None
     names_ids = False
-    leaves_stops = True
-    _tokenizer: PromptText | None = None
-
-    async def _reach(self, folder: ModelFolder) -> ServerFacts:
-        if self._tokenizer is None:
-            self._tokenizer = await asyncio.to_thread(PromptText, folder.tokenizer_json)
-        await self._read_key()
-        return await self._facts()
-
-    async def _poll(self) -> int | None:
-        await self._get("/v1/models")
-        return None
+    health = "/v1/models"
+    counts_tokens = leaves_stops = True
 
     async def _facts(self) -> ServerFacts:
         served = await self._served()
@@ -266,7 +256,7 @@ class OpenAiLane(VllmLane):
                 assert self._tokenizer is not None
                 job.counter = TokenCounter(self._tokenizer)
             made = job.counter.feed(choice.text)
-            self._deliver(job, Piece(job.unnamed(made - job.completion_tokens), choice.text))
+            self._deliver(job, job.unnamed(made - job.completion_tokens), choice.text)
             if choice.finish_reason is not None:
                 job.finish = _finish_of(choice)
         return False  # [DONE] follows
@@ -288,7 +278,7 @@ class _LlamaEvent(ServerEvent):
     tokens_predicted: int = 0
 
 
-class LlamaCppLane(HttpLane):
+class LlamaCppLane(ServerLane):
     """A lane to one ``llama-server``, by ``/completion``: sends token ids, gets text and most ids.
 
     The server leaves out the ids of tokens that end within a character or a possible stop string,
@@ -301,10 +291,10 @@ class LlamaCppLane(HttpLane):
     path = "/completion"
     decoder = msgspec.json.Decoder(_LlamaEvent)
     running = _count_of_jobs(rb"llamacpp:requests_(?:processing|deferred)")
-    _count_at = 0.0
+    count_every_s = COUNT_EVERY_S
 
     async def _facts(self) -> ServerFacts:
-        props = await self._get_object("/props")
+        props = await self.server.get_object("/props")
         path = str(props.get("model_alias") or props.get("model_path") or "")
         settings = props.get("default_generation_settings")
         return ServerFacts(
@@ -322,13 +312,6 @@ class LlamaCppLane(HttpLane):
             slots=count_of(props.get("total_slots")) or 1,
             context_tokens=count_of(settings.get("n_ctx")) if isinstance(settings, dict) else 0,
         )
-
-    async def _poll(self) -> int | None:
-        await self._get("/health")
-        if self._clock.now() < self._count_at:
-            return None
-        self._count_at = self._clock.now() + COUNT_EVERY_S
-        return await self._jobs_in_metrics(self.running)
 
     def _request(self, job: ServerJob, prompt: str | list[int]) -> dict[str, Any]:
         sampling = job.sampling
@@ -363,7 +346,7 @@ class LlamaCppLane(HttpLane):
     def _take(self, job: ServerJob, event: _LlamaEvent) -> bool:
         # Tokens without ids are only counted.
         silent = event.tokens_predicted - job.completion_tokens - len(event.tokens)
-        self._deliver(job, Piece(job.unnamed(silent) + event.tokens, event.content))
+        self._deliver(job, job.unnamed(silent) + event.tokens, event.content)
         if event.stop:
             is_stop = event.stop_type in ("word", "eos")
             reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
@@ -392,7 +375,7 @@ class _TgiEvent(ServerEvent):
     details: _Details | None = None
 
 
-class TgiLane(HttpLane):
+class TgiLane(ServerLane):
     """A lane to one ``text-generation-launcher``, by ``/generate_stream``: sends text, gets ids.
 
     The server leaves stop strings in the text. A closed connection drops the request from its batch
@@ -404,7 +387,7 @@ class TgiLane(HttpLane):
     takes_text = leaves_stops = True
 
     async def _facts(self) -> ServerFacts:
-        info = await self._get_object("/info")
+        info = await self.server.get_object("/info")
         return ServerFacts(
             self.endpoint.model or str(info.get("model_id") or "tgi"),
             "tgi",
@@ -452,14 +435,14 @@ class TgiLane(HttpLane):
             if wanted is not None:
                 top = [(t.id, t.logprob or 0.0) for t in event.top_tokens[:wanted]]
                 logprobs = [TokenLogprob(token.logprob or 0.0, top)]
-            self._deliver(job, Piece([token.id], "" if is_silent else token.text, logprobs))
+            self._deliver(job, [token.id], "" if is_silent else token.text, logprobs)
         if event.details is not None:
             is_length = event.details.finish_reason == "length"
             job.finish = Finish(FinishReason.LENGTH if is_length else FinishReason.STOP)
         return event.details is not None
 
 
-HTTP_LANES: Final[dict[ServerKind, type[HttpLane]]] = {
+HTTP_LANES: Final[dict[ServerKind, type[ServerLane]]] = {
     ServerKind.VLLM: VllmLane,
     ServerKind.LLAMACPP: LlamaCppLane,
     ServerKind.TGI: TgiLane,

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from orchestrator.lanes import Lane, ServerKind, kind_of
-from orchestrator.lanes.servers import completions
+from orchestrator.lanes.servers import lane as server_lane
 from orchestrator.lanes.servers.kinds import VllmLane
 from protocol import NO_TOKEN_ID, AbortCause, Code, Feature, FinishReason, OnDeadline, Sampling
 from tests.support.cases import for_each
@@ -445,7 +445,7 @@ NEVER_DONE = Script(alter=lambda events: events[:1], stays_open=True)
 async def test_a_text_that_is_whole_waits_for_what_is_said_of_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch, usage_s: float
 ) -> None:
-    monkeypatch.setattr(completions, "USAGE_S", usage_s)
+    monkeypatch.setattr(server_lane, "USAGE_S", usage_s)
     server, job = VllmServer(), News()
     async with served(server, folder, NEVER_DONE) as (lane, _):
         assert isinstance(lane, VllmLane)

@@ -14,8 +14,13 @@ later output is dropped. A closed request may hold its slot at the server for th
 
 import asyncio
 import random
+import re
 from abc import abstractmethod
-from typing import Final, Unpack
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+from typing import Any, Final, Unpack
+
+import msgspec
 
 from orchestrator.clock import Clock
 from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneOwner, lost
@@ -29,7 +34,8 @@ from orchestrator.lanes.servers.cards import (
     make_card,
     read_folder,
 )
-from orchestrator.lanes.servers.job import Finish, JobFailed, Piece, ServerJob, ServerLost
+from orchestrator.lanes.servers.connection import ServerConnection, decoded
+from orchestrator.lanes.servers.job import Finish, JobFailed, ServerJob, ServerLost
 from orchestrator.lanes.servers.meter import LaneMeter
 from orchestrator.lanes.servers.text import PromptText, StopCutter, UnsendablePrompt
 from orchestrator.telemetry.log import fields, lane_log
@@ -50,6 +56,8 @@ POLL_S: Final = 0.3
 """Seconds between two polls of the server's health: three before its silence counts."""
 RECHECK_POLLS: Final = 20
 """Number of polls between checks of the server's model: it may have returned with another."""
+USAGE_S = 1.0
+"""Seconds that an ended text waits for the server's final facts."""
 _MAX_IDS: Final = 2**31
 _MAX_HELD: Final = 2**16
 """Maximum characters that wait for their token."""
@@ -59,11 +67,23 @@ class _Ended(Exception):
     """The text ends here, even if the server sends more."""
 
 
-class PolledLane(Lane):
-    """The common part of lanes; a kind of server adds how to reach, poll and query it."""
+class ServerLane(Lane):
+    """A lane to one server. A kind of server states these facts and adds the abstract methods."""
 
+    path: str
+    """The path for jobs."""
+    decoder: msgspec.json.Decoder[Any]
+    """Decodes an event, a ``ServerEvent``."""
+    health = "/health"
+    """The path that shows whether the server is up."""
+    running: re.Pattern[bytes] | None = None
+    """Finds the number of jobs in the server's ``/metrics``; None if it is not there."""
+    count_every_s = 0.0
+    """Least seconds between two readings of that number."""
     takes_text = False
     """Whether prompts are sent as text instead of token ids."""
+    counts_tokens = False
+    """Whether the lane counts the tokens of texts, because the server does not."""
     leaves_stops = False
     """Whether the server leaves stop strings in its text."""
 
@@ -77,11 +97,12 @@ class PolledLane(Lane):
     ) -> None:
         super().__init__(endpoint.name, owner, clock)
         self.endpoint = endpoint
-        self._config = config
+        self._connection: ServerConnection | None = None
         self._folder: ModelFolder | None = None
-        self._text: PromptText | None = None
+        self._tokenizer: PromptText | None = None
         self._card: ModelCard | None = None
         self._meter = LaneMeter()
+        self._count_at = 0.0
         self._jobs: dict[int, ServerJob] = {}
         self._lingering = 0
         self._seq = 0
@@ -98,27 +119,17 @@ class PolledLane(Lane):
     # ── a kind of server adds ────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    async def _reach(self, folder: ModelFolder) -> ServerFacts:
-        """Check that the server answers, and identify it. Raises ``ServerLost``."""
+    async def _facts(self) -> ServerFacts:
+        """The server's facts. Raises ``ServerLost``."""
 
     @abstractmethod
-    async def _poll(self) -> int | None:
-        """Ask for the server's health; returns how many jobs it has in all, None if it does not
-        say.
-
-        Raises ``ServerLost`` if it is gone; no answer in time is silence.
-        """
+    def _request(self, job: ServerJob, prompt: str | list[int]) -> dict[str, Any]:
+        """The request body of a job."""
 
     @abstractmethod
-    async def _generate(self, job: ServerJob, prompt: str | list[int]) -> Finish:
-        """Run a job, and pass each piece to ``_deliver``, without catching its exceptions. When
-        cancelled, close the request, so that the server stops. Raises ``JobFailed`` and
-        ``ServerLost``.
-        """
-
-    @abstractmethod
-    async def _disconnect(self) -> None:
-        """Release what the lane holds. Idempotent."""
+    def _take(self, job: ServerJob, event: Any) -> bool:
+        """Deliver an event's tokens, and set the job's ``finish`` at its end. Returns whether this
+        was the job's last event."""
 
     # ── for callers with work ───────────────────────────────────────────────────────────────
 
@@ -162,11 +173,23 @@ class PolledLane(Lane):
 
     # ── for its owner ────────────────────────────────────────────────────────────────────────
 
+    def start(self) -> None:
+        if self._connection is None:
+            self._connection = ServerConnection(self.endpoint.base_url)
+        super().start()
+
+    @property
+    def server(self) -> ServerConnection:
+        assert self._connection is not None, "used a lane that was not started"
+        return self._connection
+
     async def close(self) -> None:
         await self._sessions.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self._disconnect()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
 
     def describe(self) -> None:
         if self.is_open:
@@ -179,9 +202,9 @@ class PolledLane(Lane):
         if folder is None:
             folder = self._folder = await asyncio.to_thread(read_folder, self.endpoint.tokenizer)
         async with asyncio.timeout(OPEN_TIMEOUT_S):
-            if self.takes_text and self._text is None:
-                self._text = await asyncio.to_thread(PromptText, folder.tokenizer_json)
-            facts = await self._reach(folder)
+            if (self.takes_text or self.counts_tokens) and self._tokenizer is None:
+                self._tokenizer = await asyncio.to_thread(PromptText, folder.tokenizer_json)
+            facts = await self._reach()
         self._card = make_card(self.endpoint, folder, facts)
         self.sessions_total += 1
         self._sessions.is_up()
@@ -196,17 +219,34 @@ class PolledLane(Lane):
             try:
                 async with asyncio.timeout(OPEN_TIMEOUT_S):
                     if polls % RECHECK_POLLS == 0:
-                        card = make_card(self.endpoint, folder, await self._reach(folder))
+                        card = make_card(self.endpoint, folder, await self._reach())
                         if card != self._card:
                             self._card = card
                             self._owner.lane_reported(self, self._frame(card))
-                    jobs = await self._poll()
+                    await self.server.get(self.health)
+                    await self._count_others()
             except TimeoutError:
                 continue  # silence: the owner judges it
-            if jobs is not None:
-                self._meter.saw_others(max(0, jobs - self.load))
             self.last_frame_at = self._clock.now()
             self._report()
+
+    async def _reach(self) -> ServerFacts:
+        """Check that the server answers, and identify it. Raises ``ServerLost`` and ``BadFolder``.
+        Its key is read each time, because it may change."""
+        if self.endpoint.key_file is not None:
+            await self.server.read_key(self.endpoint.key_file)
+        await self.server.get(self.health)
+        return await self._facts()
+
+    async def _count_others(self) -> None:
+        """Ask for the number of the server's jobs, if it says it and the last reading is old."""
+        if self.running is None or self._clock.now() < self._count_at:
+            return
+        self._count_at = self._clock.now() + self.count_every_s
+        with suppress(ServerLost, ValueError, OverflowError):
+            found = self.running.findall(await self.server.get("/metrics"))
+            if found:
+                self._meter.saw_others(max(0, round(sum(map(float, found))) - self.load))
 
     def _report(self) -> None:
         if self.is_open:
@@ -231,10 +271,10 @@ class PolledLane(Lane):
     async def _run_job(self, job: ServerJob) -> None:
         try:
             prompt: str | list[int] = job.token_ids
-            if self._text is not None:
-                prompt = await self._text.prompt_of(job.token_ids)
-            job.finish = await self._generate(job, prompt)
-            end = self._whole(job, job.finish)
+            if self.takes_text:
+                assert self._tokenizer is not None
+                prompt = await self._tokenizer.prompt_of(job.token_ids)
+            end = self._whole(job, await self._generate(job, prompt))
         except _Ended:
             assert job.finish is not None
             end = self._end_of(job, job.finish)
@@ -255,12 +295,35 @@ class PolledLane(Lane):
             self._stop_timing(job)
             self._report_end(job, end)
 
-    def _deliver(self, job: ServerJob, piece: Piece) -> None:
-        """Pass a part of an answer on, unless the job is over."""
+    async def _generate(self, job: ServerJob, prompt: str | list[int]) -> Finish:
+        """Run a job to the end of its text. Raises ``_Ended``, ``JobFailed`` and ``ServerLost``."""
+        request = self._request(job, prompt)
+        with suppress(TimeoutError):  # of the wait for the final facts
+            async with (
+                asyncio.timeout(None) as limit,
+                aclosing(self.server.events(self.path, request, job.correlation_id)) as events,
+            ):
+                async for data in events:
+                    if self._take(job, decoded(self.decoder, data)):
+                        break
+                    if job.finish is not None and limit.when() is None:
+                        limit.reschedule(asyncio.get_running_loop().time() + USAGE_S)
+        if job.finish is None:  # the answer ended without a finish
+            raise ServerLost("its answer ended early")
+        return job.finish
+
+    def _deliver(
+        self,
+        job: ServerJob,
+        ids: Sequence[int],
+        text: str,
+        logprobs: list[TokenLogprob] | None = None,
+    ) -> None:
+        """Pass on a part of an answer, unless the job is over: the ids of its new tokens and their
+        text. ``logprobs`` are parallel to ``ids`` if asked for."""
         if job.is_over:
             return
         now = self.last_frame_at = self._clock.now()
-        ids, logprobs = list(piece.ids), piece.logprobs
         if ids and not NO_TOKEN_ID <= min(ids) <= max(ids) < _MAX_IDS:
             raise JobFailed(Code.ENGINE_ERROR, "its server sent a token id that no vocabulary has")
         if len(ids) > job.left_tokens:  # the server ignores the limit
@@ -268,36 +331,25 @@ class PolledLane(Lane):
                 job.finish = Finish(FinishReason.LENGTH)
                 raise _Ended
             ids, logprobs = ids[: job.left_tokens], logprobs and logprobs[: job.left_tokens]
-        text = piece.text if job.cutter is None else job.cutter.feed(piece.text)
-        text = job.held + text
+        text = job.held + (text if job.cutter is None else job.cutter.feed(text))
         job.held = "" if ids else text
         if len(job.held) > _MAX_HELD:
             raise JobFailed(Code.ENGINE_ERROR, "its server sends text without any tokens")
-        if ids:
-            self._pass_on(job, ids, text, logprobs, now)
+        if count := len(ids):
+            if not job.first_token_at:
+                job.first_token_at = now
+                self._meter.first_token(len(job.token_ids))
+                job.sink.on_started(0.0)
+            job.completion_tokens += count
+            self._meter.tokens(job.handle, count)
+            self.tokens_total += count
+            # The last token carries the text of all of them.
+            texts = [""] * (count - 1) + [text]
+            job.sink.on_tokens(Delta(job.handle, list(ids), texts, logprobs), now)
+            self._sample_emission(now, count)
         if job.cutter is not None and job.cutter.found:
             job.finish = Finish(FinishReason.STOP, stop=job.cutter.found, tail=job.held)
             raise _Ended
-
-    def _pass_on(
-        self,
-        job: ServerJob,
-        ids: list[int],
-        text: str,
-        logprobs: list[TokenLogprob] | None,
-        now: float,
-    ) -> None:
-        if not job.first_token_at:
-            job.first_token_at = now
-            self._meter.first_token(len(job.token_ids))
-            job.sink.on_started(0.0)
-        count = len(ids)
-        job.completion_tokens += count
-        self._meter.tokens(job.handle, count)
-        self.tokens_total += count
-        # The last token carries the text of all of them.
-        job.sink.on_tokens(Delta(job.handle, ids, [""] * (count - 1) + [text], logprobs), now)
-        self._sample_emission(now, count)
 
     def _deadline_passed(self, job: ServerJob) -> None:
         if job.is_over:
