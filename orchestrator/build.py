@@ -36,7 +36,7 @@ from orchestrator.instances.served_models import ServedModels
 from orchestrator.lanes import make_lane as make_any_lane
 from orchestrator.lanes.swap_call import ask_for_swap
 from orchestrator.lifecycle import Lifecycle
-from orchestrator.loading.demand import DemandConfig, ModelDemand
+from orchestrator.loading.demand import ModelDemand
 from orchestrator.loading.metrics import DEMAND, SWAPS
 from orchestrator.loading.swaps import Swaps
 from orchestrator.parsing import FormatConfig
@@ -59,7 +59,7 @@ from orchestrator.service import Orchestrator
 from orchestrator.settings import Settings
 from orchestrator.settings.derived import feasibility_config
 from orchestrator.sharing import Sharing
-from orchestrator.stages import ServiceConfig, Stages
+from orchestrator.stages import Stages
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.file import JournalFile
 from orchestrator.tasks.metrics import JOURNAL, TaskMetrics
@@ -91,49 +91,7 @@ class Components:
     forecaster: Forecaster
     placer: Placer
     retrier: Retrier
-    pausing: Pausing
     reloader: Reloader
-
-
-@dataclass(frozen=True, slots=True)
-class _Common:
-    """The inputs of every part."""
-
-    settings: Settings
-    clock: Clock
-    rng: random.Random
-    metrics: Metrics
-    executor: ThreadPoolExecutor
-    queue: TaskQueue[Task]
-
-
-@dataclass(frozen=True, slots=True)
-class _Instances:
-    """The parts that track instances and their models."""
-
-    registry: Registry
-    models: ServedModels
-    monitor: InstanceMonitor
-    discovery: DiscoverySync
-
-
-@dataclass(frozen=True, slots=True)
-class _Foresight:
-    """The parts that predict when work starts and ends."""
-
-    forecaster: Forecaster
-    placer: Placer
-    in_flight: AttemptsInFlight
-    prediction: Prediction
-
-
-@dataclass(frozen=True, slots=True)
-class _Dispatch:
-    """The parts that send work to instances and handle its results."""
-
-    dispatcher: Dispatcher
-    retrier: Retrier
-    pausing: Pausing
 
 
 def build(
@@ -149,24 +107,76 @@ def build(
     own store."""
     sharing = Sharing() if sharing is None else sharing
     keys = keys_of(settings)
+    metrics = Metrics()
     queue: TaskQueue[Task] = TaskQueue(
         settings.queue.max_waiting, ORDERS[settings.queue.order], settings.queue.when_full
     )
     # One more thread than prompts need: it prepares the tokenizer of a new model card.
     executor = ThreadPoolExecutor(ENCODING_THREADS + 1, thread_name_prefix="tidegate-tokens")
-    metrics = Metrics()
-    common = _Common(settings, clock, rng, metrics, executor, queue)
-    instances = _instances(common, make_lane)
-    registry = instances.registry
-    settler = Settler(TaskMetrics(metrics, clock), clock)
-    foresight = _foresight(common, registry)
-    admission = Admission(
-        registry, queue, foresight.placer, foresight.prediction, clock, _admission(settings)
+
+    # Instances and their models
+    listed = tuple(entry for entry in settings.instances if not is_source(entry))
+    sources = [source_of(entry) for entry in settings.instances if is_source(entry)]
+    lane_maker = make_lane or make_any_lane
+    registry = Registry(listed, settings.lanes, clock, rng, lane_maker, max_backlog=MOST_BACKLOG)
+    special_in_prompts = settings.models.special_tokens_in_prompts
+    models = ServedModels(registry, executor, special_in_prompts=special_in_prompts)
+    emission_us = metrics.histogram(
+        "per_token_emission_latency_us",
+        "From a frame's decoding to its tokens being written, per token (sampled)",
     )
-    dispatch = _dispatch(common, registry, foresight, settler)
+    monitor = InstanceMonitor(registry, models, clock, emission_us)
+    discovery = DiscoverySync(registry, listed, sources, clock)
+    need = Need(registry, queue, clock)
+
+    # When work starts and ends
+    policy = settings.placement.policy
+    forecaster = Forecaster(registry.capacity)
+    compiled = Policy.compile(policy, now=clock.now) if policy else None
+    placer = Placer(registry, clock, forecaster.usual_tokens, compiled)
+    in_flight = AttemptsInFlight()
+    schedule = Schedule(queue, forecaster, in_flight, clock)
+    promises = Promises(forecaster, clock)
+    quotes = Quotes(forecaster, schedule, promises, clock)
+    feasibility = Feasibility(
+        forecaster, schedule, promises, clock, rng, feasibility_config(settings)
+    )
+    prediction = Prediction(forecaster, schedule, promises, quotes, feasibility)
+    admission = Admission(registry, queue, placer, prediction, clock, _admission(settings))
+
+    # From the queue to instances, and back
+    chosen = settings.dispatch
+    settler = Settler(TaskMetrics(metrics, clock), clock)
+    retrier = Retrier(registry, rng, settings.admission.floor_ms)
+    values_time = settings.queue.order is QueueOrder.SLACK
+    pausing = Pausing(registry, forecaster, placer, enabled=chosen.pause and values_time)
+    adapts_rows = chosen.row_policy is RowPolicy.ADAPTIVE and values_time
+    rows = RowControl(registry, prediction, in_flight, clock, enabled=adapts_rows)
+    schedule.may_free_row = pausing.may_free_row
+    schedule.adapts_rows = rows.adapts
+    limits = TimeLimits(return_margin_s=RETURN_MARGIN_S, loop_delay=LoopDelay(clock))
+    launcher = Launcher(registry, in_flight, pausing, prediction, retrier, limits, clock)
+    completion = Completion(registry, settler, DispatchMetrics(metrics), prediction, retrier, clock)
+    dispatcher = Dispatcher(queue, placer, prediction, launcher, completion, clock)
+    dispatcher.on_queued = partial(rows.wake, dispatcher.pump)
+    registry.listen(dispatcher)
+    ask = partial(ask_for_swap, tls=settings.lanes.tls)
+    swaps = Swaps(registry, queue, ask, clock, token=settings.lanes.shown_token)
+    demand = ModelDemand(
+        registry,
+        queue,
+        in_flight,
+        prediction,
+        swaps,
+        clock,
+        enabled=settings.loading.on_demand,
+        refuses=settings.admission.mode is AdmissionMode.ENFORCE,
+    )
+
+    # The service and its optional rooms
     store = sharing.store(file)
     durable = None if store is None else DurableTasks(store, clock)
-    health = HealthBoard(registry, instances.models, queue, admission, sharing, durable)
+    health = HealthBoard(registry, models, queue, admission, sharing, durable)
     health.has_tenants = _has_tenants(settings)
     limiter = Limiter(_rate_limits(settings, keys), clock)
     sharing.share(registry, queue, limiter)
@@ -185,19 +195,17 @@ def build(
         )
     )
     health.also_ready.extend(room.is_ready for room in rooms)
-    swaps, demand = _loading(common, registry, foresight)
-    reloader = Reloader(settings)
     kept_tasks = TaskStore(clock, KEPT_TASKS)
     encoding = EncodingStage(executor, ENCODING_THREADS, MAX_ENCODING_BYTES, clock)
     stages = Stages(
         limits=limiter,
         registry=registry,
-        models=instances.models,
+        models=models,
         reader=PromptReader(registry, encoding, clock),
-        prediction=foresight.prediction,
+        prediction=prediction,
         admission=admission,
         queue=queue,
-        dispatcher=dispatch.dispatcher,
+        dispatcher=dispatcher,
         settler=settler,
         store=kept_tasks,
         swaps=swaps,
@@ -205,154 +213,56 @@ def build(
         durable=durable,
         sharing=sharing,
     )
-    service = ServiceConfig(
-        settings.deadlines,
-        isolate_tenants=_isolates_tenants(settings),
-        learns_runs=settings.dispatch.learn_runs,
-    )
     tracing = open_tracing(settings.telemetry.otlp_endpoint, clock)
-    orchestrator = Orchestrator(stages, service, metrics, clock, rng, rooms, tracing)
-    metrics.watch(metrics.holders, KEPT)
-    metrics.keeps("tasks", kept_tasks.kept)
-    lengths = foresight.forecaster.lengths
-    metrics.keeps("lengths", lambda: Kept(len(lengths), lengths.total_bytes))
-    metrics.watch(queue, QUEUE)
-    metrics.watch(registry, (*INSTANCES, *REPORTED, *TOTALS))
-    need = Need(registry, queue, clock)
+    orchestrator = Orchestrator(
+        stages,
+        settings.deadlines,
+        metrics,
+        clock,
+        rng,
+        rooms,
+        tracing,
+        isolate_tenants=_isolates_tenants(settings),
+        learns_runs=chosen.learn_runs,
+    )
     orchestrator.on_ended.append(need.ended)
-    metrics.watch(need, NEED)
     sharing.follow(orchestrator.runs, metrics)
     recovery = None
     if store is not None and durable is not None:
-        metrics.watch(durable, JOURNAL)
         recovery = Recovery(orchestrator, durable, store.unfinished)
-    _follow(reloader, orchestrator, instances.discovery, health)
-    return Components(
-        settings=settings,
-        api=_api(settings, keys),
-        orchestrator=orchestrator,
-        lifecycle=Lifecycle(
-            orchestrator, health, instances.discovery, instances.monitor, executor, recovery
-        ),
-        health=health,
-        discovery=instances.discovery,
-        monitor=instances.monitor,
-        forecaster=foresight.forecaster,
-        placer=foresight.placer,
-        retrier=dispatch.retrier,
-        pausing=dispatch.pausing,
-        reloader=reloader,
-    )
+        metrics.watch(durable, JOURNAL)
+    reloader = Reloader(settings)
+    _follow(reloader, orchestrator, discovery, health)
 
-
-def _instances(common: _Common, make_lane: LaneMaker | None) -> _Instances:
-    settings, clock = common.settings, common.clock
-    listed = tuple(entry for entry in settings.instances if not is_source(entry))
-    registry = Registry(
-        listed,
-        settings.lanes,
-        clock,
-        common.rng,
-        make_lane or make_any_lane,
-        max_backlog=MOST_BACKLOG,
-    )
-    models = ServedModels(
-        registry, common.executor, special_in_prompts=settings.models.special_tokens_in_prompts
-    )
-    monitor = InstanceMonitor(
-        registry,
-        models,
-        clock,
-        common.metrics.histogram(
-            "per_token_emission_latency_us",
-            "From a frame's decoding to its tokens being written, per token (sampled)",
-        ),
-    )
-    discovery = DiscoverySync(
-        registry,
-        listed,
-        [source_of(entry) for entry in settings.instances if is_source(entry)],
-        clock,
-    )
-    return _Instances(registry, models, monitor, discovery)
-
-
-def _foresight(common: _Common, registry: Registry) -> _Foresight:
-    settings, clock, metrics = common.settings, common.clock, common.metrics
-    policy = settings.placement.policy
-    forecaster = Forecaster(registry.capacity)
-    placer = Placer(
-        registry,
-        clock,
-        forecaster.usual_tokens,
-        Policy.compile(policy, now=clock.now) if policy else None,
-    )
-    in_flight = AttemptsInFlight()
-    schedule = Schedule(common.queue, forecaster, in_flight, clock)
-    promises = Promises(forecaster, clock)
-    quotes = Quotes(forecaster, schedule, promises, clock)
-    feasibility = Feasibility(
-        forecaster,
-        schedule,
-        promises,
-        clock,
-        common.rng,
-        feasibility_config(settings),
-    )
-    prediction = Prediction(forecaster, schedule, promises, quotes, feasibility)
+    metrics.keeps("tasks", kept_tasks.kept)
+    lengths = forecaster.lengths
+    metrics.keeps("lengths", lambda: Kept(len(lengths), lengths.total_bytes))
+    metrics.watch(metrics.holders, KEPT)
+    metrics.watch(queue, QUEUE)
+    metrics.watch(registry, (*INSTANCES, *REPORTED, *TOTALS))
+    metrics.watch(need, NEED)
     metrics.watch(feasibility.stats, refusals("", "requests"))
     metrics.watch(promises, PROMISES)
     metrics.watch(quotes, QUOTES)
     metrics.watch(placer, PLACEMENT)
     if placer.policy is not None:
         metrics.watch(placer.policy, POLICY)
-    return _Foresight(forecaster, placer, in_flight, prediction)
-
-
-def _dispatch(
-    common: _Common, registry: Registry, foresight: _Foresight, settler: Settler
-) -> _Dispatch:
-    settings, clock, metrics = common.settings, common.clock, common.metrics
-    forecaster, prediction = foresight.forecaster, foresight.prediction
-    chosen = settings.dispatch
-    retrier = Retrier(registry, common.rng, settings.admission.floor_ms)
-    values_time = settings.queue.order is QueueOrder.SLACK
-    pausing = Pausing(registry, forecaster, foresight.placer, enabled=chosen.pause and values_time)
-    adapts_rows = chosen.row_policy is RowPolicy.ADAPTIVE and values_time
-    rows = RowControl(registry, prediction, foresight.in_flight, clock, enabled=adapts_rows)
-    prediction.schedule.may_free_row = pausing.may_free_row
-    prediction.schedule.adapts_rows = rows.adapts
-    limits = TimeLimits(return_margin_s=RETURN_MARGIN_S, loop_delay=LoopDelay(clock))
-    launcher = Launcher(registry, foresight.in_flight, pausing, prediction, retrier, limits, clock)
-    completion = Completion(registry, settler, DispatchMetrics(metrics), prediction, retrier, clock)
-    dispatcher = Dispatcher(common.queue, foresight.placer, prediction, launcher, completion, clock)
-    dispatcher.on_queued = partial(rows.wake, dispatcher.pump)
-    registry.listen(dispatcher)
     metrics.watch(retrier, RETRIES)
-    return _Dispatch(dispatcher, retrier, pausing)
-
-
-def _loading(
-    common: _Common, registry: Registry, foresight: _Foresight
-) -> tuple[Swaps, ModelDemand]:
-    settings, clock = common.settings, common.clock
-    ask = partial(ask_for_swap, tls=settings.lanes.tls)
-    swaps = Swaps(registry, common.queue, ask, clock, token=settings.lanes.shown_token)
-    demand = ModelDemand(
-        registry,
-        common.queue,
-        foresight.in_flight,
-        foresight.prediction,
-        swaps,
-        clock,
-        DemandConfig(
-            enabled=settings.loading.on_demand,
-            refuses=settings.admission.mode is AdmissionMode.ENFORCE,
-        ),
+    metrics.watch(swaps, SWAPS)
+    metrics.watch(demand, DEMAND)
+    return Components(
+        settings=settings,
+        api=_api(settings, keys),
+        orchestrator=orchestrator,
+        lifecycle=Lifecycle(orchestrator, health, discovery, monitor, executor, recovery),
+        health=health,
+        discovery=discovery,
+        monitor=monitor,
+        forecaster=forecaster,
+        placer=placer,
+        retrier=retrier,
+        reloader=reloader,
     )
-    common.metrics.watch(swaps, SWAPS)
-    common.metrics.watch(demand, DEMAND)
-    return swaps, demand
 
 
 def _follow(

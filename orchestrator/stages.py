@@ -1,4 +1,4 @@
-"""The stages of a request, and the settings for all requests."""
+"""The stages of a request."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,6 @@ from orchestrator.loading.swaps import Swaps
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.sharing import Sharing
-from orchestrator.tasks.deadline import DeadlineConfig
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import Task, TaskStore
@@ -39,14 +38,3 @@ class Stages:
     """The state shared with other orchestrators."""
     durable: DurableTasks | None = None
     """The journal; None if tasks cannot be durable."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceConfig:
-    """Settings for all requests."""
-
-    deadlines: DeadlineConfig
-    isolate_tenants: bool = False
-    """Whether cached prefixes are separate per tenant."""
-    learns_runs: bool = False
-    """Whether to learn the number of calls of runs that do not state it."""

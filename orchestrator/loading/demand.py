@@ -55,14 +55,6 @@ _LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class DemandConfig:
-    """Settings of loads on demand. ``refuses``: whether requests that cannot wait are refused."""
-
-    enabled: bool = True
-    refuses: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class Failure:
     """Why a model could not be loaded; no retry before ``until``."""
 
@@ -81,8 +73,11 @@ class ModelDemand:
         prediction: Prediction,
         swaps: Swaps,
         clock: Clock,
-        config: DemandConfig,
+        *,
+        enabled: bool,
+        refuses: bool,
     ) -> None:
+        """``refuses``: whether requests that cannot wait for a load are refused."""
         self.loads: Counter[str] = Counter()
         self.refused = 0
         self.evictions = 0
@@ -94,7 +89,8 @@ class ModelDemand:
         self._schedule = prediction.schedule
         self._swaps = swaps
         self._clock = clock
-        self._config = config
+        self._is_enabled = enabled
+        self._refuses = refuses
         self._flights: dict[str, asyncio.Task[None]] = {}
         self._seeking: set[str] = set()
         """Models whose loads are looking for an instance."""
@@ -116,7 +112,7 @@ class ModelDemand:
         return self._waiters.total()
 
     def loadable(self) -> dict[str, Loadable]:
-        if not self._config.enabled:
+        if not self._is_enabled:
             return {}
         return {
             one.name: one
@@ -238,7 +234,7 @@ class ModelDemand:
             )
         left_ms = 1000 * (due_at - now)
         least_ms = self._least_ms(known)
-        if self._config.refuses and least_ms >= left_ms:
+        if self._refuses and least_ms >= left_ms:
             self.refused += 1
             load_ms = max(least_ms, self._predicted_ms(known))
             # Requests that wait for the same load run in parallel.

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,7 +101,7 @@ class ServerConnection:
 
     async def events(
         self, path: str, request: dict[str, Any], correlation_id: str
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """The data of the events that answer a job. An early exit closes the connection, which
         tells the server to stop. Raises ``JobFailed`` and ``ServerLost``."""
         headers = self._headers | {"Content-Type": "application/json"}
