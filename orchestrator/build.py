@@ -162,16 +162,9 @@ def build(
     registry.listen(dispatcher)
     ask = partial(ask_for_swap, tls=settings.lanes.tls)
     swaps = Swaps(registry, queue, ask, clock, token=settings.lanes.shown_token)
-    demand = ModelDemand(
-        registry,
-        queue,
-        in_flight,
-        prediction,
-        swaps,
-        clock,
-        enabled=settings.loading.on_demand,
-        refuses=settings.admission.mode is AdmissionMode.ENFORCE,
-    )
+    demand = ModelDemand(registry, queue, in_flight, prediction, swaps, clock)
+    demand.is_enabled = settings.loading.on_demand
+    demand.refuses = settings.admission.mode is AdmissionMode.ENFORCE
 
     # The service and its optional rooms
     store = sharing.store(file)
@@ -214,17 +207,8 @@ def build(
         sharing=sharing,
     )
     tracing = open_tracing(settings.telemetry.otlp_endpoint, clock)
-    orchestrator = Orchestrator(
-        stages,
-        settings.deadlines,
-        metrics,
-        clock,
-        rng,
-        rooms,
-        tracing,
-        isolate_tenants=_isolates_tenants(settings),
-        learns_runs=chosen.learn_runs,
-    )
+    orchestrator = Orchestrator(stages, settings, metrics, clock, rng, rooms, tracing)
+    orchestrator.isolate_tenants = _isolates_tenants(settings)
     orchestrator.on_ended.append(need.ended)
     sharing.follow(orchestrator.runs, metrics)
     recovery = None

@@ -58,11 +58,9 @@ class TidegateError(Exception):
     code: ClassVar[Code] = Code.INTERNAL
     retryable: bool = False
     item_id: str = ""
-    """Id of an unknown item; another orchestrator may know it (``api.http.forwarding``).
-    """
+    """Id of an unknown item; another orchestrator may know it (``api.http.forwarding``)."""
     due_at: float | None = None
-    """Deadline of the refused task, in seconds of the clock; it may come from the task's run.
-    """
+    """Deadline of the refused task, in seconds of the clock; it may come from the task's run."""
 
     def __init__(
         self,
@@ -273,22 +271,6 @@ class Unavailable(TidegateError):
     retryable = True
 
     def __init__(
-        self, message: str, *, retry_after_ms: float = 1000.0, retryable: bool = True
-    ) -> None:
-        self.retry_after_ms = math.ceil(retry_after_ms)
-        super().__init__(
-            message, details={"retry_after_ms": self.retry_after_ms} if retryable else None
-        )
-        self.retryable = retryable
-
-
-class RateLimited(Unavailable):
-    """The key, or all keys together, have reached a limit (OR-12)."""
-
-    status = 429
-    code = Code.RATE_LIMITED
-
-    def __init__(
         self,
         message: str,
         *,
@@ -296,8 +278,17 @@ class RateLimited(Unavailable):
         retryable: bool = True,
         field: str | None = None,
     ) -> None:
-        super().__init__(message, retry_after_ms=retry_after_ms, retryable=retryable)
-        self.field = field
+        self.retry_after_ms = math.ceil(retry_after_ms)
+        self.retryable = retryable
+        details = {"retry_after_ms": self.retry_after_ms} if retryable else None
+        super().__init__(message, field=field, details=details)
+
+
+class RateLimited(Unavailable):
+    """The key, or all keys together, have reached a limit (OR-12)."""
+
+    status = 429
+    code = Code.RATE_LIMITED
 
 
 class QueueFull(Unavailable):
@@ -309,9 +300,7 @@ class QueueFull(Unavailable):
     @classmethod
     def for_ever(cls, message: str, *, field: str) -> Self:
         """Error for a request that does not even fit into an empty queue; not retryable."""
-        error = cls(message, retryable=False)
-        error.field = field
-        return error
+        return cls(message, retryable=False, field=field)
 
 
 class NoCapacity(Unavailable):
@@ -388,13 +377,10 @@ class SwapFailed(TidegateError):
 def with_code(code: str, message: str) -> TidegateError:
     """Rebuild an error from its code and message in the journal: an instance of the first class
     above with that code, or of ``TidegateError`` if none has it."""
-    found, classes = TidegateError, [TidegateError]
-    while classes:
-        one = classes.pop(0)
-        if one.code == code:
-            found = one
-            break
+    classes = [TidegateError]
+    for one in classes:  # grows: a class comes before its subclasses
         classes += one.__subclasses__()
+    found = next((one for one in classes if one.code == code), TidegateError)
     error = found.__new__(found)
     TidegateError.__init__(error, message)
     return error

@@ -119,12 +119,10 @@ class HealthBoard:
         """Whether each gate is open on at least one instance of a model, by model."""
         models: dict[str, dict[str, bool]] = {}
         for instance in self._registry:
-            card = instance.card
-            if card is None:
-                continue
-            known = models.setdefault(card.model, {})
-            for name, why in gates_of(instance, self._breaker(instance)).items():
-                known[name] = known.get(name, False) or not why
+            if instance.card is not None:
+                known = models.setdefault(instance.model, {})
+                for name, why in gates_of(instance, self._breaker(instance)).items():
+                    known[name] = known.get(name, False) or not why
         return models
 
     def _status(self) -> str:
@@ -160,7 +158,7 @@ def _describe(instance: Instance) -> dict[str, object]:
         "draining": instance.draining or instance.cordoned,
         "fault": instance.fault,
         "chat_fault": instance.chat_fault,
-        "model": None if instance.card is None else instance.card.model,
+        "model": instance.model or None,
         "load": instance.load,
     }
     stats = instance.stats

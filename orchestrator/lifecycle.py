@@ -191,7 +191,7 @@ class Lifecycle:
             self._upkeep.cancel()
         await self._discovery.close()
         self._monitor.close()
-        await self._stages.demand.close()
+        self._stages.demand.abandon()
         await self._stages.swaps.close()
         for room in self._orchestrator.rooms:
             await room.close()

@@ -7,6 +7,7 @@ from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.errors import NotFound
+from orchestrator.tasks.work import Marks, Stated
 from orchestrator.telemetry.metrics import Kept
 from worker.environment import Section
 
@@ -19,27 +20,15 @@ class Retention(Section):
     keep_bytes: int
 
 
-class _Marks(Protocol):
-    @property
-    def ended(self) -> float:
-        """When the item ended, in seconds of the clock."""
-
-
-class _Job(Protocol):
-    @property
-    def key(self) -> str:
-        """Fingerprint of the client's token."""
-
-
 class Keepable(Protocol):
     """Work that can be kept."""
 
     id: str
 
+    marks: Marks
+
     @property
-    def job(self) -> _Job: ...
-    @property
-    def marks(self) -> _Marks: ...
+    def job(self) -> Stated: ...
     @property
     def on_end(self) -> list[Callable[[Self], None]]: ...
 
@@ -50,7 +39,6 @@ class Keepable(Protocol):
 
 T = TypeVar("T")
 W = TypeVar("W", bound=Keepable)
-
 
 ItemCall = Callable[[str, str], None]
 """Called with the key and name of a client's item."""

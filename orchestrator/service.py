@@ -17,8 +17,8 @@ from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.prompts.kinds import tokens_about
 from orchestrator.prompts.time_left import with_time_left
 from orchestrator.questions import Questions
+from orchestrator.settings import Settings
 from orchestrator.stages import Stages
-from orchestrator.tasks.deadline import DeadlineConfig
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import ROOM_FIELDS, Job, OnDisconnect, Prompt
 from orchestrator.tasks.run_lengths import RunWatch
@@ -39,19 +39,15 @@ class Orchestrator:
     def __init__(
         self,
         stages: Stages,
-        deadlines: DeadlineConfig,
+        settings: Settings,
         metrics: Metrics,
         clock: Clock,
         rng: random.Random,
         rooms: Sequence[Extension],
         tracing: "Tracing | None",
-        *,
-        isolate_tenants: bool,
-        learns_runs: bool,
     ) -> None:
         """``rng`` makes ids; an id is enough to read its text. ``rooms``: the optional rooms.
-        Without ``tracing`` no traces are sent. ``isolate_tenants``: cached prefixes are separate
-        per tenant. ``learns_runs``: learn the number of calls of runs that do not state it."""
+        Without ``tracing`` no traces are sent."""
         self.stages = stages
         self.metrics = metrics
         self.clock = clock
@@ -62,7 +58,7 @@ class Orchestrator:
         self.queue = stages.queue
         self.store = stages.store
         self.started_unix = int(clock.unix())
-        self.deadlines = deadlines
+        self.deadlines = settings.deadlines
         self.rooms = rooms
         self.task_over = asyncio.Event()
         """Set whenever work ends; the waiter clears it."""
@@ -71,8 +67,9 @@ class Orchestrator:
         self.on_ended: list[Callable[[Task], None]] = []
         """Called with each ended task, including refused ones."""
         self.runs = Runs(clock)
-        self.run_watch = RunWatch(clock) if learns_runs else None
-        self.isolate_tenants = isolate_tenants
+        self.run_watch = RunWatch(clock) if settings.dispatch.learn_runs else None
+        self.isolate_tenants = False
+        """Whether cached prefixes are separate per tenant."""
         self.sharing = stages.sharing
         self.ids = Ids(rng, stages.sharing.tag)
         self._rng = rng

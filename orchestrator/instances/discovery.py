@@ -16,11 +16,12 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest
 from orchestrator.instances.addresses import DNS_PREFIX, FILE_PREFIX, check_address
+from orchestrator.instances.registry import Registry
 from orchestrator.lanes.endpoint import is_url, name_of, read_endpoint
 from orchestrator.telemetry.log import fields, lane_log
 
@@ -40,21 +41,6 @@ class SourceError(Exception):
     """A source gave no usable list; the message says why."""
 
 
-class Source(Protocol):
-    """A source of addresses that may change."""
-
-    @property
-    def name(self) -> str:
-        """The source's name, as in the settings."""
-
-    @property
-    def every_s(self) -> float:
-        """Seconds between two readings."""
-
-    async def read(self) -> frozenset[str] | None:
-        """All present addresses; None if nothing changed. Raises ``SourceError``."""
-
-
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """Returns the numeric addresses of a host name; raises ``OSError``."""
 
@@ -68,9 +54,10 @@ async def resolve(host: str, port: int) -> list[str]:
 class DnsName:
     """All addresses of one name, such as a headless service in Kubernetes."""
 
+    every_s = RESOLVE_EVERY_S
+
     def __init__(self, entry: str, resolver: Resolve = resolve) -> None:
         self.name = entry
-        self.every_s = RESOLVE_EVERY_S
         host, _, port = entry.removeprefix(DNS_PREFIX).rpartition(":")
         self._host = host.strip("[]")
         self._port = int(port)
@@ -106,7 +93,7 @@ class WatchedFile:
 
     def __init__(self, entry: str) -> None:
         self.name = entry
-        self.every_s = LOOK_EVERY_S
+        self.every_s = LOOK_EVERY_S  # tests set it
         self._path = Path(entry.removeprefix(FILE_PREFIX))
         self._seen: tuple[int, int, int] | None = None
 
@@ -157,12 +144,6 @@ def parse_addresses(data: bytes) -> frozenset[str]:
     return frozenset(addresses)
 
 
-def source_of(entry: str) -> Source:
-    """The source for an entry of the settings that ``check_entry`` has accepted."""
-    return WatchedFile(entry) if entry.startswith(FILE_PREFIX) else DnsName(entry)
-
-
-NAME = "registered"
 MAX_REGISTRATIONS = 256
 """Maximum number of registrations."""
 MIN_TTL_S = 1.0
@@ -184,7 +165,7 @@ class RegisteredInstances:
     better than a silent manager. It ends when the instance is also not ready.
     """
 
-    name = NAME
+    name = "registered"
     every_s = 2.0
 
     def __init__(self, clock: Clock, is_ready: Callable[[str], bool]) -> None:
@@ -247,23 +228,14 @@ class RegisteredInstances:
                 del self._ends_at[address]
 
 
-class InstanceSet(Protocol):
-    """The part of the registry that discovery drives."""
+Source = DnsName | WatchedFile | RegisteredInstances
+"""A source of addresses that may change. ``read`` returns all present addresses, or None if nothing
+changed; it raises ``SourceError``. It is called every ``every_s`` seconds."""
 
-    def addresses(self) -> dict[str, float | None]:
-        """Each instance with the time when it began to retire, in seconds of the clock, or None."""
 
-    def idle(self, address: str) -> bool:
-        """Whether an instance has none of our jobs."""
-
-    def ready(self, address: str) -> bool:
-        """Whether an instance exists and takes work."""
-
-    def add(self, address: str) -> None: ...
-
-    def retire(self, address: str) -> None: ...
-
-    async def remove(self, address: str) -> None: ...
+def source_of(entry: str) -> Source:
+    """The source for an entry of the settings that ``check_entry`` has accepted."""
+    return WatchedFile(entry) if entry.startswith(FILE_PREFIX) else DnsName(entry)
 
 
 class DiscoverySync:
@@ -271,23 +243,20 @@ class DiscoverySync:
 
     def __init__(
         self,
-        instances: InstanceSet,
+        instances: Registry,
         listed: Iterable[str],
         sources: Sequence[Source],
         clock: Clock,
     ) -> None:
         self._instances = instances
-        self._registered = RegisteredInstances(clock, instances.ready)
+        self.registered = RegisteredInstances(clock, instances.ready)
         self._listed = frozenset(listed)
-        self._sources = (*sources, self._registered)
+        self._sources = (*sources, self.registered)
         self._clock = clock
         self._known: dict[str, frozenset[str]] = {}
-        self._errors: dict[str, str] = {}
+        self.errors: dict[str, str] = {}
+        """Why each unusable source is unusable, by name."""
         self._following: list[asyncio.Task[None]] = []
-
-    @property
-    def registered(self) -> RegisteredInstances:
-        return self._registered
 
     def list_anew(self, listed: Iterable[str]) -> None:
         """Replace the listed addresses: add new instances, retire removed ones."""
@@ -303,18 +272,19 @@ class DiscoverySync:
         await asyncio.gather(*self._following, return_exceptions=True)
         self._following = []
 
-    @property
-    def errors(self) -> dict[str, str]:
-        return dict(self._errors)
-
     async def read(self, source: Source) -> None:
         """Read one source, then add and retire instances accordingly."""
         try:
             addresses = await source.read()
         except SourceError as error:
-            self._source_failed(source, str(error))
+            # Log the same error only once.
+            reason = str(error)
+            level = logging.DEBUG if self.errors.get(source.name) == reason else logging.WARNING
+            self.errors[source.name] = reason
+            what = "instance source unusable, keeping its last list: %s"
+            lane_log.log(level, what, reason, extra=fields(source=source.name))
             return
-        if self._errors.pop(source.name, None) is not None:
+        if self.errors.pop(source.name, None) is not None:
             lane_log.info("instance source is readable again", extra=fields(source=source.name))
         if addresses is not None and addresses != self._known.get(source.name):
             self._known[source.name] = addresses
@@ -354,14 +324,3 @@ class DiscoverySync:
         for address, since in present.items():
             if address not in wanted and since is None:
                 self._instances.retire(address)
-
-    def _source_failed(self, source: Source, reason: str) -> None:
-        # Log the same error only once.
-        level = logging.DEBUG if self._errors.get(source.name) == reason else logging.WARNING
-        self._errors[source.name] = reason
-        lane_log.log(
-            level,
-            "instance source unusable, keeping its last list: %s",
-            reason,
-            extra=fields(source=source.name),
-        )

@@ -123,6 +123,14 @@ class Instance:
         return None if self.encoder is None else self.encoder.card
 
     @property
+    def model(self) -> str:
+        """The name of its model; empty until its card is known."""
+        return "" if self.encoder is None else self.encoder.card.model
+
+    def can_load(self, model: str) -> bool:
+        return self.card is not None and any(one.name == model for one in self.card.loadable)
+
+    @property
     def is_for_other_work(self) -> bool:
         """Whether it is healthy although it has no text model."""
         return self.state is InstanceState.ABSENT and bool(self.other_work)
@@ -169,8 +177,7 @@ class Instance:
         """Whether it serves ``model`` and has been silent only a little longer than usual."""
         return (
             self.state is InstanceState.SUSPECT
-            and self.card is not None
-            and self.card.model == model
+            and self.model == model
             and not (self.is_out_of_use or self.draining)
         )
 

@@ -18,36 +18,9 @@ from orchestrator.lanes import Lane
 from orchestrator.lanes.config import DOWN_AFTER_S, SUSPECT_AFTER_S
 from orchestrator.prompts.encoder import BadCard, PromptEncoder
 from orchestrator.telemetry.log import fields, lane_log
-from orchestrator.telemetry.narration import (
-    INSTANCE_AWAY,
-    INSTANCE_DOWN,
-    INSTANCE_HAS_NO_TEXT,
-    INSTANCE_LACKS,
-    INSTANCE_READY,
-    INSTANCE_SUSPECT,
-    SWAP_DONE,
-    SWAP_DRAINS,
-    SWAP_FAILED,
-    SWAP_LOADS,
-    SWAP_RESTORES,
-    narrate,
-)
+from orchestrator.telemetry.narration import INSTANCE_LACKS, INSTANCE_STATES, SWAPS, narrate
 from protocol import Frame, KvReport, ModelCard, SwapPhase, SwapReport
 
-_TOLD = {
-    InstanceState.ABSENT: INSTANCE_HAS_NO_TEXT,
-    InstanceState.UP: INSTANCE_READY,
-    InstanceState.SUSPECT: INSTANCE_SUSPECT,
-    InstanceState.DOWN: INSTANCE_DOWN,
-    InstanceState.CONNECTING: INSTANCE_AWAY,
-}
-_SWAP_TOLD = {
-    SwapPhase.LOAD: SWAP_LOADS,
-    SwapPhase.DRAIN: SWAP_DRAINS,
-    SwapPhase.RESTORE: SWAP_RESTORES,
-    SwapPhase.DONE: SWAP_DONE,
-    SwapPhase.FAILED: SWAP_FAILED,
-}
 _WANTED = frozenset({InstanceState.UP, InstanceState.ABSENT})
 _NO_MODEL = "unknown model"
 """Triton's message for a model that it was not started with."""
@@ -170,14 +143,14 @@ class InstanceMonitor:
             return
         narrate(
             lane_log,
-            _TOLD[state],
+            INSTANCE_STATES[state],
             instance.address,
             logging.INFO if state in _WANTED else logging.WARNING,
             instance=instance.address,
             state=state.value,
             was=instance.state.value,
             reason=reason or None,
-            model=None if instance.card is None else instance.card.model,
+            model=instance.model or None,
         )
         if instance.state is InstanceState.UP:
             self._count_failure(instance)
@@ -207,7 +180,7 @@ class InstanceMonitor:
         was, instance.swap = instance.swap, report
         if was is not None and was.phase is report.phase and was.model == report.model:
             return
-        told = _SWAP_TOLD.get(report.phase)
+        told = SWAPS.get(report.phase)
         if told is not None:
             level = logging.WARNING if report.phase is SwapPhase.FAILED else logging.INFO
             narrate(
@@ -282,23 +255,20 @@ class InstanceMonitor:
         instance.is_reading_card = False
         was = instance.card
         if instance.take_encoder(encoder):
-            self._tell_lacks(instance, encoder.card)
+            if encoder.card.lacks:
+                narrate(
+                    lane_log,
+                    INSTANCE_LACKS,
+                    instance.address,
+                    instance=instance.address,
+                    engine=encoder.card.engine,
+                    lacks=",".join(encoder.card.lacks),
+                    abort_ms=encoder.card.abort_ms,
+                )
             if was is None or was.model_digest != encoder.card.model_digest:
                 instance.serves_since = self._clock.now()
             self._registry.changed()
         self._check(instance)
-
-    def _tell_lacks(self, instance: Instance, card: ModelCard) -> None:
-        if card.lacks:
-            narrate(
-                lane_log,
-                INSTANCE_LACKS,
-                instance.address,
-                instance=instance.address,
-                engine=card.engine,
-                lacks=",".join(card.lacks),
-                abort_ms=card.abort_ms,
-            )
 
     # ── the prefix cache ─────────────────────────────────────────────────────────────────────
 

@@ -62,7 +62,7 @@ class Need:
 
     def by_model(self) -> Samples:
         now, registry = self._clock.now(), self._registry
-        waiting: dict[str, list[WaitingWork]] = {i.card.model: [] for i in registry if i.card}
+        waiting: dict[str, list[WaitingWork]] = {i.model: [] for i in registry if i.card}
         for task in self._queue.tasks():
             # More instances do not help hopeless requests.
             if task.model in waiting and not task.is_background:
@@ -70,7 +70,7 @@ class Need:
                 waiting[task.model].append(work)
         totals = self._kept.totals(now)
         for model, tasks in waiting.items():
-            up = [i for i in registry if i.is_up and i.card is not None and i.card.model == model]
+            up = [i for i in registry if i.is_up and i.model == model]
             busy = sum(min(1.0, i.load / i.concurrency.slots) for i in up)
             # Assume that other orchestrators have as much waiting work for their slots.
             slots = sum(i.concurrency.slots for i in up)

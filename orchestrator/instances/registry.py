@@ -165,12 +165,8 @@ class Registry:
         instance = self.named(address)
         if instance.cordoned is not cordoned:
             instance.cordoned = cordoned
-            what = (
-                "instance drained by an operator"
-                if cordoned
-                else "instance undrained by an operator"
-            )
-            lane_log.info(what, extra=fields(instance=address))
+            what = "drained" if cordoned else "undrained"
+            lane_log.info("instance %s by an operator", what, extra=fields(instance=address))
             self.changed()
         return instance
 
@@ -222,12 +218,9 @@ class Registry:
     def capacity(self, model: str) -> Capacity:
         """The capacity of the ready instances for ``model``, or of all ready ones for ``""``."""
         serving = [
-            (i, i.pace, i.encoder.card)
+            (i, i.pace, card)
             for i in self
-            if i.ready
-            and i.step_learner is not None
-            and i.encoder is not None
-            and (not model or i.encoder.card.model == model)
+            if i.ready and (card := i.card) is not None and model in ("", i.model)
         ]
         all_slots = sum(i.concurrency.slots for i, *_ in serving)
         return Capacity(
@@ -244,21 +237,17 @@ class Registry:
 
     def most_places(self, model: str) -> int:
         """Most jobs for ``model``, or for any (``""``), on the known instances if idle."""
-        return sum(
-            i.concurrency.most
-            for i in self
-            if i.card is not None and (not model or i.card.model == model)
-        )
+        return sum(i.concurrency.most for i in self if i.model and model in ("", i.model))
 
     def any_ready(self, model: str) -> bool:
         """Whether some instance can get work for ``model`` now."""
-        return any(i.ready and i.card is not None and i.card.model == model for i in self)
+        return any(i.ready and i.model == model for i in self)
 
     def dark_s(self, model: str) -> float:
         """Seconds for which no instance gets work for ``model``, because all ready ones fail
         everything; 0 if one may get work."""
-        serving = [i for i in self if i.ready and i.card is not None and i.card.model == model]
-        return min((self.breakers.dark_s(i.address) for i in serving), default=0.0)
+        serving = (i.address for i in self if i.ready and i.model == model)
+        return min(map(self.breakers.dark_s, serving), default=0.0)
 
     def any_returning_to(self, model: str) -> bool:
         """Whether some instance may serve ``model`` soon: after a swap, or after a silence that is
@@ -268,7 +257,5 @@ class Registry:
     def _peers(self, address: str) -> list[str]:
         """Ready instances that can do an instance's work, including itself."""
         instance = self.instances.get(address)
-        card = None if instance is None else instance.card
-        if card is None:
-            return []
-        return [i.address for i in self if i.ready and i.card and i.card.model == card.model]
+        model = "" if instance is None else instance.model
+        return [i.address for i in self if i.ready and model == i.model != ""]

@@ -73,11 +73,10 @@ class ModelDemand:
         prediction: Prediction,
         swaps: Swaps,
         clock: Clock,
-        *,
-        enabled: bool,
-        refuses: bool,
     ) -> None:
-        """``refuses``: whether requests that cannot wait for a load are refused."""
+        self.is_enabled = True
+        self.refuses = True
+        """Whether requests that cannot wait for a load are refused."""
         self.loads: Counter[str] = Counter()
         self.refused = 0
         self.evictions = 0
@@ -89,8 +88,6 @@ class ModelDemand:
         self._schedule = prediction.schedule
         self._swaps = swaps
         self._clock = clock
-        self._is_enabled = enabled
-        self._refuses = refuses
         self._flights: dict[str, asyncio.Task[None]] = {}
         self._seeking: set[str] = set()
         """Models whose loads are looking for an instance."""
@@ -112,7 +109,7 @@ class ModelDemand:
         return self._waiters.total()
 
     def loadable(self) -> dict[str, Loadable]:
-        if not self._is_enabled:
+        if not self.is_enabled:
             return {}
         return {
             one.name: one
@@ -127,7 +124,7 @@ class ModelDemand:
             name
             for i in self._registry
             if i.card is not None
-            for name in (i.card.model, *(one.name for one in i.card.adapters))
+            for name in (i.model, *(one.name for one in i.card.adapters))
         }
         states = dict.fromkeys(self.loadable(), "loadable")
         states |= dict.fromkeys(self._flights, "loading")
@@ -190,9 +187,6 @@ class ModelDemand:
         for flight in self._flights.values():
             flight.cancel()
 
-    async def close(self) -> None:
-        self.abandon()
-
     # ── one request ──────────────────────────────────────────────────────────────────────────
 
     def _is_served(self, model: str) -> bool:
@@ -204,16 +198,12 @@ class ModelDemand:
         keepers = [
             i
             for i in self._registry
-            if i.card is not None
-            and i.card.model == model
+            if i.model == model
             and not (i.address in leaving and self._swaps.latest[i.address].model != model)
         ]
         if not keepers or not all(keeper.is_out_of_use for keeper in keepers):
             return bool(keepers)
-        return not any(
-            i.ready and i.card is not None and any(one.name == model for one in i.card.loadable)
-            for i in self._registry
-        )
+        return not any(i.ready and i.can_load(model) for i in self._registry)
 
     def _has_failed(self, model: str) -> Failure | None:
         failure = self._failed.get(model)
@@ -234,7 +224,7 @@ class ModelDemand:
             )
         left_ms = 1000 * (due_at - now)
         least_ms = self._least_ms(known)
-        if self._refuses and least_ms >= left_ms:
+        if self.refuses and least_ms >= left_ms:
             self.refused += 1
             load_ms = max(least_ms, self._predicted_ms(known))
             # Requests that wait for the same load run in parallel.
@@ -334,7 +324,7 @@ class ModelDemand:
         if place is None:
             return
         address = place.address
-        card = self._registry.instances[address].card
+        replaced = self._registry.instances[address].model
         narrate(service_log, ON_DEMAND, model, instance=address, model=model)
         try:
             await self._swaps.start(address, {"model_name": model}).wait()
@@ -346,7 +336,7 @@ class ModelDemand:
                 retry_after_ms=1000 * RETRY_AFTER_S,
             ) from None
         self.loads["done"] += 1
-        self.evictions += card is not None and not self._is_served(card.model)
+        self.evictions += bool(replaced) and not self._is_served(replaced)
 
     async def _found_place(self, model: str) -> LoadPlace | None:
         """Wait for an instance that can load ``model``; None if no load is needed any more. Of
@@ -418,19 +408,14 @@ class ModelDemand:
         waiting = Counter(task.model for task in self._queue.tasks())
         waiting.update(self._waiting_for())
         waiting.update(task.model for task in self._arriving)
-        served = Counter(
-            i.card.model
-            for i in self._registry
-            if i.card is not None and i.ready and i.address not in leaving
-        )
+        served = Counter(i.model for i in self._registry if i.ready and i.address not in leaving)
         return [
             self._place(instance, known, asking, waiting, served, now)
             for instance in self._registry
             if instance.ready
             and instance.address not in leaving
             and not instance.is_swapping
-            and instance.card is not None
-            and any(one.name == known.name for one in instance.card.loadable)
+            and instance.can_load(known.name)
         ]
 
     def _place(
@@ -442,8 +427,7 @@ class ModelDemand:
         served: Counter[str],
         now: float,
     ) -> LoadPlace:
-        assert instance.card is not None
-        model = instance.card.model
+        model = instance.model
         needed_at, is_spare = self._needed_at.get(model, {}), served[model] > 1
         lately = {t for t, at in needed_at.items() if now - at < MIN_RESIDENCY_S}
         return LoadPlace(

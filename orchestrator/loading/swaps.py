@@ -92,11 +92,11 @@ class Swaps:
 
     def reload(self, address: str, grace_s: float | None = None) -> RunningSwap:
         """Make an instance reload its model, or join a reload. Raises the errors of ``start``."""
-        card = self._registry.named(address).card
-        if card is None:
+        model = self._registry.named(address).model
+        if not model:
             raise NotReady("the instance has not reported its model yet; ask again later")
         # A worker of an earlier version treats a reload as a swap to its present model.
-        return self.start(address, {"model_name": card.model}, grace_s, is_reload=True)
+        return self.start(address, {"model_name": model}, grace_s, is_reload=True)
 
     def start(
         self,
@@ -175,10 +175,12 @@ class Swaps:
         waited_ms = await self._let_waiting_start(instance, ends_at)
         if waited_ms:
             swap.ms["queue"] = round(waited_ms, 1)
-        if grace_s is None:
-            grace_s = self._grace_s(instance)
-        else:
+        if grace_s is not None:
             grace_s = max(0.0, ends_at - self._clock.now())
+        else:
+            # The drain may come after the load of the new model, so present jobs do not count. A
+            # drain ends with the last job, and each job ends by its deadline.
+            grace_s = MOVING_GRACE_S if self._others(instance) else MAX_GRACE_S
         swap.phase = SwapPhase.CHECK.value
         message = Swap(
             dict(swap.settings), round(1000 * grace_s, 1), self._token, anew=swap.is_reload
@@ -197,21 +199,13 @@ class Swaps:
         began_at = self._clock.now()
         if self._others(instance):
             return 0.0
-        card = instance.card
-        waiting = [t for t in self._queue.tasks() if card is not None and t.model == card.model]
+        model = instance.model
+        waiting = [task for task in self._queue.tasks() if model and task.model == model]
         while self._clock.now() < ends_at:
             if not any(task in self._queue for task in waiting):
                 break
             await asyncio.sleep(_POLL_S)
         return 1000 * (self._clock.now() - began_at) if waiting else 0.0
-
-    def _grace_s(self, instance: Instance) -> float:
-        """Grace in seconds for the jobs that will run on ``instance`` when it drains.
-
-        The drain may come after the load of the new model, so present jobs do not count. A drain
-        ends with the last job, and each job ends by its deadline.
-        """
-        return MOVING_GRACE_S if self._others(instance) else MAX_GRACE_S
 
     def _others(self, instance: Instance) -> bool:
         """Whether another instance with the same weights takes work and keeps its model."""
@@ -231,8 +225,7 @@ class Swaps:
         """Wait until the new model's tokenizer is ready. Raises ``SwapFailed``."""
         give_up_at = self._clock.now() + READY_S
         while not (
-            instance.card is not None
-            and instance.card.model == report.model
+            instance.model == report.model
             and (not is_new or instance.card is not before)
             and (instance.ready or instance.cordoned)
         ):

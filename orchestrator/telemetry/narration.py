@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from orchestrator.telemetry.log import Field, fields
-from protocol import AbortCause, Code, Outcome
+from protocol import AbortCause, Code, Outcome, SwapPhase
 
 MAX_CHARS = 100
 
@@ -87,32 +87,46 @@ def _by(actor: Actor, events: Mapping[K, tuple[Action, str]]) -> dict[K, Narrati
 
 # ── instances, and the service as a whole ────────────────────────────────────────────────────────
 
-INSTANCE_READY = _by_worker(
-    Action.READY, "An instance is ready: its model is loaded and its lanes are open."
+INSTANCE_STATES = _by(
+    Actor.WORKER,
+    {
+        "absent": (
+            Action.READY,
+            "An instance has no text model: clips at most are rendered there.",
+        ),
+        "connecting": (Action.LOSE, "An instance cannot be used now, and is being connected to."),
+        "up": (
+            Action.READY,
+            "An instance is ready: its model is loaded and its lanes are open.",
+        ),
+        "suspect": (
+            Action.LOSE,
+            "An instance is suspect: it, or its engine, has been silent for too long.",
+        ),
+        "down": (Action.LOSE, "An instance is down: it has been silent for far too long."),
+    },
 )
-INSTANCE_SUSPECT = _by_worker(
-    Action.LOSE, "An instance is suspect: it, or its engine, has been silent for too long."
-)
-INSTANCE_DOWN = _by_worker(Action.LOSE, "An instance is down: it has been silent for far too long.")
-INSTANCE_AWAY = _by_worker(
-    Action.LOSE, "An instance cannot be used now, and is being connected to."
-)
-INSTANCE_HAS_NO_TEXT = _by_worker(
-    Action.READY, "An instance has no text model: clips at most are rendered there."
-)
+"""By ``InstanceState``."""
 INSTANCE_LACKS = _by_worker(
     Action.DEGRADE,
     "An instance's engine cannot do all that others can: what needs it goes elsewhere.",
 )
-SWAP_LOADS = _by_worker(Action.LOAD, "An instance is loading another model.")
-SWAP_DRAINS = _by_worker(
-    Action.STOP, "An instance takes no new work: its model is about to be replaced."
+SWAPS = _by(
+    Actor.WORKER,
+    {
+        SwapPhase.LOAD: (Action.LOAD, "An instance is loading another model."),
+        SwapPhase.DRAIN: (
+            Action.STOP,
+            "An instance takes no new work: its model is about to be replaced.",
+        ),
+        SwapPhase.RESTORE: (
+            Action.LOAD,
+            "An instance could not load its new model, and loads the old one.",
+        ),
+        SwapPhase.DONE: (Action.READY, "An instance serves another model now."),
+        SwapPhase.FAILED: (Action.FAIL, "An instance could not be given another model."),
+    },
 )
-SWAP_RESTORES = _by_worker(
-    Action.LOAD, "An instance could not load its new model, and loads the old one."
-)
-SWAP_DONE = _by_worker(Action.READY, "An instance serves another model now.")
-SWAP_FAILED = _by_worker(Action.FAIL, "An instance could not be given another model.")
 ON_DEMAND = _by_us(Action.LOAD, "A model is asked for that no instance serves, so one loads it.")
 READINESS = _by(
     Actor.ORCHESTRATOR,

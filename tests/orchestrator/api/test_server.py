@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.__main__ import main
 from orchestrator.telemetry.log import JsonFormatter
-from orchestrator.telemetry.narration import INSTANCE_READY, READINESS
+from orchestrator.telemetry.narration import INSTANCE_STATES, READINESS
 from protocol import excerpt
 from tests.orchestrator.api.conftest import log_until, start_process
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
@@ -103,7 +103,7 @@ async def test_or14_the_process_ends_and_leaves_no_work(
     environment["TIDEGATE_INSTANCES"] = worker.address
     process = await start_process(environment, tmp_path)
     listening = await log_until(process, "listening")
-    ready = await log_until(process, INSTANCE_READY.sentence)
+    ready = await log_until(process, INSTANCE_STATES["up"].sentence)
     assert ready["target"] == worker.address
     async with aiohttp.ClientSession(f"http://127.0.0.1:{listening['port']}") as http:
         body = TASK | {"model": "fake", "stream": True}

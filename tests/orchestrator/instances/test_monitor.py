@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from orchestrator.telemetry.narration import INSTANCE_AWAY, INSTANCE_READY
+from orchestrator.telemetry.narration import INSTANCE_STATES
 from protocol import Delta
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan, make_card
@@ -104,8 +104,8 @@ async def test_or6_a_lane_that_falls_silent_alone_is_broken_off(
     await worker.stop()
     await service.until(lambda: state_of(service) == "connecting")
     levels = {record.getMessage(): record.levelname for record in caplog.records}
-    assert levels[INSTANCE_READY.sentence] == "INFO"
-    assert levels[INSTANCE_AWAY.sentence] == "WARNING"
+    assert levels[INSTANCE_STATES["up"].sentence] == "INFO"
+    assert levels[INSTANCE_STATES["connecting"].sentence] == "WARNING"
 
 
 async def test_or6_an_instance_whose_engine_is_stuck_is_suspect_though_it_speaks(
