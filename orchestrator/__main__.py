@@ -8,7 +8,8 @@ if __name__ == "__main__":
     # Until the freeze below, garbage collection finds only live objects. It would take a tenth of
     # the start, and half of the time to load a large journal.
     gc.disable()
-    # SIGHUP is blocked until a reload is possible: it must not end the process (``Reloads``).
+    # SIGHUP is blocked until a reload is possible (``handle_signals``): it must not end the
+    # process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     # Until the service is up, Ctrl-C exits at once: an interrupted import fails in confusing ways.
     # The launcher may have blocked the signal until here (tidegate/cli/runtime.py).
@@ -128,8 +129,7 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
             return 2
         parts = build(settings, clock, rng, file=file, sharing=sharing)
         parts.reloader.settings, parts.reloader.load = as_read, load
-        requests = _stop_requests(loop, parts.reloader)
-        Reloads(loop, parts.reloader, requests, had_terminal)
+        requests = handle_signals(loop, parts.reloader, had_terminal)
         await parts.lifecycle.recover()
         return await _serve_until_told(settings, parts, port, health_port, sharing, requests)
 
@@ -173,9 +173,7 @@ async def _serve_until_told(
             health_port.start()
         where = fields(host=settings.host, port=health_port.port)
         service_log.info("listening for health checks", extra=where)
-    status = 0
-    if own is not None:
-        status = await _join_port(runner, settings, parts.health, requests)
+    joined = own is None or await _join_port(runner, settings, parts.health, requests)
     grace_s = await requests.get()
     service_log.info("stopping", extra=fields(live_tasks=orchestrator.live_tasks, grace_s=grace_s))
     second = asyncio.create_task(requests.get())
@@ -191,7 +189,7 @@ async def _serve_until_told(
             operators.unlink(missing_ok=True)
     await runner.cleanup()
     service_log.info("stopped")
-    return status
+    return 0 if joined else 1
 
 
 def _health_port(settings: Settings, *, is_shared: bool) -> HealthPort | None:
@@ -202,12 +200,7 @@ def _health_port(settings: Settings, *, is_shared: bool) -> HealthPort | None:
     if port < 0 or (port == settings.port and not is_asked_for):
         return None
     try:
-        return HealthPort(
-            lambda: PROBES,
-            settings.host,
-            port,
-            is_shared=is_shared,
-        )
+        return HealthPort(lambda: PROBES, settings.host, port, is_shared=is_shared)
     except OSError as error:
         if is_asked_for:
             raise
@@ -219,10 +212,10 @@ async def _join_port(
     runner: web.AppRunner,
     settings: Settings,
     health: HealthBoard,
-    requests: "asyncio.Queue[float]",
-) -> int:
-    """Accept connections at a port that other processes also serve, when the service is ready.
-    Returns the exit status; if it is not 0, puts a stop request."""
+    requests: asyncio.Queue[float],
+) -> bool:
+    """Accept connections at a port that other processes also serve, when the service is ready. If
+    that fails, puts a stop request and returns False."""
     with suppress(TimeoutError):
         async with asyncio.timeout(OPEN_WITHIN_S):
             while health.status not in SERVES and requests.empty():  # noqa: ASYNC110
@@ -234,10 +227,11 @@ async def _join_port(
         await PortSite(runner, port).start()
     except OSError as error:
         requests.put_nowait(0.0)
-        return _cannot_listen(settings.host, settings.port, error)
+        _cannot_listen(settings.host, settings.port, error)
+        return False
     where = fields(host=settings.host, port=settings.port)
     service_log.info("listening, as one of several processes", extra=where)
-    return 0
+    return True
 
 
 def return_large_blocks() -> None:
@@ -296,47 +290,34 @@ def _cannot_listen(host: str, port: int, error: OSError) -> int:
     return 1
 
 
-def _stop_requests(loop: asyncio.AbstractEventLoop, reloader: Reloader) -> asyncio.Queue[float]:
-    """A queue with one entry per signal: the grace period for running tasks, in seconds."""
+def handle_signals(
+    loop: asyncio.AbstractEventLoop, reloader: Reloader, had_terminal: bool
+) -> asyncio.Queue[float]:
+    """Handle SIGHUP: it reloads the settings, or stops the service as Ctrl-C does if the terminal
+    of the process was closed. Returns a queue that gets an entry for each other signal: the grace
+    period for running tasks, in seconds."""
     requests: asyncio.Queue[float] = asyncio.Queue()
+    reloads: set[asyncio.Task[None]] = set()
 
-    def stop() -> None:
-        requests.put_nowait(reloader.settings.shutdown.grace_s)
-
-    loop.add_signal_handler(signal.SIGTERM, stop)
-    loop.add_signal_handler(signal.SIGINT, requests.put_nowait, INTERRUPT_GRACE_S)
-    return requests
-
-
-class Reloads:
-    """Handles SIGHUP: reloads the settings, or stops as on Ctrl-C if the terminal of the process
-    was closed."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        reloader: Reloader,
-        stop_requests: asyncio.Queue[float],
-        had_terminal: bool,
-    ) -> None:
-        self._reloader = reloader
-        self._stop_requests = stop_requests
-        self._had_terminal = had_terminal
-        self._under_way: set[asyncio.Task[None]] = set()
-        loop.add_signal_handler(signal.SIGHUP, self._begin)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-
-    def _begin(self) -> None:
-        if self._had_terminal and not os.isatty(0):
-            self._stop_requests.put_nowait(INTERRUPT_GRACE_S)
-            return
-        task = asyncio.create_task(self._reload(), name="reload")
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-
-    async def _reload(self) -> None:
+    async def reload() -> None:
         with suppress(InvalidRequest):  # the log says why
-            await self._reloader.reload()
+            await reloader.reload()
+
+    def hang_up() -> None:
+        if had_terminal and not os.isatty(0):
+            requests.put_nowait(INTERRUPT_GRACE_S)
+            return
+        task = asyncio.create_task(reload(), name="reload")
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    loop.add_signal_handler(
+        signal.SIGTERM, lambda: requests.put_nowait(reloader.settings.shutdown.grace_s)
+    )
+    loop.add_signal_handler(signal.SIGINT, requests.put_nowait, INTERRUPT_GRACE_S)
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    return requests
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,9 +26,8 @@ NEAR_EXHAUSTION = 0.9
 SERVES = ("ready", "near_exhaustion", "degraded")
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedResponse:
-    """A prepared HTTP answer: status and body."""
+class PreparedResponse(NamedTuple):
+    """A prepared HTTP answer."""
 
     status: int
     body: bytes
@@ -85,8 +84,9 @@ class HealthBoard:
         }
 
     def refresh(self) -> None:
-        is_ready = any(is_ready() for is_ready in self.also_ready)
-        if is_ready or any(instance.card is not None for instance in self._registry):
+        if self._is_ready_for_other_work() or any(
+            instance.card is not None for instance in self._registry
+        ):
             self.startup = PreparedResponse(200, b'{"status":"started"}')
         status = self._status()
         if status != self.status:
@@ -103,8 +103,14 @@ class HealthBoard:
                 for instance in self._registry
             ],
         }
-        if self._durable is not None:
-            described["journal"] = _describe_journal(self._durable)
+        if (durable := self._durable) is not None:
+            described["journal"] = {
+                "status": "failing" if durable.fault else "ok",
+                "fault": durable.fault or None,
+                "live_tasks": durable.live,
+                "unwritten": durable.writer.unwritten,
+                "set_aside": durable.writer.set_aside or None,
+            }
         if (state := self.sharing.describe()) is not None:
             described["state"] = state
         body = msgspec.json.encode(described)
@@ -125,28 +131,20 @@ class HealthBoard:
                     known[name] = known.get(name, False) or not why
         return models
 
+    def _is_ready_for_other_work(self) -> bool:
+        return any(is_ready() for is_ready in self.also_ready)
+
     def _status(self) -> str:
         if self._admission.draining:
             return "draining"
         breakers = self._registry.breakers
         if not any(i.ready and not breakers.dark_s(i.address) for i in self._registry):
-            is_ready = any(is_ready() for is_ready in self.also_ready)
-            return "ready" if is_ready else "not_ready"
+            return "ready" if self._is_ready_for_other_work() else "not_ready"
         queue = self._queue
         if queue.bound > 0 and queue.new > NEAR_EXHAUSTION * queue.bound:
             return "near_exhaustion" if queue.lets_in(others=self.has_tenants) else "exhausted"
         is_failing = self._durable is not None and bool(self._durable.fault)
         return "degraded" if is_failing or self.sharing.fault else "ready"
-
-
-def _describe_journal(durable: DurableTasks) -> dict[str, object]:
-    return {
-        "status": "failing" if durable.fault else "ok",
-        "fault": durable.fault or None,
-        "live_tasks": durable.live,
-        "unwritten": durable.writer.unwritten,
-        "set_aside": durable.writer.set_aside or None,
-    }
 
 
 def _describe(instance: Instance) -> dict[str, object]:

@@ -128,10 +128,6 @@ def _path(name: str, text: str) -> Path:
     return Path(text).expanduser()
 
 
-def _text(name: str, text: str) -> str:
-    return text
-
-
 def _model(name: str, text: str) -> str:
     if not re.fullmatch(r"[^\s?#]{1,256}", text):
         raise ValueError(f"{name} must have 1 to 256 characters without spaces: {text!r}")
@@ -168,7 +164,7 @@ _PARAMETERS: dict[str, Callable[[str, str], Any]] = {
     "context": _count,
     "slots": _count,
     "abort_ms": _milliseconds,
-    "weights": _text,
+    "weights": lambda name, text: text,
     "key_file": _path,
 }
 """Parsers of the parameters."""

@@ -177,7 +177,9 @@ class StreamLane(Lane):
             self.is_reopening = by_sibling or isinstance(end.error, LaneStale)
         self.is_open = self.is_closing = self.is_exhausted = self._is_leaving = False
         self._cancels.clear()
-        self._lose_jobs()
+        jobs, self._jobs = self._jobs, {}
+        for sink in jobs.values():
+            sink.on_lost(lost())
         self._owner.lane_closed(self, reason)
 
     # ── one session ──────────────────────────────────────────────────────────────────────────
@@ -223,7 +225,8 @@ class StreamLane(Lane):
                 else:
                     self._take_next(frame)
         finally:
-            self._hand_on_all()
+            for handle in list(self._held):
+                self._hand_on(handle)
 
     def _take_first(self, frame: Frame, opened: "asyncio.Future[None]") -> None:
         if frame.card is None:
@@ -257,7 +260,7 @@ class StreamLane(Lane):
             self._owner.lane_reported(self, frame)
 
     def _dispatch(self, frame: Frame) -> int:
-        """Pass a frame's parts to their jobs, but hold its tokens (``_hand_on_all``); returns the
+        """Pass a frame's parts to their jobs, but hold its tokens (``_take``); returns the
         number of tokens."""
         jobs = self._jobs
         for started in frame.started:
@@ -292,20 +295,11 @@ class StreamLane(Lane):
         self.frames_total += 1
         return tokens
 
-    def _hand_on_all(self) -> None:
-        for handle in list(self._held):
-            self._hand_on(handle)
-
     def _hand_on(self, handle: int) -> None:
         """Pass on the held tokens of a job."""
         delta = self._held.pop(handle, None)
         if delta is not None and (sink := self._jobs.get(handle)) is not None:
             sink.on_tokens(delta, self.last_frame_at)
-
-    def _lose_jobs(self) -> None:
-        jobs, self._jobs = self._jobs, {}
-        for sink in jobs.values():
-            sink.on_lost(lost())
 
     def _frame(self, response: service_pb2.ModelStreamInferResponse) -> Frame | None:
         """The frame in a response; None for a response without data."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.__main__ import Reloads
+from orchestrator.__main__ import handle_signals
 from orchestrator.settings import load_settings
 from orchestrator.settings.sections import INTERRUPT_GRACE_S, QueueSettings
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service, bearer
@@ -109,8 +109,7 @@ async def test_or14_sighup_reloads_or_ends_with_its_terminal(
     loop, reloader = asyncio.get_running_loop(), service.parts.reloader
     has_terminal = True
     monkeypatch.setattr(os, "isatty", lambda descriptor: has_terminal)
-    stops: asyncio.Queue[float] = asyncio.Queue()
-    Reloads(loop, reloader, stops, had_terminal=True)
+    stops = handle_signals(loop, reloader, had_terminal=True)
     try:
         changed = service.parts.settings.model_copy(update={"queue": QueueSettings(max_waiting=7)})
         reloader.load = lambda: changed
@@ -121,4 +120,5 @@ async def test_or14_sighup_reloads_or_ends_with_its_terminal(
         os.kill(os.getpid(), signal.SIGHUP)
         assert await stops.get() == INTERRUPT_GRACE_S
     finally:
-        loop.remove_signal_handler(signal.SIGHUP)
+        for one in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(one)

@@ -24,6 +24,17 @@ MAX_STOPS: Final = 4
 """Maximum stop strings of OpenAI's API, and of text-generation-inference by default; this side cuts
 the text at any number of them."""
 
+_OF_FEW = (
+    Feature.IGNORE_EOS,
+    Feature.LOGIT_BIAS,
+    Feature.MIN_P,
+    Feature.MIN_TOKENS,
+    Feature.PENALTIES,
+    Feature.STOP_TOKEN_IDS,
+    Feature.TOKEN_IDS,
+)
+"""Features that neither text-generation-inference nor OpenAI's API has."""
+
 # ── vLLM ─────────────────────────────────────────────────────────────────────────────────────────
 
 _IDS_SINCE: Final = (0, 10, 2)
@@ -215,17 +226,7 @@ class OpenAiLane(VllmLane):
             self._model,
             "openai-server",
             "",
-            lacks=(
-                Feature.IGNORE_EOS,
-                Feature.LOGIT_BIAS,
-                Feature.LOGPROBS,
-                Feature.MIN_P,
-                Feature.MIN_TOKENS,
-                Feature.PENALTIES,
-                Feature.SPECIAL_TEXT,
-                Feature.STOP_TOKEN_IDS,
-                Feature.TOKEN_IDS,
-            ),
+            lacks=(*_OF_FEW, Feature.LOGPROBS, Feature.SPECIAL_TEXT),
             abort_ms=100.0,
             slots=32,
             context_tokens=count_of(served.get("max_model_len")),
@@ -392,15 +393,7 @@ class TgiLane(ServerLane):
             self.endpoint.model or str(info.get("model_id") or "tgi"),
             "tgi",
             str(info.get("version") or ""),
-            lacks=(
-                Feature.IGNORE_EOS,
-                Feature.LOGIT_BIAS,
-                Feature.MIN_P,
-                Feature.MIN_TOKENS,
-                Feature.PENALTIES,
-                Feature.STOP_TOKEN_IDS,
-                Feature.TOKEN_IDS,
-            ),
+            lacks=_OF_FEW,
             abort_ms=100.0,
             slots=32,
             context_tokens=count_of(info.get("max_total_tokens")),
