@@ -35,7 +35,6 @@ parts, a scrape of a busy loop took 1.1 s with twelve other busy processes."""
 _EOF = b"# EOF\n"
 """The last line of a page in the OpenMetrics format."""
 
-Type = Literal["counter", "gauge", "histogram"]
 Samples = Iterable[tuple[tuple[str, ...], float]]
 """Label values in the order of the labels, each with the sample's value."""
 
@@ -44,7 +43,7 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 class Declared:
     """A metric for the documentation."""
 
-    type: Type
+    type: Literal["counter", "gauge", "histogram"]
     name: str
     """The scraped name, without the ``_total`` of a counter."""
     unit: str
@@ -90,21 +89,25 @@ class Metrics:
         self.holders[holder] = read
 
     def counter(self, name: str, unit: str, text: str, *labels: str) -> Counter:
-        self._declare("counter", name, unit, text, labels)
+        self.declared.append(Declared("counter", PREFIX + name, unit, text, labels))
         return self._added(Counter(PREFIX + name, text, labels, registry=self.registry), labels)
 
     def histogram(self, name: str, text: str, *labels: str) -> Histogram:
         """Add a histogram of milliseconds, or of microseconds if ``name`` ends in ``_us``."""
-        unit, buckets = ("µs", US_BUCKETS) if name.endswith("_us") else ("ms", MS_BUCKETS)
-        self._declare("histogram", name, unit, text, labels)
-        made = Histogram(PREFIX + name, text, labels, registry=self.registry, buckets=buckets)
-        return self._added(made, labels)
+        if name.endswith("_us"):
+            return self._histogram(PREFIX + name, "µs", text, US_BUCKETS, labels)
+        return self._histogram(PREFIX + name, "ms", text, MS_BUCKETS, labels)
 
     def standard_histogram(
         self, name: str, text: str, buckets: Sequence[float], *labels: str
     ) -> Histogram:
         """Add a histogram of seconds with the name and buckets of an external convention."""
-        self.declared.append(Declared("histogram", name, "s", text, labels))
+        return self._histogram(name, "s", text, buckets, labels)
+
+    def _histogram(
+        self, name: str, unit: str, text: str, buckets: Sequence[float], labels: tuple[str, ...]
+    ) -> Histogram:
+        self.declared.append(Declared("histogram", name, unit, text, labels))
         made = Histogram(name, text, labels, registry=self.registry, buckets=buckets)
         return self._added(made, labels)
 
@@ -144,11 +147,6 @@ class Metrics:
     def _added(self, collector: C, labels: Iterable[str], prefix: str = PREFIX) -> C:
         self._collectors.append((collector, TENANT in labels, prefix))
         return collector
-
-    def _declare(
-        self, kind: Type, name: str, unit: str, text: str, labels: tuple[str, ...]
-    ) -> None:
-        self.declared.append(Declared(kind, PREFIX + name, unit, text, labels))
 
 
 def exemplar_of(trace: TraceContext | None) -> dict[str, str] | None:

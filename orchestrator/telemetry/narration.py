@@ -95,10 +95,7 @@ INSTANCE_STATES = _by(
             "An instance has no text model: clips at most are rendered there.",
         ),
         "connecting": (Action.LOSE, "An instance cannot be used now, and is being connected to."),
-        "up": (
-            Action.READY,
-            "An instance is ready: its model is loaded and its lanes are open.",
-        ),
+        "up": (Action.READY, "An instance is ready: its model is loaded and its lanes are open."),
         "suspect": (
             Action.LOSE,
             "An instance is suspect: it, or its engine, has been silent for too long.",
@@ -142,10 +139,7 @@ READINESS = _by(
             Action.READY,
             "The service is near exhaustion: its queue is almost full.",
         ),
-        "exhausted": (
-            Action.READY,
-            "The service is not ready: its queue is full.",
-        ),
+        "exhausted": (Action.READY, "The service is not ready: its queue is full."),
     },
 )
 
@@ -211,25 +205,22 @@ _ENDINGS = {
     Outcome.FAILED: _by_us(Action.FAIL, "A request failed."),
 }
 _GONE = _by_client(Action.ABORT, "A request was stopped: its client is gone.")
-
-
-def _refused(why: str) -> Narration:
-    return _by_us(Action.REFUSE, f"A request was refused: {why}.")
-
-
-_REFUSALS = {
-    Code.INVALID_REQUEST: _refused("the request is not valid"),
-    Code.CONTEXT_OVERFLOW: _refused("it does not fit into the model's context"),
-    Code.MODEL_NOT_FOUND: _refused("no instance serves its model"),
-    Code.DEADLINE_EXCEEDED: _refused("too little time was left until its deadline"),
-    Code.DEADLINE_INFEASIBLE: _refused("it was certain to miss its deadline"),
-    Code.RATE_LIMITED: _refused("its key is at its limit"),
-    Code.QUEUE_FULL: _refused("the queue is full"),
-    Code.NO_CAPACITY: _refused("no instance can take it"),
-    Code.NOT_READY: _refused("no instance is ready"),
-    Code.DRAINING: _refused("the service is shutting down"),
+_REFUSALS: dict[Code | None, Narration] = {
+    code: _by_us(Action.REFUSE, f"A request was refused: {why}.")
+    for code, why in (
+        (Code.INVALID_REQUEST, "the request is not valid"),
+        (Code.CONTEXT_OVERFLOW, "it does not fit into the model's context"),
+        (Code.MODEL_NOT_FOUND, "no instance serves its model"),
+        (Code.DEADLINE_EXCEEDED, "too little time was left until its deadline"),
+        (Code.DEADLINE_INFEASIBLE, "it was certain to miss its deadline"),
+        (Code.RATE_LIMITED, "its key is at its limit"),
+        (Code.QUEUE_FULL, "the queue is full"),
+        (Code.NO_CAPACITY, "no instance can take it"),
+        (Code.NOT_READY, "no instance is ready"),
+        (Code.DRAINING, "the service is shutting down"),
+    )
 }
-_FAILURES = {
+_FAILURES: dict[Code | None, Narration] = {
     Code.INSTANCE_LOST: _by_worker(Action.FAIL, "A request failed: its instance was lost."),
     Code.ENGINE_ERROR: _by_worker(Action.FAIL, "A request failed: its worker did."),
     Code.NOT_FINITE: _by_worker(
@@ -245,9 +236,5 @@ _FAILURES = {
 def of_ending(outcome: Outcome, code: Code | None, cause: AbortCause | None) -> Narration:
     if outcome is Outcome.ABORTED and cause is AbortCause.DISCONNECT:
         return _GONE
-    if code is not None:
-        if outcome is Outcome.REFUSED:
-            return _REFUSALS.get(code, _ENDINGS[outcome])
-        if outcome is Outcome.FAILED:
-            return _FAILURES.get(code, _ENDINGS[outcome])
-    return _ENDINGS[outcome]
+    by_code = {Outcome.REFUSED: _REFUSALS, Outcome.FAILED: _FAILURES}.get(outcome, {})
+    return by_code.get(code, _ENDINGS[outcome])
