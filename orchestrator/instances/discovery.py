@@ -16,12 +16,11 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest
 from orchestrator.instances.addresses import DNS_PREFIX, FILE_PREFIX, check_address
-from orchestrator.instances.registry import Registry
 from orchestrator.lanes.endpoint import is_url, name_of, read_endpoint
 from orchestrator.telemetry.log import fields, lane_log
 
@@ -238,12 +237,29 @@ def source_of(entry: str) -> Source:
     return WatchedFile(entry) if entry.startswith(FILE_PREFIX) else DnsName(entry)
 
 
+class InstanceSet(Protocol):
+    """The part of the registry that discovery drives; the picker has another one."""
+
+    def addresses(self) -> dict[str, float | None]:
+        """Each instance with the time when it began to retire, in seconds of the clock, or None."""
+
+    def idle(self, address: str) -> bool:
+        """Whether an instance has none of our jobs."""
+
+    def ready(self, address: str) -> bool:
+        """Whether an instance exists and takes work."""
+
+    def add(self, address: str) -> None: ...
+    def retire(self, address: str) -> None: ...
+    async def remove(self, address: str) -> None: ...
+
+
 class DiscoverySync:
     """Follows all sources. ``listed``: the addresses in the settings themselves."""
 
     def __init__(
         self,
-        instances: Registry,
+        instances: InstanceSet,
         listed: Iterable[str],
         sources: Sequence[Source],
         clock: Clock,

@@ -225,8 +225,7 @@ class StreamLane(Lane):
                 else:
                     self._take_next(frame)
         finally:
-            for handle in list(self._held):
-                self._hand_on(handle)
+            self._hand_on_all()
 
     def _take_first(self, frame: Frame, opened: "asyncio.Future[None]") -> None:
         if frame.card is None:
@@ -260,7 +259,7 @@ class StreamLane(Lane):
             self._owner.lane_reported(self, frame)
 
     def _dispatch(self, frame: Frame) -> int:
-        """Pass a frame's parts to their jobs, but hold its tokens (``_take``); returns the
+        """Pass a frame's parts to their jobs, but hold its tokens (``_hand_on_all``); returns the
         number of tokens."""
         jobs = self._jobs
         for started in frame.started:
@@ -294,6 +293,10 @@ class StreamLane(Lane):
         self.tokens_total += tokens
         self.frames_total += 1
         return tokens
+
+    def _hand_on_all(self) -> None:
+        for handle in list(self._held):
+            self._hand_on(handle)
 
     def _hand_on(self, handle: int) -> None:
         """Pass on the held tokens of a job."""
