@@ -36,9 +36,8 @@ from orchestrator.instances.served_models import ServedModels
 from orchestrator.lanes import make_lane as make_any_lane
 from orchestrator.lanes.swap_call import ask_for_swap
 from orchestrator.lifecycle import Lifecycle
-from orchestrator.loading.demand import ModelDemand
-from orchestrator.loading.metrics import DEMAND, SWAPS
-from orchestrator.loading.swaps import Swaps
+from orchestrator.loading.demand import DEMAND, ModelDemand
+from orchestrator.loading.swaps import SWAPS, Swaps
 from orchestrator.parsing import FormatConfig
 from orchestrator.placement.placer import PLACEMENT, POLICY, Placer
 from orchestrator.placement.policy import Policy

@@ -16,7 +16,7 @@ last one: if none would remain, all are used again. The exception is an instance
 """
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
@@ -193,43 +193,39 @@ class Breakers:
     ) -> None:
         self._peers = peers
         self._now = now
-        self._breakers: dict[str, Breaker] = {}
+        self._breakers: defaultdict[str, Breaker] = defaultdict(Breaker)
         self._lost_at: dict[str, float] = {}
         self.ejections: Counter[str] = Counter()
         """Number of times that each instance's breaker opened."""
 
     def state(self, instance: str) -> BreakerState:
-        breaker = self._breakers.get(instance)
-        return BreakerState.CLOSED if breaker is None else breaker.state(self._now())
+        return self._breakers[instance].state(self._now())
 
     def admits(self, instance: str) -> bool:
         """Whether an instance may get work: its breaker admits it, or no peer's breaker does and
         the instance does not fail everything."""
-        if self._admits(instance):
+        breaker, now = self._breakers[instance], self._now()
+        if breaker.admits(now):
             return True
-        breaker = self._breakers.get(instance)
-        if breaker is not None and breaker.is_dark:
-            return False
-        return not any(self._admits(peer) for peer in self._peers(instance))
+        peers = (self._breakers[peer] for peer in self._peers(instance))
+        return not (breaker.is_dark or any(peer.admits(now) for peer in peers))
 
     def dark_s(self, instance: str) -> float:
         """Remaining seconds without work for an instance that fails everything; 0 for others."""
-        breaker = self._breakers.get(instance)
-        return breaker.open_s(self._now()) if breaker is not None and breaker.is_dark else 0.0
+        breaker = self._breakers[instance]
+        return breaker.open_s(self._now()) if breaker.is_dark else 0.0
 
     def begin(self, instance: str) -> BreakerToken:
         """Count a job that is sent to an instance. Return the token with ``end``."""
-        breaker = self._breakers.get(instance)
-        return BreakerToken(instance, 0 if breaker is None else breaker.begin(self._now()))
+        return BreakerToken(instance, self._breakers[instance].begin(self._now()))
 
     def end(
         self, token: BreakerToken, result: JobResult, *, predicted_ms: float, actual_ms: float
     ) -> bool:
         """Count a job's end; ``predicted_ms`` is 0 if unknown. True if the breaker opened."""
         name = token.instance
-        breaker = self._breakers.setdefault(name, Breaker())
-        sample = self._sample(name, result, predicted_ms, actual_ms)
-        opened = breaker.end(token.probe, sample, self._now(), may_open=self._may_open(name))
+        sample, may_open = self._sample(name, result, predicted_ms, actual_ms), self._may_open(name)
+        opened = self._breakers[name].end(token.probe, sample, self._now(), may_open=may_open)
         self.ejections[name] += opened
         return opened
 
@@ -265,9 +261,7 @@ class Breakers:
         known = [
             ratio
             for peer in self._peers(name)
-            if peer != name
-            and (breaker := self._breakers.get(peer)) is not None
-            and (ratio := breaker.usual_ratio) is not None
+            if peer != name and (ratio := self._breakers[peer].usual_ratio) is not None
         ]
         return max(1.0, median(known)) if known else 1.0
 
@@ -275,10 +269,6 @@ class Breakers:
         peers = set(self._peers(name)) | {name}
         ejected = sum(self.state(peer) is not BreakerState.CLOSED for peer in peers - {name})
         return ejected + 1 <= math.floor(MAX_EJECTED * len(peers))
-
-    def _admits(self, instance: str) -> bool:
-        breaker = self._breakers.get(instance)
-        return breaker is None or breaker.admits(self._now())
 
 
 _RESULTS = {

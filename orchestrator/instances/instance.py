@@ -269,18 +269,8 @@ class Instance:
         learner, jobs = self.step_learner, self.concurrency
         model = None if learner is None or not learner.is_measured else learner.model
         load, limit, slots, is_up = self.load, self.limit, self.slots, self.is_up
-        key = (
-            load,
-            ready,
-            is_up,
-            limit,
-            slots,
-            jobs.most_rows,
-            jobs.batch,
-            jobs.clearing > 0,
-            self.stats,
-            model,
-        )
+        rows = jobs.most_rows, jobs.batch, jobs.clearing > 0
+        key = load, ready, is_up, limit, slots, rows, self.stats, model
         if self._candidate is not None and now < self._candidate_until:
             known, candidate = self._candidate
             if known == key:

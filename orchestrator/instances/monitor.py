@@ -284,10 +284,9 @@ class InstanceMonitor:
         """Read another lane's reports, starting with a full one."""
         instance.reporter = None
         self._registry.prefixes.remove(instance.address)
-        for lane in instance.lanes:
-            if lane.is_open:
-                lane.describe()
-                return
+        lane = next((lane for lane in instance.lanes if lane.is_open), None)
+        if lane is not None:
+            lane.describe()
 
 
 def _silence(silent_s: float) -> str:

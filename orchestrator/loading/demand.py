@@ -34,6 +34,7 @@ from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
+from orchestrator.telemetry.metrics import MetricRow
 from orchestrator.telemetry.narration import ON_DEMAND, narrate
 from protocol import Loadable
 
@@ -446,3 +447,29 @@ class ModelDemand:
         """Predicted ms until the last of the instance's jobs ends."""
         jobs = (each for each in self._in_flight if each.address == instance.address)
         return max((self._schedule.left_ms(each.task) for each in jobs), default=0.0)
+
+
+DEMAND: tuple[MetricRow[ModelDemand], ...] = (
+    MetricRow(
+        "counter",
+        "model_loads",
+        "loads",
+        "Models loaded because a request asked for a model that no instance served",
+        lambda of: [((result,), of.loads[result]) for result in ("done", "failed")],
+        ("result",),
+    ),
+    MetricRow(
+        "counter",
+        "model_evictions",
+        "models",
+        "Models that no instance serves any more because a requested model replaced them",
+        lambda of: of.evictions,
+    ),
+    MetricRow(
+        "counter",
+        "model_load_refused",
+        "requests",
+        "Requests refused because their model could not be loaded by their deadline (DL-7)",
+        lambda of: of.refused,
+    ),
+)

@@ -14,6 +14,7 @@ from orchestrator.lanes.swap_call import OnReport
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import fields, service_log
+from orchestrator.telemetry.metrics import MetricRow
 from protocol import Swap, SwapPhase, SwapReport
 
 MAX_GRACE_S = 60.0
@@ -239,3 +240,15 @@ class Swaps:
                     f" {READY_S:.0f} s: {instance.reason or 'it drains'}"
                 )
             await asyncio.sleep(_POLL_S)
+
+
+SWAPS: tuple[MetricRow[Swaps], ...] = (
+    MetricRow(
+        "counter",
+        "model_swaps",
+        "swaps",
+        "Swaps of an instance's model, by how they ended (WK-7)",
+        lambda of: [((result,), of.done[result]) for result in ("done", "failed")],
+        ("result",),
+    ),
+)

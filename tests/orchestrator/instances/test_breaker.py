@@ -237,8 +237,7 @@ class BreakersMachine(RuleBasedStateMachine):
         return {n for n in NAMES if self.breakers.state(n) is not BreakerState.CLOSED}
 
     def is_dark(self, name: str) -> bool:
-        breaker = self.breakers._breakers.get(name)
-        return breaker is not None and breaker.is_dark
+        return self.breakers._breakers[name].is_dark
 
     @invariant()
     def somebody_always_works_unless_all_fail_everything(self) -> None:
