@@ -170,13 +170,16 @@ class CallReader(ABC):
 
 
 class MarkReader(CallReader):
+    own_mark: ClassVar = ""
+    """A marker, or the end of one, that is a part of the call itself."""
+
     def __init__(self, tools: Schemas, *, only_one: bool = False) -> None:
         super().__init__(tools, only_one=only_one)
         self._firsts = frozenset(mark[0] for mark in self.marks)
 
-    @abstractmethod
-    def _found(self, raw: str) -> str:
-        """Begin a call at its white space and marker ``raw``. Returns the part to read again."""
+    def _new_call(self, raw: str) -> MarkedCall:
+        """A call behind its white space and marker ``raw``."""
+        return JsonCall()
 
     def _begin(self, text: str) -> str:
         """Emit content up to the first marker."""
@@ -191,7 +194,9 @@ class MarkReader(CallReader):
         if at < 0:
             self._held = text[end:]
             return ""
-        return self._found(text[end:behind]) + text[behind:]
+        raw = text[end:behind].removesuffix(self.own_mark)
+        self._begin_call(self._new_call(raw), raw)
+        return text[end + len(raw) :]
 
 
 class HermesReader(MarkReader):
@@ -202,10 +207,6 @@ class HermesReader(MarkReader):
     marks = (OPEN,)
     behind = (CLOSE,)
 
-    def _found(self, raw: str) -> str:
-        self._begin_call(JsonCall(), raw)
-        return ""
-
 
 class Llama3Reader(MarkReader):
     """Reads ``{"name": …, "parameters": {…}}``, with or without ``<|python_tag|>`` before it: Llama
@@ -213,12 +214,11 @@ class Llama3Reader(MarkReader):
 
     TAG = "<|python_tag|>"
     marks = (TAG, "{")
+    own_mark = "{"
     _BETWEEN = WHITESPACE + ";,"
 
-    def _found(self, raw: str) -> str:
-        before = raw.removesuffix("{")
-        self._begin_call(JsonCall(self._tools), before)
-        return raw[len(before) :]
+    def _new_call(self, raw: str) -> MarkedCall:
+        return JsonCall(self._tools)
 
     def _behind_call(self, text: str) -> str:
         start = text.lstrip(self._BETWEEN)
@@ -244,9 +244,8 @@ class ListReader(MarkReader):
     """Whether a call without brackets around it may be ``name{…}``."""
     _is_in_list = False
 
-    def _found(self, raw: str) -> str:
-        self._begin_call(ListedCall(may_be_named=self.may_be_named), raw)
-        return ""
+    def _new_call(self, raw: str) -> MarkedCall:
+        return ListedCall(may_be_named=self.may_be_named)
 
     def _behind_call(self, text: str) -> str:
         if isinstance(self._call, ListedCall):
@@ -298,10 +297,8 @@ class TaggedReader(MarkReader):
 
     syntax: ClassVar[TagSyntax]
 
-    def _found(self, raw: str) -> str:
-        before = raw.removesuffix(self.syntax.name[0])
-        self._begin_call(TaggedCall(self.syntax, self._tools), before)
-        return raw[len(before) :]
+    def _new_call(self, raw: str) -> MarkedCall:
+        return TaggedCall(self.syntax, self._tools)
 
 
 class QwenCoderReader(TaggedReader):
@@ -309,7 +306,8 @@ class QwenCoderReader(TaggedReader):
     Qwen3-Coder."""
 
     syntax = QWEN3_CODER
-    marks = (HermesReader.OPEN, syntax.name[0])
+    own_mark = syntax.name[0]
+    marks = (HermesReader.OPEN, own_mark)
     behind = (HermesReader.CLOSE,)
 
 
@@ -317,7 +315,8 @@ class SeedReader(TaggedReader):
     """``<seed:tool_call>`` and Qwen3-Coder's tags, with values on the tags' lines: Seed-OSS."""
 
     syntax = SEED_OSS
-    marks = ("<seed:tool_call>", syntax.name[0])
+    own_mark = syntax.name[0]
+    marks = ("<seed:tool_call>", own_mark)
     behind = ("</seed:tool_call>",)
 
 
@@ -335,8 +334,9 @@ class MiniMaxReader(TaggedReader):
     markers: MiniMax M2."""
 
     syntax = MINIMAX_M2
+    own_mark = syntax.name[0]
     OPEN = "<minimax:tool_call>"
-    marks = (OPEN, syntax.name[0])
+    marks = (OPEN, own_mark)
     behind = ("</minimax:tool_call>",)
 
 
@@ -344,7 +344,8 @@ class MiniMax3Reader(TaggedReader):
     """``<invoke name="NAME">`` with elements for arguments and their parts: MiniMax M3."""
 
     syntax = MINIMAX_M3
-    marks = (f"{NAMESPACE}{HermesReader.OPEN}", syntax.name[0])
+    own_mark = syntax.name[0]
+    marks = (f"{NAMESPACE}{HermesReader.OPEN}", own_mark)
     behind = (f"{NAMESPACE}{HermesReader.CLOSE}",)
     inside = (NAMESPACE,)
 
@@ -357,9 +358,8 @@ class GemmaReader(MarkReader):
     behind = ("<tool_call|>",)
     inside = (quote,)
 
-    def _found(self, raw: str) -> str:
-        self._begin_call(BareCall(self.quote), raw)
-        return ""
+    def _new_call(self, raw: str) -> MarkedCall:
+        return BareCall(self.quote)
 
 
 class FunctionGemmaReader(GemmaReader):
@@ -414,9 +414,8 @@ class DeepSeekReader(MarkReader):
     inside = (DeepSeekCall.SEPARATOR,)
     call: ClassVar = DeepSeekCall
 
-    def _found(self, raw: str) -> str:
-        self._begin_call(self.call(is_open=raw.endswith(self.call.CALL)), raw)
-        return ""
+    def _new_call(self, raw: str) -> MarkedCall:
+        return self.call(is_open=raw.endswith(self.call.CALL))
 
 
 class KimiCall(DeepSeekCall):
