@@ -52,6 +52,7 @@ class HealthBoard:
         self._durable = durable
         if durable is not None:
             durable.on_fault = self.refresh
+        self.live = PreparedResponse(200, b'{"status":"live"}')
         self.startup = PreparedResponse(503, b'{"status":"starting"}')
         self.ready = PreparedResponse(503, b"{}")
         self.overall = PreparedResponse(200, b"{}")
@@ -77,7 +78,7 @@ class HealthBoard:
         """The answers by path."""
         return {
             "/health": self.overall,
-            "/health/live": PreparedResponse(200, b'{"status":"live"}'),
+            "/health/live": self.live,
             "/health/ready": self.ready,
             "/health/startup": self.startup,
         }
