@@ -64,8 +64,14 @@ class EspeakSpeech(SpeechProvider):
             *(espeakng_loader.get_library_path(), str(espeakng_loader.get_data_path())),
         ]
         self._process = _Espeak(self._command)
+        end = time.monotonic() + _START_S
+
+        def look() -> None:
+            if time.monotonic() > end:
+                raise TimeoutError(f"it did not answer in {_START_S:g} s")
+
         try:
-            self._process.rate(_until(time.monotonic() + _START_S))
+            self._process.rate(look)
         except (OSError, TimeoutError) as error:
             self._process.kill()
             raise LoadError(f"eSpeak NG cannot be started: {error}") from None
@@ -126,17 +132,14 @@ class _Espeak:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, close_fds=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
         assert self._process.stdout is not None and self._process.stdin is not None
+        self.pid = self._process.pid
         self._in, self._out = self._process.stdin, self._process.stdout
         self._poll = select.poll()
         self._poll.register(self._out, select.POLLIN)
         self._rate = 0
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def kill(self) -> None:
         self._process.kill()
@@ -200,14 +203,6 @@ def _python() -> str:
         if path and Path(path).name.startswith("python"):
             return path
     raise LoadError("eSpeak NG needs its own process, and there is no python3 on the PATH")
-
-
-def _until(end: float) -> Look:
-    def look() -> None:
-        if time.monotonic() > end:
-            raise TimeoutError(f"it did not answer in {_START_S:g} s")
-
-    return look
 
 
 def _no_voice(voice: str) -> RecipeError:

@@ -75,31 +75,23 @@ def look_of(prompt: str, seed: int) -> Look:
     skin = _named(words, SKIN, "skin") or rng.choice(list(SKIN))
     backdrop = _named(words, BACKDROP, "background") or rng.choice(list(BACKDROP))
     return Look(
-        hair="" if _says(words, "bald") else hair,
+        hair="" if _says(words, "bald", False) else hair,
         skin=skin,
         backdrop=backdrop,
-        has_glasses=_either(_says(words, "glasses"), rng.random() < 0.25),
-        has_beard=_either(_says(words, "beard"), rng.random() < 0.2),
+        has_glasses=_says(words, "glasses", rng.random() < 0.25),
+        has_beard=_says(words, "beard", rng.random() < 0.2),
     )
 
 
-def _says(words: list[str], what: str) -> bool | None:
-    """Whether ``what`` is present, False after "no"; None where the words do not mention it."""
+def _says(words: list[str], what: str, otherwise: bool) -> bool:
+    """Whether ``what`` is present, False after "no"; ``otherwise`` if no word mentions it."""
     if what not in words:
-        return None
-    before = words[max(0, words.index(what) - 2) : words.index(what)]
-    return not _NOT.intersection(before)
-
-
-def _either(said: bool | None, otherwise: bool) -> bool:
-    return otherwise if said is None else said
+        return otherwise
+    at = words.index(what)
+    return not _NOT.intersection(words[max(0, at - 2) : at])
 
 
 def _named(words: list[str], values: dict[str, Colour], noun: str) -> str:
-    found = [word for word in words if word in values]
-    if not found:
-        return ""
-    for word, following in pairwise(words):
-        if word in values and following == noun:
-            return word
-    return found[0]
+    """The value that stands before ``noun``, otherwise the first; empty without any."""
+    named = [word for word, following in pairwise(words) if word in values and following == noun]
+    return next(iter([*named, *(word for word in words if word in values)]), "")

@@ -3,7 +3,6 @@
 import torch
 import torch.nn.functional as nn
 from torch.nn import (
-    AvgPool2d,
     BatchNorm2d,
     BatchNorm3d,
     Conv2d,
@@ -37,13 +36,8 @@ class SameBlock2d(Module):
 class DownBlock2d(SameBlock2d):
     """A ``SameBlock2d`` followed by pooling to half of the size."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs)
-        self.pool = AvgPool2d(2)
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        pooled: torch.Tensor = self.pool(super().forward(x))
-        return pooled
+        return nn.avg_pool2d(super().forward(x), 2)
 
 
 class ResBlock3d(Module):
@@ -57,9 +51,8 @@ class ResBlock3d(Module):
         self.norm2 = BatchNorm3d(channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.conv1(self.norm1(x).relu())
-        changed: torch.Tensor = x + self.conv2(self.norm2(hidden).relu())
-        return changed
+        hidden = self.conv1(nn.relu(self.norm1(x)))
+        return torch.add(x, self.conv2(nn.relu(self.norm2(hidden))))
 
 
 class _Block3d(Module):
@@ -69,8 +62,7 @@ class _Block3d(Module):
         self.norm = BatchNorm3d(outputs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rectified: torch.Tensor = self.norm(self.conv(x)).relu()
-        return rectified
+        return nn.relu(self.norm(self.conv(x)))
 
 
 class Hourglass(Module):
@@ -144,8 +136,8 @@ class ModulatedBlock(Module):
     def forward(self, x: torch.Tensor, feature: torch.Tensor) -> torch.Tensor:
         around = self.conv_s(self.norm_s(x, feature)) if self._is_changed else x
         hidden = self.conv_0(nn.leaky_relu(self.norm_0(x, feature), _SLOPE))
-        changed: torch.Tensor = self.conv_1(nn.leaky_relu(self.norm_1(hidden, feature), _SLOPE))
-        return changed + around
+        hidden = nn.leaky_relu(self.norm_1(hidden, feature), _SLOPE)
+        return torch.add(around, self.conv_1(hidden))
 
 
 class ChannelNorm(Module):
@@ -188,5 +180,4 @@ class ConvNextBlock(Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.pwconv1(self.norm(self.dwconv(x).movedim(1, -1)))
-        changed: torch.Tensor = self.pwconv2(self.grn(nn.gelu(hidden)))
-        return x + changed.movedim(-1, 1)
+        return torch.add(x, self.pwconv2(self.grn(nn.gelu(hidden))).movedim(-1, 1))

@@ -4,6 +4,7 @@ the three small ones for stitching and retargeting (S, R).
 Shapes are those of the published sizes: ``n`` frames, 21 keypoints; ``[…, 3]`` is x, y, z.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -87,9 +88,8 @@ class Appearance(Module):
             [DownBlock2d(width, 2 * width), DownBlock2d(2 * width, 4 * width)]
         )
         self.second = Conv2d(4 * width, sizes.channels, 1)
-        self.resblocks_3d = Sequential()
-        for number in range(sizes.residual_blocks):
-            self.resblocks_3d.add_module(f"3dr{number}", ResBlock3d(sizes.volume))
+        blocks = {f"3dr{n}": ResBlock3d(sizes.volume) for n in range(sizes.residual_blocks)}
+        self.resblocks_3d = Sequential(OrderedDict(blocks))
 
     def forward(self, picture: torch.Tensor) -> torch.Tensor:
         x = self.first(picture)
@@ -257,8 +257,7 @@ class Warping(Module):
             volume.float().expand(len(driving), -1, -1, -1, -1), positions, align_corners=False
         )
         features = self.fourth(self.third(warped.flatten(1, 2).to(volume.dtype)))
-        seen: torch.Tensor = features * visible
-        return seen
+        return torch.mul(features, visible)
 
 
 class Generator(Module):
@@ -275,9 +274,7 @@ class Generator(Module):
             self.add_module(f"G_middle_{number}", block)
         self.up_0 = ModulatedBlock(2 * feature, feature, feature)
         self.up_1 = ModulatedBlock(feature, sizes.expansion, feature)
-        self.conv_img = Sequential(
-            Conv2d(sizes.expansion, 3 * 2 * 2, 3, padding=1), PixelShuffle(2)
-        )
+        self.conv_img = Sequential(Conv2d(sizes.expansion, 12, 3, padding=1), PixelShuffle(2))
 
     def forward(self, feature: torch.Tensor) -> torch.Tensor:
         x = self.fc(feature)
@@ -285,8 +282,7 @@ class Generator(Module):
             x = block(x, feature)
         for block in (self.up_0, self.up_1):
             x = block(nn.interpolate(x, scale_factor=2), feature)
-        picture: torch.Tensor = self.conv_img(nn.leaky_relu(x, 0.2)).sigmoid()
-        return picture
+        return torch.sigmoid(self.conv_img(nn.leaky_relu(x, 0.2)))
 
 
 class Offsets(Module):
@@ -325,19 +321,17 @@ class Retargeting(Module):
     def lips(self, source: torch.Tensor, opened: torch.Tensor, now: float) -> torch.Tensor:
         """Offsets ``[n, 21, 3]`` that open lips from ``now`` to ``opened``, ``[n]``: the gap over
         the mouth's width."""
-        ratios = torch.stack((torch.full_like(opened, now), opened), dim=1)
-        return self._offsets(self.retarget_mouth, source, ratios)
+        return self._offsets(self.retarget_mouth, source, torch.full_like(opened, now), opened)
 
     def eyes(self, source: torch.Tensor, opened: torch.Tensor, now: float) -> torch.Tensor:
         """Offsets ``[n, 21, 3]`` that open both eyes from ``now`` to ``opened`` ``[n]``: the gap
         over the eye's width."""
         is_now = torch.full_like(opened, now)
-        return self._offsets(
-            self.retarget_eye, source, torch.stack((is_now, is_now, opened), dim=1)
-        )
+        return self._offsets(self.retarget_eye, source, is_now, is_now, opened)
 
     @staticmethod
-    def _offsets(network: Offsets, source: torch.Tensor, ratios: torch.Tensor) -> torch.Tensor:
-        flat = source.flatten(1).expand(len(ratios), -1)
-        offsets: torch.Tensor = network(torch.cat((flat, ratios), dim=1))
-        return offsets.view(len(ratios), -1, 3)
+    def _offsets(network: Offsets, source: torch.Tensor, *ratios: torch.Tensor) -> torch.Tensor:
+        wanted = torch.stack(ratios, dim=1)
+        flat = source.flatten(1).expand(len(wanted), -1)
+        offsets: torch.Tensor = network(torch.cat((flat, wanted), dim=1))
+        return offsets.view(len(wanted), -1, 3)
