@@ -5,9 +5,7 @@ event, ``result`` or ``error``. A follower first gets the stored events, then ne
 """
 
 import hashlib
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from operator import attrgetter
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -129,7 +127,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     after = min(after, clip.newest_number)
     stream = EventStream(request, deadline_headers(clip.deadline), request.app[CONFIG].keepalive_s)
     follower = ClipEvents(stream, after)
-    replay = follower.replay(clip, clips.queue_position(clip), clips.predicted_ms(clip))
+    replay = follower.replay(clip, clips.waiting.position(clip), clips.predicted_ms(clip))
     try:
         return await stream.run(replay)
     finally:
@@ -238,7 +236,7 @@ def _standing(request: web.Request, clip: ClipTask) -> dict[str, object]:
         "slot_id": clip.id,
         "status": clip.stage.name.lower(),
         "model": MODEL,
-        "queue_position": clips.queue_position(clip),
+        "queue_position": clips.waiting.position(clip),
         "predicted_ms": None,
         "events_url": f"/v2/slots/{clip.id}/events",
         "outputs": outputs_of(clip),
@@ -263,8 +261,6 @@ def _clip_of(request: web.Request) -> ClipTask:
 PIECE_EVENTS = 64
 """Number of events in one chunk of a replay."""
 
-_number_of = attrgetter("number")
-
 
 class ClipEvents(NumberedEvents):
     """Follows one clip for one client, after the event ``after``."""
@@ -277,13 +273,9 @@ class ClipEvents(NumberedEvents):
             "predicted_ms": None if predicted_ms is None else round(predicted_ms, 1),
         }
         yield self._event(0, "queued", queued)
-        sent = self._after
-        while True:  # the clip continues while a chunk is sent
-            first = bisect_right(clip.events, sent, key=_number_of)
-            found = clip.events[first : first + PIECE_EVENTS]
-            if not found:
-                break
-            sent = found[-1].number
+        sent = max(0, self._after)
+        while found := clip.events[sent : sent + PIECE_EVENTS]:  # it continues in between
+            sent += len(found)
             yield b"".join(map(self._spelled, found))
         if clip.ending is not None:
             self.ended(clip)

@@ -2,7 +2,6 @@
 pace."""
 
 import asyncio
-from typing import NamedTuple
 
 from aiohttp import web
 
@@ -10,11 +9,6 @@ from orchestrator.api.http.event_stream import CLIENT_TIMEOUT_S
 
 _PIECE = 64 * 1024
 """Bytes per chunk, which even a slow client must read within its time limit."""
-
-
-class _Span(NamedTuple):
-    start: int
-    stop: int
 
 
 async def send_file(
@@ -32,14 +26,14 @@ async def send_file(
     if any(tag.value in ("*", etag) for tag in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
     span = _span(request, len(data), headers["ETag"])
-    if span is None:
+    if not span:
         return web.Response(status=416, headers=headers | {"Content-Range": f"bytes */{len(data)}"})
     status = 200
-    if span != (0, len(data)):
+    if len(span) < len(data):
         status = 206
         headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{len(data)}"
     response = web.StreamResponse(status=status, headers=headers)
-    response.content_length = span.stop - span.start
+    response.content_length = len(span)
     await response.prepare(request)
     if request.method != "HEAD":
         await _write(response, data, span)
@@ -47,20 +41,20 @@ async def send_file(
     return response
 
 
-async def _write(response: web.StreamResponse, data: bytes, span: _Span) -> None:
+async def _write(response: web.StreamResponse, data: bytes, span: range) -> None:
     """Write a part of ``data``. Raises ``ConnectionResetError`` if the client does not read."""
     try:
-        for start in range(span.start, span.stop, _PIECE):
+        for start in span[::_PIECE]:
             async with asyncio.timeout(CLIENT_TIMEOUT_S):
                 await response.write(data[start : min(start + _PIECE, span.stop)])
     except TimeoutError:
         raise ConnectionResetError("the client reads too slowly") from None
 
 
-def _span(request: web.Request, size: int, etag: str) -> _Span | None:
-    """The requested range; None if no part of it exists. For an invalid range, or several ranges,
+def _span(request: web.Request, size: int, etag: str) -> range:
+    """The requested range; empty if no part of it exists. For an invalid range, or several ranges,
     it is the whole file, as the RFC allows."""
-    everything = _Span(0, size)
+    everything = range(size)
     try:
         asked = request.http_range
     except ValueError:
@@ -68,5 +62,4 @@ def _span(request: web.Request, size: int, etag: str) -> _Span | None:
     unless_changed = request.headers.get("If-Range")
     if unless_changed is not None and unless_changed.strip() != etag:
         return everything
-    start, stop, _ = asked.indices(size)
-    return _Span(start, stop) if start < size else None
+    return everything[asked]

@@ -21,7 +21,7 @@ from clips.dispatch.wire import (
     ClipAnswer,
     is_absence,
     read_answer,
-    watch_request,
+    request,
 )
 from clips.state import ClipsState
 from orchestrator.extension import Core
@@ -99,7 +99,7 @@ class ClipLink:
                 call = self._call = await open_call(
                     self._address, METHOD, self._take, self._config.keepalive_s, self._config.tls
                 )
-                call.send(watch_request())
+                call.send(request(b"", "watch", {"watch": True}))
                 await asyncio.wait([self._first, call.ended], return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([call.ended], timeout=RENEW_S)
             if self._absence:

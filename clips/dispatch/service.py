@@ -23,7 +23,6 @@ from orchestrator.dispatch.retry import ATTEMPTS
 from orchestrator.errors import Draining, InstanceLost, TidegateError
 from orchestrator.extension import Core
 from orchestrator.ids import Ids
-from orchestrator.prediction.feasibility import RefusalStats
 from orchestrator.prediction.metrics import refusals
 from orchestrator.retention import KeptStore, Retention
 from orchestrator.settings.derived import feasibility_config
@@ -52,10 +51,12 @@ class Clips:
         self._lanes = core.settings.lanes
         self._ids = Ids(core.rng, core.sharing.tag)
         self._live: set[ClipTask] = set()
-        self._waiting = WaitingClips(self.fleet, core.clock)
+        self.waiting = WaitingClips(self.fleet, core.clock)
         self._admission = ClipAdmission(
-            self.fleet, self._waiting, core.clock, core.rng, feasibility_config(core.settings)
+            self.fleet, self.waiting, core.clock, core.rng, feasibility_config(core.settings)
         )
+        self.refusals = self._admission.stats
+        """Counts of refusals and of the sample's outcomes (DL-17)."""
         self._passing = False
         self.fleet.on_change = self._pass
         core.metrics.watch(self, _ROWS)
@@ -90,9 +91,10 @@ class Clips:
             raise internal from None
         self.store.add(clip)
         clip.timer = self._clock.call_at(
-            clip.deadline.at + REPORT_GRACE_S, lambda: self._overdue(clip)
+            clip.deadline.at + REPORT_GRACE_S,
+            lambda: self.ledger.settle(clip, overdue(clip, self._clock.now())),
         )
-        self._waiting.add(clip)
+        self.waiting.add(clip)
         self._pass()
         return clip
 
@@ -105,17 +107,13 @@ class Clips:
         if clip.client_gone(too_slow=too_slow):
             self.ledger.settle(clip, aborted(AbortCause.DISCONNECT))
 
-    def queue_position(self, clip: ClipTask) -> int:
-        """Place of ``clip`` in the queue, 1 for the next to start; 0 once it is on its way."""
-        return self._waiting.position(clip)
-
     def expected(self, clip: ClipTask) -> Expected | None:
         """Forecast for ``clip``; None if there is none."""
         if clip.ending is not None:
             return None
         if clip.attempt is not None:
             return self._expected_there(clip.attempt, self._clock.now())
-        return self._waiting.expected(clip)
+        return self.waiting.expected(clip)
 
     def predicted_ms(self, clip: ClipTask) -> float | None:
         """Ms from now until the clip is done; None without a forecast."""
@@ -130,22 +128,12 @@ class Clips:
             return ()
         return expected.plan.given_up
 
-    @property
-    def refusals(self) -> RefusalStats[ClipTask]:
-        """Counts of refusals and of the sample's outcomes (DL-17)."""
-        return self._admission.stats
-
     # ── for the service ──────────────────────────────────────────────────────────────────────
 
     @property
     def live(self) -> list[ClipTask]:
         """Clips that have not ended."""
         return list(self._live)
-
-    @property
-    def waiting(self) -> int:
-        """How many clips wait, with no instance."""
-        return len(self._waiting)
 
     def upkeep(self) -> None:
         """Check for silence, forget old clips, end hopeless ones; call it about every 250 ms."""
@@ -158,8 +146,8 @@ class Clips:
         clients can try elsewhere. Returns their number."""
         late = [
             clip
-            for clip in self._waiting
-            if (found := self._waiting.expected(clip)) is None or found.finish_at > at
+            for clip in self.waiting
+            if (found := self.waiting.expected(clip)) is None or found.finish_at > at
         ]
         self._drain(late)
         return len(late)
@@ -228,20 +216,20 @@ class Clips:
 
     def _pass(self) -> None:
         """End clips that are certain to miss; send every clip that an instance can take."""
-        if self._passing or not self._waiting:  # a pass may lead to another call
+        if self._passing or not self.waiting:  # a pass may lead to another call
             return
         self._passing = True
         try:
             now = self._clock.now()
-            self._waiting.reorder()
-            for clip in self._waiting:
+            self.waiting.reorder()
+            for clip in self.waiting:
                 why = self._admission.hopeless(clip, now)
                 if why is not None:
                     ending = refused(why) if clip.loss is None else failed(why)
                     self.ledger.settle(clip, ending)
             # A clip that is unlikely to be in time gets instances that no other clip can use.
             for in_time in (True, False):
-                for clip in self._waiting:
+                for clip in self.waiting:
                     free = [instance for instance in self.fleet.ready() if instance.free]
                     if not free:
                         return
@@ -264,7 +252,7 @@ class Clips:
             self._send(clip, self.fleet.instances[found.address], found, now)
 
     def _send(self, clip: ClipTask, instance: ClipInstance, found: Expected, now: float) -> None:
-        self._waiting.remove(clip)
+        self.waiting.remove(clip)
         clip.dispatched(instance.address, now)
         begun = Begun(found.plan, clip.percents)
         keep_on = self.refusals.runs_on(clip)
@@ -297,7 +285,7 @@ class Clips:
         clip.requeued()
         self.ledger.retries.inc()
         narrate(service_log, RETRIED, clip.model, **clip.names(), instance=attempt.address)
-        self._waiting.add(clip)
+        self.waiting.add(clip)
         self._pass()
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────────
@@ -307,12 +295,9 @@ class Clips:
         spared = bool(clip.facts.get("spared"))
         self.refusals.stopped(clip, code, clip.deadline.left_ms(now), spared=spared)
 
-    def _overdue(self, clip: ClipTask) -> None:
-        self.ledger.settle(clip, overdue(clip, self._clock.now()))
-
     def _ended(self, clip: ClipTask) -> None:
         self._live.discard(clip)
-        self._waiting.remove(clip)
+        self.waiting.remove(clip)
         self.on_end()
 
     def _expected_there(self, attempt: ClipAttempt, now: float) -> Expected:
@@ -332,13 +317,13 @@ _ROWS: tuple[MetricRow[Clips], ...] = (
         "slots_waiting",
         "slots",
         "Clips that wait for an instance",
-        lambda clips: clips.waiting,
+        lambda clips: len(clips.waiting),
     ),
     MetricRow(
         "gauge",
         "slots_running",
         "slots",
         "Clips that an instance has",
-        lambda clips: len(clips.live) - clips.waiting,
+        lambda clips: len(clips.live) - len(clips.waiting),
     ),
 )

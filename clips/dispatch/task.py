@@ -68,12 +68,11 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
         self.percents: dict[str, int] = {}
         """Percent done by stage, at the instance that has the clip."""
         self.events: list[StageProgress] = []
-        """Events for replay: no percent twice."""
+        """Events for replay, numbered from 1: no percent twice."""
         self.facts: Mapping[str, object] = MappingProxyType({})
         """The worker's facts about the clip, finished or not."""
         self.files: dict[str, bytes] = {}
         """Files by the names in ``OUTPUTS``."""
-        self._next_number = 1
 
     @property
     def kept_bytes(self) -> int:
@@ -88,12 +87,12 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
     @property
     def newest_number(self) -> int:
         """Number of the latest event; 0 is ``queued``."""
-        return self._next_number - 1
+        return len(self.events)
 
     @property
     def last_number(self) -> int | None:
         """Number of the terminal event; None before it."""
-        return None if self.ending is None else self._next_number
+        return None if self.ending is None else len(self.events) + 1
 
     def dispatched(self, address: str, now: float) -> None:
         """Note that the clip is on its way to an instance."""
@@ -119,8 +118,7 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
             self.marks.started = self.marks.started or now
         if self.percents.get(stage) != percent:
             self.percents[stage] = percent
-            event = StageProgress(self._next_number, stage, percent)
-            self._next_number += 1
+            event = StageProgress(len(self.events) + 1, stage, percent)
             self.events.append(event)
             for listener in self.listeners:
                 listener.progressed(event)

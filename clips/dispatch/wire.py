@@ -56,11 +56,6 @@ def request(recipe: bytes, request_id: str, parameters: Mapping[str, str | bool 
     return data
 
 
-def watch_request() -> bytes:
-    """A serialized request that subscribes to the model's state."""
-    return request(b"", "watch", {"watch": True})
-
-
 def read_answer(message: bytes) -> ClipAnswer | None:
     """Read one message; None if it has no data (Triton's empty final). Raises ``BadAnswer``, and
     protobuf's ``DecodeError``."""

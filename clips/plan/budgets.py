@@ -125,17 +125,11 @@ class StageTimes:
         self._slow_rate = 0.0
         """Seconds per unit that work rarely exceeds: the P95 of observed rates."""
 
-    def observe(self, seconds: float, units: float) -> None:
-        """Record a finished run of the stage."""
-        self._take(seconds, units, is_whole=True)
-
-    def observe_part(self, seconds: float, units: float) -> None:
-        """Record the ``units`` of work of a stopped run; too few units are ignored."""
-        if units < self._least_units:
+    def observe(self, seconds: float, units: float, *, is_whole: bool = True) -> None:
+        """Record a run of the stage, or the ``units`` of a stopped run; too few of those are
+        ignored."""
+        if not is_whole and units < self._least_units:
             return
-        self._take(seconds, units, is_whole=False)
-
-    def _take(self, seconds: float, units: float, *, is_whole: bool) -> None:
         self.activity.touch()
         is_first, self._spell = self.activity.spell != self._spell, self.activity.spell
         new = _Seen(seconds, max(units, self._least_units), is_whole)

@@ -164,7 +164,8 @@ class StageRunner:
                 isinstance(error, OutOfTime | BehindPace | StageTimeout)
                 and self.stage is not ClipStage.SPEECH
             ):
-                self._times.observe_part(time.monotonic() - begun, steps.done * units)
+                done = steps.done * units
+                self._times.observe(time.monotonic() - begun, done, is_whole=False)
             await self._settle(is_critical=False)
             raise
         except asyncio.CancelledError:
