@@ -13,9 +13,8 @@ from aiohttp import web
 from msgspec import Meta
 
 from clips.dispatch.fleet import ClipFleet
-from clips.dispatch.job import MODEL, OUTPUTS, ClipJob
 from clips.dispatch.service import Clips
-from clips.dispatch.task import ClipTask, StageProgress
+from clips.dispatch.task import MODEL, OUTPUTS, ClipJob, ClipTask, StageProgress
 from clips.files import send_file
 from clips.plan.recipe import MAJOR, MAX_TEXT, MINOR, RecipeError, read_recipe
 from orchestrator.api.config import CONFIG

@@ -10,7 +10,6 @@ from orchestrator.errors import NotFound
 
 
 async def refuse(request: web.Request) -> web.Response:
-    """Explain how to enable clips."""
     raise NotFound(
         "no clips are served here: set TIDEGATE_SLOTS__SERVE=true where instances have the slot "
         "model, or start with tidegate up --slot"

@@ -67,7 +67,6 @@ class AnswerReader:
         self._reason: str | None = None
 
     def feed(self, chunk: bytes) -> None:
-        """Read the next part of the body."""
         if self._events is not None:
             try:
                 events = self._events.feed(chunk)

@@ -79,7 +79,6 @@ other."""
 
 
 def _made() -> dict[str, Any]:
-    """Message classes by name."""
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
     file = descriptor_pb2.FileDescriptorProto(

@@ -105,7 +105,6 @@ class EndpointPicker:
         picked.pod = pod
 
     def progressed(self, picked: Picked, tokens: int) -> None:
-        """Record how many tokens of the answer have passed."""
         flight = picked.flight
         if flight is not None and tokens > flight.tokens:
             flight.first_at = flight.first_at or self.clock.now()

@@ -61,8 +61,6 @@ class AnswerEnd:
 
 
 class Pod:
-    """One pod."""
-
     def __init__(self, address: str) -> None:
         self.address = address
         self.retiring_since: float | None = None
@@ -91,7 +89,6 @@ class Pod:
     # ── what it reports ────────────────────────────────────────────────────────────────────────
 
     def take_page(self, page: VllmPage, asked_at: float, now: float) -> None:
-        """Store its metrics, which were requested at ``asked_at``."""
         before, self.page = self.page, page
         self.page_at, self.fault, self.is_reachable = now, "", True
         unseen = [flight for flight in self.flights if flight.unseen_since < math.inf]
@@ -139,7 +136,6 @@ class Pod:
     # ── what was routed to it ────────────────────────────────────────────────────────────────
 
     def add(self, flight: Flight) -> None:
-        """Count a request that goes to the pod."""
         self.flights.add(flight)
         self._mean_output += _SMOOTHING * (flight.output_tokens - self._mean_output)
 

@@ -248,7 +248,6 @@ class RequestStream:
         return [go_on("response_trailers")]
 
     def _answered(self) -> None:
-        """All of the answer has passed."""
         picked, self._picked = self._picked, None
         if picked is not None and self._answer is not None:
             self._picker.ended(picked, self._answer.end())

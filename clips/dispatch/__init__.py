@@ -1,6 +1,6 @@
 """Dispatches clips to the ``slot`` models of instances, with deadlines (docs/slot.md).
 
-- ``job``       a client's request; ``task``: one submitted clip, a work item like a task
+- ``task``      one submitted clip, a work item like a task
 - ``forecast``  predicts when, and how completely, each clip is rendered: pure functions
 - ``fleet``     all instances, each with a link on which its slot model reports its state
 - ``attempt``   one clip on one instance; ``wire``: Triton's requests and answers

@@ -111,7 +111,6 @@ class ClipAdmission:
         return [one for one in free if clip.needs.may_be_met(one.ability, now)]
 
     def _require_room(self, clip: ClipTask, ready: list[ClipInstance], now: float) -> None:
-        """Raise ``QueueFull`` if too many clips already wait, or more than the key's share."""
         own, left = 0, MOST_WAITING - len(self._waiting)
         if left > 0:
             own = sum(other.job.key == clip.job.key for other in self._waiting)

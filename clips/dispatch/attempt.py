@@ -6,8 +6,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from clips.dispatch.forecast import Begun
-from clips.dispatch.job import OUTPUTS
-from clips.dispatch.task import ClipTask
+from clips.dispatch.task import OUTPUTS, ClipTask
 from clips.dispatch.wire import METHOD, BadAnswer, ClipAnswer, read_answer, request
 from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig

@@ -165,7 +165,6 @@ class ClipInstance:
 
     @property
     def is_known(self) -> bool:
-        """Whether its latest state may still be valid."""
         return self.health in (ClipHealth.UP, ClipHealth.SUSPECT)
 
     @property
@@ -174,7 +173,6 @@ class ClipInstance:
 
     @property
     def free(self) -> int:
-        """Number of clips that could start there now."""
         return max(0, self.ability.slots - len(self.attempts) - self.others)
 
     def line(self, now: float) -> InstanceTimeline:
@@ -228,7 +226,6 @@ class ClipFleet:
             self.instances_changed()
 
     async def close(self) -> None:
-        """Close every link."""
         self._is_running = False
         links = [*self._links.values()]
         self._links.clear()
@@ -239,7 +236,6 @@ class ClipFleet:
         return [instance for instance in self if self.is_ready(instance)]
 
     def is_ready(self, instance: ClipInstance) -> bool:
-        """Whether ``instance`` accepts new clips."""
         known = self._registry.instances.get(instance.address)
         is_in_use = known is not None and not known.is_out_of_use
         return instance.health is ClipHealth.UP and is_in_use and not instance.is_draining
@@ -315,7 +311,6 @@ class ClipFleet:
     # ── for links, which call from their readers ─────────────────────────────────────────────
 
     def state_came(self, address: str, state: ClipsState) -> None:
-        """The model is there and sent ``state``."""
         instance = self.instances.get(address)
         if instance is None:
             return

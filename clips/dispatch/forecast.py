@@ -47,7 +47,6 @@ class Ability:
 
     @classmethod
     def of(cls, state: ClipsState) -> "Ability":
-        """The ability from a worker's state."""
         rates = dict(NOMINAL_ABILITY.rates)
         least = dict(rates)
         for stage in ClipStage:
@@ -85,13 +84,11 @@ class ClipNeeds:
         """Plans of the complete clip and of the acceptable minimum, by maximum size and seconds."""
 
     def by(self, deadline_at: float) -> "ClipNeeds":
-        """A copy of the needs, with another deadline."""
         other = copy.copy(self)
         other.deadline_at = deadline_at
         return other
 
     def whole(self, ability: Ability) -> ClipPlan:
-        """The plan for the complete clip."""
         return self._plans_of(ability)[0]
 
     def least(self, ability: Ability) -> ClipPlan:

@@ -14,9 +14,16 @@ from clips.dispatch.admission import ClipAdmission
 from clips.dispatch.attempt import AttemptLost, ClipAttempt
 from clips.dispatch.fleet import ClipFleet, ClipInstance
 from clips.dispatch.forecast import NOMINAL_ABILITY, Begun, Expected, InstanceTimeline, place
-from clips.dispatch.job import ClipJob
 from clips.dispatch.ledger import ClipLedger
-from clips.dispatch.task import TO_BE_SENT_AGAIN, ClipTask, code_of, judged, overdue, rendered
+from clips.dispatch.task import (
+    TO_BE_SENT_AGAIN,
+    ClipJob,
+    ClipTask,
+    code_of,
+    judged,
+    overdue,
+    rendered,
+)
 from clips.dispatch.waiting import WaitingClips
 from clips.dispatch.wire import is_absence
 from orchestrator.dispatch.retry import ATTEMPTS
@@ -132,7 +139,6 @@ class Clips:
 
     @property
     def live(self) -> list[ClipTask]:
-        """Clips that have not ended."""
         return list(self._live)
 
     def upkeep(self) -> None:
@@ -189,7 +195,6 @@ class Clips:
         self.ledger.settle(clip, rendered(clip, now))
 
     def _refused(self, attempt: ClipAttempt, error: str) -> None:
-        """Act on an error of the worker, or of Triton."""
         clip, now = attempt.clip, self._clock.now()
         code, message = code_of(error)
         instance = self.fleet.instances.get(attempt.address)

@@ -1,14 +1,15 @@
-"""One submitted clip: its progress, its events, and its end.
+"""One submitted clip: the client's request, its progress, its events, and its end.
 
 All code here runs on the event loop's thread and never blocks.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
 
 from clips.dispatch.forecast import ClipNeeds
-from clips.dispatch.job import MODEL, ClipJob
+from clips.plan.recipe import Recipe
 from orchestrator.errors import (
     DeadlineExceeded,
     Draining,
@@ -18,13 +19,52 @@ from orchestrator.errors import (
     NoCapacity,
     TidegateError,
 )
+from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.job import OnDisconnect
 from orchestrator.tasks.verdicts import failed, refused
 from orchestrator.tasks.work import Stage, WorkItem
+from orchestrator.telemetry.trace_context import TraceContext
 from protocol import Code, FinishReason, Outcome
 
 if TYPE_CHECKING:
     from clips.dispatch.attempt import ClipAttempt
+
+MODEL: Final = "slot"
+"""Triton's name of the model."""
+
+
+class OutputKind(NamedTuple):
+    file: str
+    content_type: str
+
+
+OUTPUTS: Final[Mapping[str, OutputKind]] = {
+    "mp4": OutputKind("clip.mp4", "video/mp4"),
+    "wav": OutputKind("speech.wav", "audio/wav"),
+    "png": OutputKind("portrait.png", "image/png"),
+}
+"""Kinds of output files by the name of the model's output tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipJob:
+    """A submitted clip. ``recipe_json`` is unchanged: a newer worker may know more fields."""
+
+    recipe: Recipe
+    recipe_json: bytes
+    deadline: Deadline
+    correlation_id: str
+    arrived: float
+    """When the request's headers were read, in seconds of the clock."""
+    outputs: tuple[str, ...] = ("mp4",)
+    degrade: bool = False
+    """Whether parts may be dropped to be in time."""
+    on_disconnect: OnDisconnect = OnDisconnect.CONTINUE
+    key: str = ""
+    """Fingerprint of the client's token."""
+    trace: TraceContext | None = None
+
 
 CLIP_BYTES = 8192
 """Approximate bytes of a stored clip with its events and facts, without its files."""
@@ -76,7 +116,6 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
 
     @property
     def kept_bytes(self) -> int:
-        """Approximate bytes of memory that this clip uses."""
         return (
             CLIP_BYTES
             + 2 * len(self.job.recipe_json)
@@ -95,7 +134,6 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
         return None if self.ending is None else len(self.events) + 1
 
     def dispatched(self, address: str, now: float) -> None:
-        """Note that the clip is on its way to an instance."""
         self.stage = Stage.DISPATCHED
         self.instance = address
         self.marks.dispatched = now
@@ -110,7 +148,6 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
         self.facts, self.files = MappingProxyType({}), {}
 
     def progress(self, stage: str, percent: int, now: float) -> None:
-        """Record the worker's progress."""
         if self.ending is not None:
             return
         if self.stage is Stage.DISPATCHED:

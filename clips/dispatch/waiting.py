@@ -44,7 +44,6 @@ class WaitingClips:
         return iter(list(self._clips))
 
     def add(self, clip: ClipTask) -> None:
-        """Add a waiting clip."""
         self._clips.insert(self.place_of(clip), clip)
         self._expected_at = -FORECAST_TTL_S
 

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from clips.dispatch.job import MODEL
+from clips.dispatch.task import MODEL
 from orchestrator.lanes.wire import service_pb2
 
 METHOD: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -36,7 +36,6 @@ def is_absence(error: str) -> bool:
 
 
 def request(recipe: bytes, request_id: str, parameters: Mapping[str, str | bool | float]) -> bytes:
-    """A serialized request to the model."""
     made = service_pb2.ModelInferRequest(
         model_name=MODEL,
         id=request_id,

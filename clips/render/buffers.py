@@ -82,7 +82,6 @@ class Lease:
         return self._view(self._open().audio, samples)
 
     def clear(self) -> None:
-        """Overwrite all of the buffers with zeros."""
         self._open().clear()
 
     def close(self) -> None:

@@ -26,8 +26,6 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyPlan:
-    """All objects that stay in memory."""
-
     residents: Sequence[Resident]
 
     @property
@@ -75,5 +73,4 @@ class CountedMemory:
 
 
 def clip_guard(meter: LimitedMemory, limits: MemoryLimits = NO_LIMITS) -> MemoryGuard:
-    """The memory guard of the clip pipeline."""
     return MemoryGuard(meter, limits, _ADVICE, media_log)

@@ -42,7 +42,6 @@ class AbortTimes:
 def state_of(
     pipeline: ClipPipeline, pool: BufferPool, queue: ClipQueue, aborts: AbortTimes
 ) -> ClipsState:
-    """The slot model's current state."""
     settings, providers = pipeline.settings, pipeline.providers.by_stage()
     return ClipsState(
         max_size=settings.size,

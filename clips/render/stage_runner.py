@@ -65,7 +65,6 @@ class _Steps:
         self._said(done)
 
     def halt(self) -> None:
-        """End the stage in its next step."""
         self.halted = True
 
     def finish(self) -> None:

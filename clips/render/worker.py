@@ -26,8 +26,7 @@ from clips.render.buffers import BufferPool, Lease
 from clips.render.clip import Clip, ClipOrder, Unfinished
 from clips.render.encode import outputs_of
 from clips.render.errors import ClipCancelled, ClipError, OutOfTime, StageFailed, StageTimeout
-from clips.render.pipeline import ClipPipeline, Progress
-from clips.render.prediction import HOPED, LEAST
+from clips.render.pipeline import HOPED, LEAST, ClipPipeline, Progress
 from clips.render.queue import ClipQueue, ClipQueueFull
 from clips.render.reporter import AbortTimes, state_of
 from clips.render.stage_runner import NICE, ended
@@ -142,7 +141,6 @@ class ClipWorker:
         self._thread.start()
 
     def accept(self, call: Call) -> None:
-        """Begin to serve a request."""
         asked = _Asked(call, time.monotonic())
         self._loop.call_soon_threadsafe(self._begin, asked)
 

@@ -6,7 +6,7 @@ import pytest
 
 import tidegate
 from clips.api import ClipBody
-from clips.dispatch.job import OUTPUTS
+from clips.dispatch.task import OUTPUTS
 from clips.plan.recipe import MAJOR, MINOR
 from tests.orchestrator.conftest import MakeService
 from tests.support.fake_orchestrator import FakeOrchestrator, sse

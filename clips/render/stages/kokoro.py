@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,7 +53,6 @@ class KokoroSpeech:
         self._folder = folder
         self._device = device
         self._voices: dict[str, torch.Tensor] = {}
-        self._phonemes: dict[str, Phonemes] = {}
 
     @classmethod
     def load(cls, device: torch.device, folder: str) -> "KokoroSpeech":
@@ -78,7 +78,7 @@ class KokoroSpeech:
             }
             need_all(path / _WEIGHTS, {name for name, _ in model.named_parameters()} - names)
             speech = cls(model.requires_grad_(False), path, device)
-            speech._language(LANGUAGES[DEFAULT_VOICE[0]])
+            _phonemes(LANGUAGES[DEFAULT_VOICE[0]])
         return speech
 
     def residents(self) -> Sequence[Resident]:
@@ -86,7 +86,7 @@ class KokoroSpeech:
 
     def close(self) -> None:
         self._voices.clear()
-        self._phonemes.clear()
+        _phonemes.cache_clear()
         self._model.to("meta")
 
     def render(self, recipe: Recipe, audio: torch.Tensor, step: Step) -> int:
@@ -95,7 +95,7 @@ class KokoroSpeech:
                 "voice.pitch", "kokoro's voices have a pitch of their own: leave it out, or at 1"
             )
         name = recipe.voice.name or DEFAULT_VOICE
-        voice, phonemes_of = self._voice(name), self._language(LANGUAGES[name[0]])
+        voice, phonemes_of = self._voice(name), _phonemes(LANGUAGES[name[0]])
         pieces = list(pieces_of(recipe.text))
         made = 0
         for number, piece in enumerate(pieces):
@@ -137,12 +137,8 @@ class KokoroSpeech:
             self._voices[name] = torch.load(file, map_location=self._device, weights_only=True)
         return self._voices[name]
 
-    def _language(self, language: str) -> Phonemes:
-        if language not in self._phonemes:
-            self._phonemes[language] = _phonemes(language)
-        return self._phonemes[language]
 
-
+@cache
 def _phonemes(language: str) -> Phonemes:
     from misaki import espeak
 

@@ -10,8 +10,7 @@ from clips.dispatch import admission
 from clips.dispatch.admission import ClipAdmission
 from clips.dispatch.fleet import ClipHealth, ClipInstance
 from clips.dispatch.forecast import Ability, Begun, forecast
-from clips.dispatch.job import ClipJob
-from clips.dispatch.task import ClipTask
+from clips.dispatch.task import ClipJob, ClipTask
 from clips.dispatch.waiting import WaitingClips
 from clips.plan.budgets import ClipStage
 from clips.plan.plan import NOMINAL

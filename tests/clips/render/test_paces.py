@@ -14,8 +14,7 @@ from clips.render.buffers import BufferPool, BufferSizes
 from clips.render.build import warm_up
 from clips.render.clip import Clip, ClipOrder, Unfinished
 from clips.render.errors import OutOfTime
-from clips.render.pipeline import ClipPipeline
-from clips.render.prediction import LIKELY
+from clips.render.pipeline import LIKELY, ClipPipeline
 from clips.render.settings import RenderSettings
 from clips.render.stages.base import Step
 from tests.clips.render.fakes import CPU, FakeVideo, Rig
