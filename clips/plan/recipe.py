@@ -31,7 +31,7 @@ MAX_BYTES: Final = 64 * 1024
 """Maximum bytes of a recipe's JSON: ten times the size of all fields, for later versions."""
 
 _Version = re.compile(r"(\d{1,4})\.(\d{1,4})")
-_UNKNOWN = re.compile(r"unknown field `(\w+)`")
+_FIELD = re.compile(r"(unknown|missing required) field `(\w+)`")
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
 
 
@@ -130,11 +130,7 @@ def _where(message: str) -> RecipeError:
     place = _PLACE.search(message)
     field = place[1] if place else ""
     what = message[: place.start()] if place else message
-    unknown = _UNKNOWN.search(what)
-    if unknown:
-        field = ".".join(filter(None, (field, unknown[1])))
-        what = "unknown field"
-    missing = re.search(r"missing required field `(\w+)`", what)
-    if missing:
-        field, what = ".".join(filter(None, (field, missing[1]))), "is missing"
+    if found := _FIELD.search(what):
+        field = ".".join(filter(None, (field, found[2])))
+        what = "unknown field" if found[1] == "unknown" else "is missing"
     return RecipeError(field, what[:1].lower() + what[1:])

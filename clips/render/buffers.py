@@ -26,23 +26,14 @@ class BufferSizes:
     samples: int = 1_080_000
 
     @property
-    def actor_bytes(self) -> int:
-        """Bytes of the portrait's buffer, ``[3, size, size]`` float32."""
-        return 4 * CHANNELS * self.size**2
-
-    @property
-    def video_bytes(self) -> int:
-        """Bytes of the video's buffer, ``[frames, 3, size, size]`` uint8."""
-        return self.frames * CHANNELS * self.size**2
-
-    @property
-    def audio_bytes(self) -> int:
-        """Bytes of the audio's buffer, ``[samples]`` float32."""
-        return 4 * self.samples
+    def pixels(self) -> int:
+        """Values of one picture, ``[3, size, size]``."""
+        return CHANNELS * self.size**2
 
     @property
     def bytes(self) -> int:
-        return self.actor_bytes + self.video_bytes + self.audio_bytes
+        """Of the portrait (float32), the video (uint8) and the audio (float32)."""
+        return 4 * self.pixels + self.frames * self.pixels + 4 * self.samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +110,8 @@ class BufferPool:
         self._lock = threading.Lock()
         self._free = [
             _Buffers(
-                torch.zeros(sizes.actor_bytes // 4, dtype=torch.float32, device=device),
-                torch.zeros(sizes.video_bytes, dtype=torch.uint8, device=device),
+                torch.zeros(sizes.pixels, dtype=torch.float32, device=device),
+                torch.zeros(sizes.frames * sizes.pixels, dtype=torch.uint8, device=device),
                 torch.zeros(sizes.samples, dtype=torch.float32, device=device),
             )
             for _ in range(slots)

@@ -19,11 +19,11 @@ from clips.render.clip import ClipOrder, Unfinished
 from clips.render.errors import ClipError
 from clips.render.memory import (
     CountedMemory,
-    ResidencyPlan,
     Resident,
     clip_guard,
     clips_within,
     media_log,
+    residency_plan,
 )
 from clips.render.pipeline import ClipPipeline
 from clips.render.settings import RenderSettings
@@ -56,14 +56,14 @@ def build_clips(settings: RenderSettings) -> ClipWorker:
     models_bytes = sum(each.bytes for each in models)
     slots = clips_within(settings.slots, models_bytes, sizes.bytes, limits.hard_bytes)
     buffers = Resident(f"buffers of {slots} slots", slots * sizes.bytes)
-    plan = ResidencyPlan([*models, buffers])
-    for line in plan.lines():
+    for line in residency_plan([*models, buffers]):
         media_log.info("%s", line)
-    meter: LimitedMemory = CountedMemory(lambda: plan.bytes)
+    planned_bytes = models_bytes + buffers.bytes
+    meter: LimitedMemory = CountedMemory(lambda: planned_bytes)
     if device.type == "cuda":
         meter = CudaMemory(device.index or 0)
     guard = clip_guard(meter, limits)
-    guard.check(plan.bytes - meter.used_bytes(), "the residency plan")
+    guard.check(planned_bytes - meter.used_bytes(), "the residency plan")
     probe = probe_of(device, _PROBE_S)
     check_device = None if probe is None else probe.check
     activity = Activity()

@@ -24,23 +24,15 @@ class Resident:
     precision: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ResidencyPlan:
-    residents: Sequence[Resident]
-
-    @property
-    def bytes(self) -> int:
-        return sum(each.bytes for each in self.residents)
-
-    def lines(self) -> list[str]:
-        """A table for the log; the last line is the sum of the others."""
-        rows = [
-            (f"{each.name} ({each.precision})" if each.precision else each.name, each.bytes)
-            for each in self.residents
-        ]
-        rows.append(("in all", self.bytes))
-        width = max(len(name) for name, _ in rows)
-        return [f"{name:<{width}}  {size / GIB:7.3f} GiB" for name, size in rows]
+def residency_plan(residents: Sequence[Resident]) -> list[str]:
+    """A table for the log; the last line is the sum of the others."""
+    rows = [
+        (f"{each.name} ({each.precision})" if each.precision else each.name, each.bytes)
+        for each in residents
+    ]
+    rows.append(("in all", sum(size for _, size in rows)))
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {size / GIB:7.3f} GiB" for name, size in rows]
 
 
 def clips_within(wanted: int, models_bytes: int, clip_bytes: int, hard_bytes: int) -> int:

@@ -1,8 +1,8 @@
 """A queue of clips that wait for buffers, least slack first."""
 
 import asyncio
-import heapq
 import time
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -34,7 +34,7 @@ class ClipQueue:
     def __init__(self, pool: BufferPool, now: Callable[[], float] = time.monotonic) -> None:
         self._pool = pool
         self._now = now
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Waiting] = []  # sorted
         self._numbers = count()
         self._running: dict[Lease, float] = {}
 
@@ -83,7 +83,7 @@ class ClipQueue:
         waiting = _Waiting(
             start_by, next(self._numbers), asyncio.get_running_loop().create_future()
         )
-        heapq.heappush(self._waiting, waiting)
+        insort(self._waiting, waiting)
         try:
             async with asyncio.timeout(max(0.0, give_up_at - self._now())):
                 return await asyncio.shield(waiting.lease)
@@ -98,7 +98,6 @@ class ClipQueue:
         """Remove a clip that no longer waits; if it just got a lease, pass it to the next one."""
         if waiting in self._waiting:
             self._waiting.remove(waiting)
-            heapq.heapify(self._waiting)
         if waiting.lease.done():
             waiting.lease.result().close()
             self._hand_on()
@@ -108,4 +107,4 @@ class ClipQueue:
             lease = self._pool.lease()
             if lease is None:
                 return
-            heapq.heappop(self._waiting).lease.set_result(lease)
+            self._waiting.pop(0).lease.set_result(lease)

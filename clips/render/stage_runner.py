@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import torch
@@ -31,38 +32,31 @@ Progress = Callable[[float], None]
 """Called on the stage's thread with the stage's progress, 0 to 1."""
 
 
+@dataclass(slots=True)
 class _Steps:
     """The check that a provider calls in each step; raises the error that ends the stage."""
 
-    def __init__(
-        self,
-        stage: ClipStage,
-        limit_s: float,
-        deadline_at: float,
-        memory: MemoryGuard,
-        said: Progress,
-    ) -> None:
-        self.stage = stage
-        self.halted = False
-        self.done = 0.0
-        self._timeout_at = time.monotonic() + limit_s
-        self._deadline_at = deadline_at
-        self._limit_s = limit_s
-        self._memory = memory
-        self._said = said
+    stage: ClipStage
+    begun: float
+    limit_s: float
+    deadline_at: float
+    memory: MemoryGuard
+    said: Progress
+    halted: bool = False
+    done: float = 0.0
 
     def __call__(self, done: float) -> None:
         if self.halted:
             raise ClipCancelled(self.stage, "stopped")
-        now = time.monotonic()
-        if now > self._deadline_at:
-            raise OutOfTime(self.stage, "the deadline came", self._deadline_at)
-        if now > self._timeout_at:
-            said = f"took longer than {self._limit_s:.1f} s"
-            raise StageTimeout(self.stage, said, self._timeout_at)
-        self._memory.check(what=self.stage)
+        now, timeout_at = time.monotonic(), self.begun + self.limit_s
+        if now > self.deadline_at:
+            raise OutOfTime(self.stage, "the deadline came", self.deadline_at)
+        if now > timeout_at:
+            said = f"took longer than {self.limit_s:.1f} s"
+            raise StageTimeout(self.stage, said, timeout_at)
+        self.memory.check(what=self.stage)
         self.done = done
-        self._said(done)
+        self.said(done)
 
     def halt(self) -> None:
         self.halted = True
@@ -70,7 +64,7 @@ class _Steps:
     def finish(self) -> None:
         """Report the stage as done, if the provider has not."""
         if self.done < 1.0:
-            self._said(1.0)
+            self.said(1.0)
 
 
 class StageRunner:
@@ -150,9 +144,9 @@ class StageRunner:
         self, work: Callable[[Step], T], units: float, deadline_at: float, progress: Progress
     ) -> T:
         self._memory.check(what=self.stage)
-        limit_s = self._times.timeout_s(units)
-        steps = _Steps(self.stage, limit_s, deadline_at, self._memory, progress)
         begun, loop = time.monotonic(), asyncio.get_running_loop()
+        limit_s = self._times.timeout_s(units)
+        steps = _Steps(self.stage, begun, limit_s, deadline_at, self._memory, progress)
         try:
             with self._times.activity.running():
                 running = loop.run_in_executor(self._thread, self._call, work, steps)

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import tritonclient.grpc.aio as triton
@@ -46,8 +46,6 @@ class ClipReply:
     """Answer to a request. ``facts`` is the result event; times are on ``time.monotonic``."""
 
     asked_at: float
-    began_at: float = 0.0
-    """Time of the first stage event; 0 without one."""
     ended_at: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
@@ -71,56 +69,43 @@ class ClipReply:
         return "result" if self.is_clip else self.error.partition(":")[0]
 
 
-class ClipClient:
-    """Client with a connection to Triton."""
+async def _render(client: triton.InferenceServerClient, ask: ClipRequest) -> ClipReply:
+    """Render a clip; never raises for an answer of the server."""
+    given = triton.InferInput("recipe", [1], "BYTES")
+    given.set_data_from_numpy(np.array([ask.data], dtype=np.object_))
 
-    def __init__(self, address: str) -> None:
-        self._client = triton.InferenceServerClient(address)
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": MODEL, "inputs": [given], "parameters": ask.parameters}
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._client.close()
-
-    async def render(self, ask: ClipRequest) -> ClipReply:
-        """Render a clip; never raises for an answer of the server."""
-        given = triton.InferInput("recipe", [1], "BYTES")
-        given.set_data_from_numpy(np.array([ask.data], dtype=np.object_))
-
-        async def requests() -> AsyncIterator[dict[str, Any]]:
-            yield {"model_name": MODEL, "inputs": [given], "parameters": ask.parameters}
-
-        reply = ClipReply(time.monotonic())
-        # Do not wait for the end of the stream: the last answer is marked as the last.
-        responses = self._client.stream_infer(requests(), headers={"triton_grpc_error": "false"})
-        try:
-            async for result, error in responses:
-                reply.ended_at = time.monotonic()
-                if error is not None:
-                    reply.error = _words(error)
+    reply = ClipReply(time.monotonic())
+    # Do not wait for the end of the stream: the last answer is marked as the last.
+    responses = client.stream_infer(requests(), headers={"triton_grpc_error": "false"})
+    try:
+        async for result, error in responses:
+            reply.ended_at = time.monotonic()
+            if error is not None:
+                reply.error = _words(error)
+                break
+            event = json.loads(result.as_numpy("event")[0])
+            if event["event"] == "stage":
+                if event["stage"] == ask.cancel_in:
+                    reply.is_cancelled = True
                     break
-                event = json.loads(result.as_numpy("event")[0])
-                if event["event"] == "stage":
-                    reply.began_at = reply.began_at or reply.ended_at
-                    if event["stage"] == ask.cancel_in:
-                        reply.is_cancelled = True
-                        break
-                    continue
-                reply.facts = event
-                for output in result.get_response().outputs:
-                    if output.name != "event":
-                        reply.bytes[output.name] = result.as_numpy(output.name).nbytes
-                if event["event"] == "result":
-                    break
-        except InferenceServerException as error:
-            reply.error, reply.ended_at = _words(error), time.monotonic()
-        finally:
-            if ask.drop:
-                await self._client.close()
-            else:
-                responses.cancel()
-        return reply
+                continue
+            reply.facts = event
+            for output in result.get_response().outputs:
+                if output.name != "event":
+                    reply.bytes[output.name] = result.as_numpy(output.name).nbytes
+            if event["event"] == "result":
+                break
+    except InferenceServerException as error:
+        reply.error, reply.ended_at = _words(error), time.monotonic()
+    finally:
+        if ask.drop:
+            await client.close()
+        else:
+            responses.cancel()
+    return reply
 
 
 def _words(error: InferenceServerException) -> str:
@@ -129,11 +114,11 @@ def _words(error: InferenceServerException) -> str:
 
 async def render(address: str, ask: ClipRequest) -> ClipReply:
     """Render ``ask`` on its own connection."""
-    async with ClipClient(address) as client:
-        return await client.render(ask)
+    async with triton.InferenceServerClient(address) as client:
+        return await _render(client, ask)
 
 
 async def render_all(address: str, asks: list[ClipRequest]) -> list[ClipReply]:
     """Render all of ``asks`` at once, on one connection."""
-    async with ClipClient(address) as client:
-        return await asyncio.gather(*(client.render(ask) for ask in asks))
+    async with triton.InferenceServerClient(address) as client:
+        return await asyncio.gather(*(_render(client, ask) for ask in asks))

@@ -6,7 +6,7 @@ from clips.plan.budgets import BUDGETS, ClipStage, StageTimes
 from clips.plan.plan import ClipPlan, asked_for, fit
 from clips.plan.recipe import read_recipe
 from clips.render.clip import judge
-from clips.render.memory import ResidencyPlan, Resident, clips_within
+from clips.render.memory import Resident, clips_within, residency_plan
 from clips.render.stages.base import ModelScore
 from tests.support.cases import for_each
 
@@ -88,10 +88,9 @@ def test_a_check_is_judged_by_both_models(
 
 
 def test_the_residency_plan_adds_up() -> None:
-    plan = ResidencyPlan(
+    *rows, total = residency_plan(
         [Resident("flux", 6_000_000_000, "bfloat16"), Resident("buffers", 600_000_000)]
     )
-    *rows, total = plan.lines()
     figures = [float(row.split()[-2]) for row in rows]
     assert float(total.split()[-2]) == pytest.approx(sum(figures))
     assert "flux (bfloat16)" in rows[0]
