@@ -60,11 +60,8 @@ class GgufTensor:
 
 def read_gguf(path: Path) -> dict[str, object]:
     """Read the metadata of a GGUF file by key; arrays are lists. Bytes of a text that are not UTF-8
-    become surrogates (``as_text``).
-
-    Raises ``OSError``, and ``ValueError`` for a file that is not GGUF, is truncated, or whose
-    tensors do not fit in it.
-    """
+    become surrogates (``as_text``). Raises ``OSError``, and ``ValueError`` for a file that is not
+    GGUF, is truncated, or whose tensors do not fit in it."""
     return _read(path)[0]
 
 
@@ -98,7 +95,7 @@ def is_gguf(model: Path) -> bool:
 def gguf_name(file: Path) -> str:
     """The model's name: the file name without its part number."""
     match = _PART.fullmatch(file.name)
-    return file.stem if match is None else match.group(1)
+    return file.stem if match is None else match[1]
 
 
 def find_gguf(path: Path) -> Path:
@@ -140,9 +137,7 @@ def parts_of(file: Path) -> list[Path]:
 
 def _first_part(file: Path) -> Path:
     match = _PART.fullmatch(file.name)
-    if match is None:
-        return file
-    return file.with_name(f"{match.group(1)}-00001-of-{match.group(3)}.gguf")
+    return file if match is None else file.with_name(f"{match[1]}-00001-of-{match[3]}.gguf")
 
 
 class _Header:

@@ -243,13 +243,10 @@ def _lark(text: str) -> str:
     if _ESCAPED_LETTER.search(text) or len(found) != text.count("multipleOf"):
         raise InvalidGrammar('write "multipleOf" plainly, and no letter as \\u00…')
     try:
-        _check_multiples([{"multipleOf": float(number)} for number in found])
-    except ValueError as error:
-        raise (
-            error
-            if isinstance(error, InvalidGrammar)
-            else InvalidGrammar("multipleOf is not a number")
-        ) from None
+        multiples = [{"multipleOf": float(number)} for number in found]
+    except ValueError:
+        raise InvalidGrammar("multipleOf is not a number") from None
+    _check_multiples(multiples)
     if "::=" not in text:
         return text
     from llguidance.gbnf_to_lark import any_to_lark

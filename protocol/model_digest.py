@@ -5,8 +5,9 @@ Workers put the digest in their cards, and the catalog stores it per model, so t
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 _CHUNK_BYTES = 64 * 2**20
@@ -20,8 +21,8 @@ def model_digest(path: Path, threads: int | None = None) -> str:
     the work: one core hashes 1 to 2 GB/s, too slow for large models. ``threads``: None means one
     per core, 1 only the caller's own.
     """
-    files = [path] if path.is_file() else [path / "config.json", *_weights(path)]
-    return files_digest(files, threads)
+    weights = sorted(path.glob("*.safetensors"))
+    return files_digest([path] if path.is_file() else [path / "config.json", *weights], threads)
 
 
 def files_digest(files: Sequence[Path], threads: int | None = None) -> str:
@@ -36,17 +37,10 @@ def _total(files: Sequence[Path], each: Callable[..., Iterable[bytes]]) -> str:
     total = hashlib.sha256()
     for file in files:
         total.update(file.name.encode() + b"\0")
-        for digest in each(lambda chunk: _digest(*chunk), _chunks(file)):
+        starts = range(0, max(1, file.stat().st_size), _CHUNK_BYTES)
+        for digest in each(partial(_digest, file), starts):
             total.update(digest)
     return total.hexdigest()
-
-
-def _weights(path: Path) -> list[Path]:
-    return sorted(path.glob("*.safetensors"))
-
-
-def _chunks(file: Path) -> Iterator[tuple[Path, int]]:
-    return ((file, start) for start in range(0, max(1, file.stat().st_size), _CHUNK_BYTES))
 
 
 def _digest(file: Path, start: int) -> bytes:

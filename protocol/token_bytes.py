@@ -87,15 +87,12 @@ def _byte_fallback(steps: list[dict[str, object]]) -> TokenBytes | None:
     return to_bytes
 
 
-def _alphabet() -> dict[str, int]:
-    """The 256 printable characters that byte-level vocabularies use for bytes (from GPT-2)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    spelled = {chr(byte): byte for byte in printable}
-    return spelled | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF = _alphabet()
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + i): byte for i, byte in enumerate(_OTHERS)
+}
+"""The 256 printable characters that byte-level vocabularies use for bytes (from GPT-2)."""
 
 
 def _byte_level(token: str) -> bytes:

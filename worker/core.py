@@ -161,7 +161,7 @@ class EngineService(Protocol):
 
     def pause(self, job: Job) -> None:
         """Pause a job after the current step. Its KV is kept; deadline and abort still apply.
-        Idempotent."""
+        Idempotent; ignored if jobs cannot be paused."""
 
     def resume(self, job: Job) -> None:
         """Resume a paused job before any job that waits to start. Idempotent."""

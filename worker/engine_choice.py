@@ -30,11 +30,8 @@ class EngineChoice:
 
 
 def choose_engine(settings: WorkerSettings, packages: Path | None = None) -> EngineChoice:
-    """The engine that the settings name, or otherwise the one that fits them.
-
-    ``packages`` is the package folder to search for vLLM; None for this process's packages. If the
-    lookup fails, Tidegate's own engine is chosen.
-    """
+    """The engine that the settings name, or otherwise the one that fits them. ``packages`` is the
+    package folder to search for vLLM; None for this process's packages."""
     if settings.engine != "auto":
         return EngineChoice(settings.engine)
     if settings.tensor_parallel > 1:

@@ -30,36 +30,28 @@ def read_engine_args(text: str) -> dict[str, str]:
     ``ValueError`` that names the problem.
     """
     text = text.strip()
+    stated: list[tuple[str, object]] = []
     if text.startswith("{"):
-        return _from_json(text)
+        try:
+            stated += json.loads(text).items()
+        except ValueError as error:
+            raise ValueError(f"starts with {{ but is not valid JSON: {error}") from None
+    else:
+        for word in shlex.split(text):
+            name, equals, value = word.partition("=")
+            if not equals or not name:
+                raise ValueError(
+                    "expected name=value pairs with blanks between them, or a JSON object:"
+                    f" {word!r} is no pair"
+                )
+            stated.append((name, value))
     pairs: dict[str, str] = {}
-    for word in shlex.split(text):
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise ValueError(
-                f"expected name=value pairs with blanks between them, or a JSON object: {word!r} is"
-                " no pair"
-            )
-        _put(pairs, name, value)
+    for name, one in stated:
+        known = name.strip().removeprefix("--").replace("-", "_")
+        if known in pairs:
+            raise ValueError(f"{known} is given twice")
+        pairs[known] = one if isinstance(one, str) else json.dumps(one)
     return pairs
-
-
-def _from_json(text: str) -> dict[str, str]:
-    try:
-        stated = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"starts with {{ but is not valid JSON: {error}") from None
-    pairs: dict[str, str] = {}
-    for name, value in stated.items():
-        _put(pairs, name, value if isinstance(value, str) else json.dumps(value))
-    return pairs
-
-
-def _put(pairs: dict[str, str], name: str, value: str) -> None:
-    known = name.strip().removeprefix("--").replace("-", "_")
-    if known in pairs:
-        raise ValueError(f"{known} is given twice")
-    pairs[known] = value
 
 
 PREFIX: Final = "TIDEGATE_WORKER__"

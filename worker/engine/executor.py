@@ -75,7 +75,15 @@ class Bisection:
 
     def failed(self, rows: Sequence[Row], error: Exception) -> Request | None:
         """Note that these rows failed. Returns the request to end once only one is left."""
-        self._log(len(rows), error)
+        what = f"{type(error).__name__}: {error}"
+        engine_log.error(
+            "step of %d rows failed (%s)%s",
+            len(rows),
+            type(error).__name__,
+            "; retrying it in halves" if len(rows) > 1 else "; its request ends with engine_error",
+            exc_info=None if what == self._last_error else error,  # not for each half
+        )
+        self._last_error = what
         return self.halve(rows)
 
     def halve(self, rows: Sequence[Row]) -> Request | None:
@@ -88,18 +96,6 @@ class Bisection:
         middle = len(requests) // 2
         self._groups += [frozenset(requests[middle:]), frozenset(requests[:middle])]
         return None
-
-    def _log(self, rows: int, error: Exception) -> None:
-        """Log the failure; only the first log entry has a traceback, not each half's."""
-        what = f"{type(error).__name__}: {error}"
-        engine_log.error(
-            "step of %d rows failed (%s)%s",
-            rows,
-            type(error).__name__,
-            "; retrying it in halves" if rows > 1 else "; its request ends with engine_error",
-            exc_info=None if what == self._last_error else error,
-        )
-        self._last_error = what
 
 
 class Executor:

@@ -117,17 +117,13 @@ def _goes_on(request: Request, now: float) -> bool:
 
 
 class Pauses:
-    """Makes a backend follow ``pause_requested``. On the engine's thread, except ``ask``."""
+    """Makes a backend follow ``pause_requested``. On the engine's thread."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._roster = backend.roster
         self.asked = False
-        """Whether a flag has changed or has not taken effect yet."""
-
-    def ask(self) -> None:
-        """Ask for a check of the flags before the next step. Any thread may call it."""
-        self.asked = True
+        """Whether a flag has changed, which any thread may say, or has not taken effect yet."""
 
     def settle(self) -> list[Event]:
         """Pause and resume as the flags say."""

@@ -147,7 +147,7 @@ class EngineLoop:
         self._sink = sink
 
     def submit(self, job: Job) -> None:
-        """Queue a job. After ``stop`` the caller's thread sends its refusal to the sink."""
+        # After ``stop`` the caller's thread sends the refusal to the sink.
         request = Request(job, submitted_at=self._clock(), own_seed=self._draw_seed())
         sampling = job.sampling
         request.end_ids = frozenset() if sampling.ignore_eos else self._eos
@@ -166,7 +166,6 @@ class EngineLoop:
             job.constraint.when_ready(self._one_is_compiled)
 
     def cancel(self, job: Job, cause: AbortCause) -> None:
-        """Stop a job within one step. Idempotent; the first cause wins."""
         with self._wake:
             if job.abort is not None:
                 return
@@ -175,19 +174,16 @@ class EngineLoop:
             self._tell()
 
     def pause(self, job: Job) -> None:
-        """Pause a job after the current step; its KV is kept. Idempotent; ignored if jobs cannot be
-        paused."""
         self._request_pause(job, True)
 
     def resume(self, job: Job) -> None:
-        """Resume a paused job before any job that waits to start. Idempotent."""
         self._request_pause(job, False)
 
     def _request_pause(self, job: Job, wanted: bool) -> None:
         with self._wake:
             if job.pause_requested != wanted:
                 job.pause_requested = wanted
-                self._pauses.ask()
+                self._pauses.asked = True
                 self._tell()
 
     def stats(self) -> WorkerStats:
@@ -198,17 +194,14 @@ class EngineLoop:
         return self._stats
 
     def kv_reports(self) -> list[KvReport]:
-        """See ``EngineService``."""
         return self.backend.kv_reports()
 
     @property
     def has_failed(self) -> bool:
-        """See ``EngineService``; also when the backend has failed while there was no work."""
         return self._has_failed or self.backend.has_failed
 
     @property
     def step_under_way(self) -> StepUnderWay | None:
-        """See ``EngineService``."""
         began_at = self._step_began_at
         if began_at is None:
             return None
@@ -216,7 +209,6 @@ class EngineLoop:
         return StepUnderWay(began_at, slow_s)
 
     def stop(self) -> None:
-        """Abort all jobs, release everything, end the thread. Idempotent."""
         with self._wake:
             self._stopping = True
             self._tell()
@@ -350,7 +342,7 @@ class EngineLoop:
                 # Its grammar may have become ready before the request was registered here.
                 self._compiled = True
             if request.job.pause_requested:
-                self._pauses.ask()
+                self._pauses.asked = True
 
     def _take_compiled(self, events: list[Event]) -> None:
         """Start requests with ready grammars, and end those with invalid ones."""

@@ -39,12 +39,3 @@ class Secret:
     @property
     def is_asked(self) -> bool:
         return self._token is not None
-
-
-def warn_if_open(lane: Secret) -> None:
-    """Log once, at start, what every client of Triton's ports may do without a lane token."""
-    if not lane.is_asked:
-        service_log.warning(
-            "no lane token is set (TIDEGATE_WORKER__LANE_TOKEN): every client of Triton's gRPC port"
-            " may open lanes, read the hashes of cached blocks and drain this worker"
-        )

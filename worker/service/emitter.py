@@ -187,8 +187,10 @@ class Emitter:
 
     def hand_back_all(self) -> None:
         """Answer every job of a hung engine, and ignore the engine's later events."""
-        jobs = list(self.job_replies)
-        for reply in self._apply([[_handed_back(job) for job in jobs]]):
+        ends: list[Event] = [
+            JobFinished(job, *loss_of(job), len(job.token_ids)) for job in self.job_replies
+        ]
+        for reply in self._apply([ends]):
             self.flush(reply)
 
     def watch_closely(self, lane: Lane) -> None:
@@ -230,7 +232,9 @@ class Emitter:
 
     def _run(self) -> None:
         while True:
-            self._wait()
+            with self._changed:
+                if not self._actions and not self._events and not self._stopping:
+                    self._changed.wait(self._until_next_check())
             self.cycle()
             with self._changed:
                 if self._stopping and not self._actions and not self._events:
@@ -242,11 +246,6 @@ class Emitter:
             action()
         except Exception:
             service_log.exception("emitter cycle: one part failed")
-
-    def _wait(self) -> None:
-        with self._changed:
-            if not self._actions and not self._events and not self._stopping:
-                self._changed.wait(self._until_next_check())
 
     def _take(self) -> tuple[list[Action], list[list[Event]]]:
         with self._changed:
@@ -374,7 +373,3 @@ class Emitter:
             ),
             stuck_ms=self.stuck_ms,
         )
-
-
-def _handed_back(job: Job) -> JobFinished:
-    return JobFinished(job, *loss_of(job), len(job.token_ids))

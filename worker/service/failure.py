@@ -46,10 +46,10 @@ ENGINE_THREAD: Final = "tidegate-engine"
 
 
 class StepWatch:
-    """Measures how long an engine has been in one step, by polling it."""
+    """Measures how long an engine has been in one step, by polling it. ``timeout_s`` is the limit
+    that ``STEP_TIMEOUT_S`` describes."""
 
     def __init__(self, timeout_s: float, clock: Clock, *, on_gpu: bool = False) -> None:
-        """``timeout_s``: the limit that ``STEP_TIMEOUT_S`` describes, in seconds."""
         self._timeout_s = timeout_s
         self._clock = clock
         self._on_gpu = on_gpu
@@ -145,19 +145,19 @@ class FailureWatch:
         if self._drainer.is_swapping:  # the swap replaces the engine or ends the process
             return
         if engine.has_failed:
-            self._notice("failed")
+            self._what = "failed"
         elif self._step.has_hung:
             service_log.critical("one step takes %.0f s:\n%s", self._step.stuck_s, _stacks())
-            self._notice("hung")
-            self._emitter.hand_back_all()
+            self._what = "hung"
         elif fault := self._device_fault():
             service_log.critical("%s", fault)
-            self._notice("lost its device")
-            self._emitter.hand_back_all()
-
-    def _notice(self, what: str) -> None:
-        self._what, self._noticed_at = what, self._clock()
+            self._what = "lost its device"
+        else:
+            return
+        self._noticed_at = self._clock()
         self._drainer.begin(0.0, None)
+        if self._what != "failed":
+            self._emitter.hand_back_all()
 
 
 def _stacks() -> str:

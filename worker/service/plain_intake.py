@@ -155,13 +155,10 @@ class PlainChoice(JobReply):
             tail, self._stopped = self._text.flush()
             self._pieces.append(tail)
         if self._stop_in_text:
-            self._pieces.append(self._stop_text())
+            ended_by = self._text.stop_token_id
+            stop = self._text.stop if ended_by is None else self._token_text(ended_by)
+            self._pieces.append(stop)
         self.end = as_shown(event, self._stopped)
-
-    def _stop_text(self) -> str:
-        """The stop string or token that ended the text; empty if neither did."""
-        ended_by = self._text.stop_token_id
-        return self._text.stop if ended_by is None else self._token_text(ended_by)
 
     def _describe(self, token_id: int, logprob: TokenLogprob) -> dict[str, dict[str, Any]]:
         """vLLM's form: token id → its logprob, rank and text, with the chosen token first.
@@ -235,7 +232,13 @@ class PlainIntake:
             vocab_size=card.vocab_size,
             defaults=card.sampling_defaults,
         )
-        _check_length(request.prompt, serving)
+        # Tokenizing a few megabytes would take a second; the length alone may prove too much.
+        if len(request.prompt) > card.context_tokens * tokenizer.longest_token_bytes:
+            raise ContextOverflow(
+                f"the prompt has {len(request.prompt)} characters, but this model's maximum context"
+                f" length is {card.context_tokens} tokens, which cannot stand for as"
+                f" many{card.context_note}"
+            )
         token_ids = tokenizer.encode(request.prompt)
         fits = request.sampling_for(len(token_ids), card)
         due_at = received + request.budget_ms / 1000
@@ -264,14 +267,3 @@ class PlainIntake:
         self._emitter.post(lambda: self._emitter.watch(reply))
         for job in jobs:
             serving.engine.submit(job)
-
-
-def _check_length(prompt: str, serving: Serving) -> None:
-    """Raise ``ContextOverflow`` if the length alone proves it. Tokenizing a few megabytes would
-    take a second."""
-    card = serving.card
-    if len(prompt) > card.context_tokens * serving.tokenizer.longest_token_bytes:
-        raise ContextOverflow(
-            f"the prompt has {len(prompt)} characters, but this model's maximum context length is "
-            f"{card.context_tokens} tokens, which cannot stand for as many{card.context_note}"
-        )

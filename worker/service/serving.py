@@ -57,8 +57,9 @@ class Constraints:
                 "this worker cannot bring a text to a whole end (on_deadline: finish): its"
                 " tokenizer or grammars do not allow it"
             )
-        is_held = finish_by is not None or grammar is not None
-        if is_held and self._closings is not None and not sampling.ignore_eos:
+        if grammar is None and finish_by is None:
+            return None
+        if self._closings is not None and not sampling.ignore_eos:
             deadline = math.inf if finish_by is None else finish_by
             source = "" if grammar is None else grammar.text
             closing = Closing(self._closings, deadline, clock, sampling.max_tokens, source)

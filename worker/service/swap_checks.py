@@ -36,12 +36,22 @@ def target_settings(started: WorkerSettings, asked: Mapping[str, str]) -> Worker
     """
     changes: dict[str, object] = {name.lower(): value for name, value in asked.items()}
     for name in changes:
-        if problem := _problem(name):
+        is_own = name in _OF_THE_PROCESS
+        problem = is_own and "it is the process's own"
+        if problem := problem or problem_of(name, WorkerSettings, "a worker setting"):
             raise InvalidCall(f"a swap cannot set {name[:64]}: {problem}")
+    known, model = known_models(started), str(changes.get("model_name", ""))
     if "model_path" in changes:
         changes.setdefault("model_name", "")
+    elif not model:
+        raise InvalidCall("a swap names its model: model_path, or model_name for one that is known")
+    elif model not in known:
+        raise InvalidCall(
+            f"this worker knows no model {model[:128]!r}; it knows {', '.join(sorted(known))}:"
+            " state model_path, or name it in TIDEGATE_WORKER__MODELS"
+        )
     else:
-        changes["model_path"] = _path_of(started, str(changes.get("model_name", "")))
+        changes["model_path"] = known[model]
     values = started.model_dump()
     if Path(str(changes["model_path"])) != started.model_path:
         values["adapters"] = {}  # they belong to the model that the worker started with
@@ -53,25 +63,6 @@ def target_settings(started: WorkerSettings, asked: Mapping[str, str]) -> Worker
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise InvalidCall(f"these settings do not fit: {wrong}") from None
-
-
-def _problem(name: str) -> str:
-    """Why a swap cannot set setting ``name``; empty if it can."""
-    if name in _OF_THE_PROCESS:
-        return "it is the process's own"
-    return problem_of(name, WorkerSettings, "a worker setting")
-
-
-def _path_of(started: WorkerSettings, name: str) -> Path:
-    if not name:
-        raise InvalidCall("a swap names its model: model_path, or model_name for one that is known")
-    known = known_models(started)
-    if name not in known:
-        raise InvalidCall(
-            f"this worker knows no model {name[:128]!r}; it knows {', '.join(sorted(known))}:"
-            " state model_path, or name it in TIDEGATE_WORKER__MODELS"
-        )
-    return known[name]
 
 
 def known_models(started: WorkerSettings) -> dict[str, Path]:
@@ -158,13 +149,10 @@ def weight_bytes(settings: WorkerSettings) -> int:
 
 def pool_bytes_of(settings: WorkerSettings) -> int:
     """Bytes of the KV pool in the settings; 0 if it takes the free memory or only its engine
-    knows."""
+    knows. The checkpoint can be read."""
     if settings.engine != "torch" or not settings.kv.blocks:
         return 0
-    try:
-        config = read_config(settings.model_path)
-    except (OSError, ValueError):  # the loader reports it
-        return 0
+    config = read_config(settings.model_path)
     number_bytes = _number_bytes(settings, config)
     return settings.kv.blocks * block_bytes(config, BLOCK_TOKENS, number_bytes)
 

@@ -3,7 +3,6 @@
 Only those models can import ``triton_python_backend_utils``; they pass it in.
 """
 
-import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -63,13 +62,13 @@ class TritonResponder:
     def close(self) -> None:
         if not self._ended:
             self._ended = True
-            with contextlib.suppress(Exception):  # the request is already dead; no report needed
+            with suppress(Exception):  # the request is already dead; no report needed
                 self._sender.send(flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def fail(self, code: Code, message: str) -> None:
         kind = self._pb_utils.TritonError
         error = kind(f"{code.value}: {message}", getattr(kind, ERROR_CODES.get(code, "INTERNAL")))
-        with contextlib.suppress(ResponderLost):  # the client is gone
+        with suppress(ResponderLost):  # the client is gone
             self._send(self._pb_utils.InferenceResponse(error=error), final=True)
 
     def is_cancelled(self) -> bool:

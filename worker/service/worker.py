@@ -49,7 +49,7 @@ from worker.errors import (
 from worker.grammar.constraint import Constraint
 from worker.loaded import EngineLoader, LoadedEngine
 from worker.log import service_log
-from worker.service.access import Secret, warn_if_open
+from worker.service.access import Secret
 from worker.service.call import Call, Responder, Tensors, seconds, strings
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
@@ -89,45 +89,42 @@ class Worker:
         self._guard = guard
         self._clock = clock
         self._lanes: dict[str, Lane] = {}
-        self._emitter = Emitter(
-            loaded.engine,
-            heartbeat_s=HEARTBEAT_S,
-            clock=clock,
-            load_ms=loaded.load_ms,
+        self.emitter = Emitter(
+            loaded.engine, heartbeat_s=HEARTBEAT_S, clock=clock, load_ms=loaded.load_ms
         )
-        self._drainer = Drainer(loaded.engine, self._emitter, clock)
+        """Simulators start no threads and call its ``cycle`` instead."""
+        self._drainer = Drainer(loaded.engine, self.emitter, clock)
         self._lane_token = Secret(settings.lane_token, "a lane, a drain or a swap was", clock)
-        self._swapper = Swapper(loaded, settings, self._emitter, self._drainer, clock, load, die)
+        self._swapper = Swapper(loaded, settings, self.emitter, self._drainer, clock, load, die)
         self._failure = FailureWatch(
             lambda: self.serving.engine,
-            self._emitter,
+            self.emitter,
             self._drainer,
             clock,
             die,
             settings,
             device_fault,
         )
-        self._plain = PlainIntake(lambda: self.serving, settings, self._emitter, clock)
+        self._plain = PlainIntake(lambda: self.serving, settings, self.emitter, clock)
 
     @property
     def serving(self) -> Serving:
         """The currently served model."""
         return self._swapper.serving
 
-    @property
-    def emitter(self) -> Emitter:
-        """The emitter. Simulators start no threads and call its ``cycle`` instead."""
-        return self._emitter
-
     def start(self) -> None:
         """Start the threads. Requests may arrive from now on."""
-        warn_if_open(self._lane_token)
+        if not self._lane_token.is_asked:
+            service_log.warning(
+                "no lane token is set (TIDEGATE_WORKER__LANE_TOKEN): every client of Triton's gRPC"
+                " port may open lanes, read the hashes of cached blocks and drain this worker"
+            )
         if self._guard is not None:
-            self._emitter.each_cycle(self._guard.advance)
-        self._emitter.before_events(self._failure.advance)
-        self._emitter.each_cycle(self._drainer.advance)
-        self.serving.engine.start(self._emitter.sink)
-        self._emitter.start()
+            self.emitter.each_cycle(self._guard.advance)
+        self.emitter.before_events(self._failure.advance)
+        self.emitter.each_cycle(self._drainer.advance)
+        self.serving.engine.start(self.emitter.sink)
+        self.emitter.start()
 
     def accept(self, call: Call) -> None:
         """Take over one request. Never raises: an error becomes the response."""
@@ -142,27 +139,27 @@ class Worker:
             else:
                 self._apply(decode_message(data), call)
         except (RequestError, msgspec.DecodeError) as error:
-            self._emitter.fail(call.responder, error)
+            self.emitter.fail(call.responder, error)
         except Exception as error:
             service_log.exception("request could not be accepted")
-            self._emitter.fail(call.responder, error)
+            self.emitter.fail(call.responder, error)
 
     def refuse(self, responder: Responder, reason: str) -> None:
         """Answer a request that could not be read as a ``Call``."""
-        self._emitter.fail(responder, InvalidCall(reason))
+        self.emitter.fail(responder, InvalidCall(reason))
 
     def close(self) -> None:
         """Abort all jobs, answer all requests, end the threads. Idempotent."""
-        self._emitter.post(lambda: self._drainer.begin(0.0, None))
+        self.emitter.post(lambda: self._drainer.begin(0.0, None))
         self._plain.close()
         self._swapper.close()
         serving = self.serving
         serving.constraints.close()
         give_up_at = self._clock() + STOP_GRACE_S
-        while self._emitter.job_replies and self._clock() < give_up_at:
+        while self.emitter.job_replies and self._clock() < give_up_at:
             time.sleep(0.005)
         serving.engine.stop()
-        self._emitter.stop()
+        self.emitter.stop()
         if self._guard is not None:
             self._guard.close()
 
@@ -179,21 +176,21 @@ class Worker:
                 for handle in message.handles:
                     if (found := jobs.get(handle)) is not None:
                         self.serving.engine.cancel(found.job, message.cause)
-                self._emitter.post(call.responder.close)
+                self.emitter.post(call.responder.close)
             case Pause() | Resume():
                 found = self._lane(message.lane).jobs.get(message.handle)
                 if found is not None:
                     is_pause = isinstance(message, Pause)
                     engine = self.serving.engine
                     (engine.pause if is_pause else engine.resume)(found.job)
-                self._emitter.post(call.responder.close)
+                self.emitter.post(call.responder.close)
             case Describe():
                 lane = self._lane(message.lane)
-                self._emitter.post(lambda: self._emitter.describe(lane, self.serving.card))
-                self._emitter.post(call.responder.close)
+                self.emitter.post(lambda: self.emitter.describe(lane, self.serving.card))
+                self.emitter.post(call.responder.close)
             case Drain():
                 grace_s = self._grace_s(message)
-                self._emitter.post(lambda: self._drainer.begin(grace_s, call.responder))
+                self.emitter.post(lambda: self._drainer.begin(grace_s, call.responder))
             case Swap():
                 self._swapper.swap(
                     message.settings,
@@ -222,11 +219,11 @@ class Worker:
             )
         elif not self._lane_token.admits(message.token):
             error = LaneError(Code.UNAUTHENTICATED, WRONG_LANE_TOKEN)
-        elif self._emitter.draining and not self._drainer.is_swapping:
+        elif self.emitter.draining and not self._drainer.is_swapping:
             error = LaneError(Code.DRAINING, "the worker is draining; open a lane elsewhere")
         if error is not None:
             frame = {FRAME: strings(encode(Frame(0, error=error)))}
-            self._emitter.post(lambda: _send_last(responder, frame))
+            self.emitter.post(lambda: _send_last(responder, frame))
             return
         for name in [name for name, lane in self._lanes.items() if lane.ended]:
             del self._lanes[name]
@@ -238,7 +235,7 @@ class Worker:
         self._lanes[message.lane] = lane
 
         # Runs on the thread that replaces models, so that the lane gets the current card.
-        self._emitter.post(lambda: self._emitter.open_lane(lane, self.serving.card))
+        self.emitter.post(lambda: self.emitter.open_lane(lane, self.serving.card))
 
     def _submit(self, message: Submit, responder: Responder) -> None:
         lane = self._lane(message.lane)
@@ -267,8 +264,8 @@ class Worker:
             end = refused(message.handle, len(message.token_ids), error)
         if end is not None:
             only = end
-            self._emitter.post(lambda: self._emitter.end(lane, only))
-            self._emitter.post(responder.close)
+            self.emitter.post(lambda: self.emitter.end(lane, only))
+            self.emitter.post(responder.close)
             return
         job = Job(
             token_ids=message.token_ids,
@@ -291,16 +288,16 @@ class Worker:
         )
         lane_job = LaneJob(lane, message.handle, job, text, responder)
         if not lane.jobs:
-            self._emitter.post(lambda: self._emitter.watch_closely(lane))
+            self.emitter.post(lambda: self.emitter.watch_closely(lane))
         lane.jobs[message.handle] = lane_job
-        self._emitter.job_replies[job] = lane_job
+        self.emitter.job_replies[job] = lane_job
         serving.engine.submit(job)
         if lane.ended:  # lost after the check above and before registration: only this stops it
             serving.engine.cancel(job, AbortCause.LANE_LOST)
 
     def _check(self, message: Submit, card: ModelCard) -> None:
         """Raise ``RequestError`` or ``InvalidSampling`` for a job that the engine must not get."""
-        if self._emitter.draining:
+        if self.emitter.draining:
             raise WorkerDraining("the worker is draining; retry elsewhere")
         if message.serving != card.serving:
             raise WorkerDraining("the worker has another model by now; retry elsewhere")

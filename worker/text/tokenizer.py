@@ -48,21 +48,14 @@ class Tokenizer:
         """Jinja source; empty if the model has none."""
         self.special_tokens = special_tokens_of(settings)
         """The chat template's variables (``bos_token`` …) with their texts."""
-        self._hf = HfTokenizer.from_buffer(tokenizer_json)
-        self._hf.no_truncation()
-        self._hf.no_padding()
-        self._prompts = self._hf
+        self._hf = self._prompts = _library_tokenizer(tokenizer_json)
         if not special_in_prompts:  # a second tokenizer: the library sets this per tokenizer
-            self._prompts = HfTokenizer.from_buffer(tokenizer_json)
-            self._prompts.no_truncation()
-            self._prompts.no_padding()
+            self._prompts = _library_tokenizer(tokenizer_json)
             self._prompts.encode_special_tokens = True
         own = self.eos_token_id
         self._silent = frozenset(silent_ids if own is None else [*silent_ids, own])
-        self._to_bytes = to_bytes = token_bytes_of(self._hf)
-        self._texts = (
-            None if to_bytes is None else TokenTexts(TokenPieces(self._hf, to_bytes, self._silent))
-        )
+        self._to_bytes = token_bytes_of(self._hf)
+        self._texts = self._make_texts(shown=False)
 
     @classmethod
     def from_directory(
@@ -119,10 +112,6 @@ class Tokenizer:
             return LibraryDetokenizer(self._hf, self._silent, skip_special=skip_special)
         return ByteDetokenizer(texts)
 
-    def stream(self, stop: Sequence[str] = (), min_tokens: int = 0) -> TextStream:
-        """A new text stream for one job."""
-        return TextStream(self.detokenizer(), stop, min_tokens)
-
     def stream_for(self, asked: Sampling, stop_after: int | None = None) -> TextStream:
         """A new text stream for a job that asks for ``asked``. Stop strings count after
         ``stop_after`` tokens, by default ``min_tokens``; other values are for text that began
@@ -134,9 +123,12 @@ class Tokenizer:
 
     @cached_property
     def _texts_with_special(self) -> TokenTexts | None:
+        return self._make_texts(shown=True)
+
+    def _make_texts(self, *, shown: bool) -> TokenTexts | None:
         if self._to_bytes is None:
             return None
-        return TokenTexts(TokenPieces(self._hf, self._to_bytes, self._silent, shown=True))
+        return TokenTexts(TokenPieces(self._hf, self._to_bytes, self._silent, shown=shown))
 
     def plain_words(self, count: int) -> list[int]:
         """Up to ``count`` tokens that are a space and a word, lowest ids first."""
@@ -144,6 +136,13 @@ class Tokenizer:
         return list(
             islice((i for i in ids if _is_plain_word(self.detokenizer().feed([i])[0])), count)
         )
+
+
+def _library_tokenizer(tokenizer_json: bytes) -> HfTokenizer:
+    tokenizer = HfTokenizer.from_buffer(tokenizer_json)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _is_plain_word(text: str) -> bool:

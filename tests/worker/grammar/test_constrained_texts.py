@@ -15,6 +15,7 @@ from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.loaded import LoadedEngine
 from worker.settings import WorkerSettings
+from worker.text import TextStream
 
 FAR = 1e12
 WEATHER = {
@@ -63,7 +64,7 @@ def run(loaded: LoadedEngine, jobs: list[Job]) -> list[Event]:
 
 
 def text_of(loaded: LoadedEngine, one: Job, events: list[Event]) -> str:
-    stream = loaded.tokenizer.stream()
+    stream = TextStream(loaded.tokenizer.detokenizer())
     return "".join(stream.feed(ids_of(one, events)).texts) + stream.flush()[0]
 
 

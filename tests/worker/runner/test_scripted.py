@@ -17,6 +17,7 @@ from worker.engine.engine import Engine
 from worker.loaded import LoadedEngine
 from worker.runner.script import Script, read_script
 from worker.settings import WorkerSettings
+from worker.text import TextStream
 
 OFFER = '<|bos|><|system|><tools>\n{"name": "forecast"}\n</tools><|end|>'
 CALL = '<tool_call>\n{"name": "forecast", "arguments": {"city": "Oslo"}}\n</tool_call>'
@@ -70,7 +71,7 @@ def said(
         events += engine.step()
     made = [token for event in events for token in getattr(event, "ids", [])]
     engine.scheduler.check_integrity()
-    return begun + "".join(loaded.tokenizer.stream().feed(made).texts)
+    return begun + "".join(TextStream(loaded.tokenizer.detokenizer()).feed(made).texts)
 
 
 def test_what_a_prompt_tells_it_to_do(scripted: LoadedEngine) -> None:

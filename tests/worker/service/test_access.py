@@ -159,7 +159,7 @@ def test_a_job_that_cannot_be_is_refused_before_the_engine(
     request = harness.send(msgspec.structs.replace(message, **wrong))
     assert harness.wait_end(5).code == Code.INVALID_REQUEST
     request.wait_final()
-    assert not harness.engine.submitted and not harness.service._emitter.job_replies
+    assert not harness.engine.submitted and not harness.service.emitter.job_replies
 
 
 def test_a_message_for_a_lane_of_another_instance_says_so(harness: Harness) -> None:

@@ -5,6 +5,7 @@ import pytest
 from protocol import FinishReason, Sampling, Submit
 from tests.worker.service.conftest import Harness
 from worker.core import JobTokens
+from worker.text import TextStream
 
 TEXT = "a S⊙ST then STOP it"
 
@@ -24,7 +25,7 @@ def go_on(
 def test_or10_a_text_is_the_same_wherever_it_is_cut(harness: Harness, stop_after: int) -> None:
     """Inside characters and stop strings too: what was held back comes, and nothing twice."""
     ids = harness.tokenizer.encode(TEXT)
-    stream = harness.tokenizer.stream(["STOP"], stop_after)
+    stream = TextStream(harness.tokenizer.detokenizer(), ["STOP"], stop_after)
     fed = stream.feed(ids)
     shown, rest = "".join(fed.texts), stream.flush().text if fed.stopped_at is None else ""
     for cut in range(1, len(ids) + 1):

@@ -17,7 +17,7 @@ class Gate:
     def __init__(self, harness: Harness) -> None:
         self._open = threading.Event()
         held = threading.Event()
-        harness.service._emitter.post(lambda: (held.set(), self._open.wait(60))[0])
+        harness.service.emitter.post(lambda: (held.set(), self._open.wait(60))[0])
         assert held.wait(60)
 
     def open(self) -> None:

@@ -75,7 +75,7 @@ def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[
 def test_a_stream_is_its_text_cut_at_the_stop(text: str, stops: list[str], cuts: list[int]) -> None:
     ids = LIBRARY.encode(text).ids
     edges = sorted({0, len(ids), *(c % (len(ids) + 1) for c in cuts)})
-    stream = TOKENIZER.stream(stops)
+    stream = TextStream(TOKENIZER.detokenizer(), stops)
     shown, stopped = "", False
     for a, b in pairwise(edges):
         fed = stream.feed(ids[a:b])
@@ -97,7 +97,7 @@ def test_a_stream_is_its_text_cut_at_the_stop(text: str, stops: list[str], cuts:
 
 def test_texts_are_parallel_to_ids() -> None:
     ids = [LIBRARY.token_to_id(char) for char in "xEyENDz"]
-    stream = TOKENIZER.stream(["END"])
+    stream = TextStream(TOKENIZER.detokenizer(), ["END"])
     assert stream.feed(ids[:3]) == Fed(["x", "", "Ey"])
     assert stream.stop == ""
     assert stream.feed(ids[3:]) == Fed(["", "", "", ""], 2)
@@ -107,13 +107,13 @@ def test_texts_are_parallel_to_ids() -> None:
 def test_stop_strings_do_not_count_before_min_tokens() -> None:
     """WK-8: a text of at least min_tokens."""
     ids = [LIBRARY.token_to_id(char) for char in "abab"]
-    stream = TOKENIZER.stream(["ab"], min_tokens=2)
+    stream = TextStream(TOKENIZER.detokenizer(), ["ab"], min_tokens=2)
     assert stream.feed(ids[:1]) == Fed(["a"])
     assert stream.feed(ids[1:]) == Fed(["b", "", ""], 2)
 
 
 def test_half_a_character_may_complete_a_stop_string() -> None:
     byte = LIBRARY.encode("🙂").ids[0]
-    stream: TextStream = TOKENIZER.stream(["\ufffd"])
+    stream: TextStream = TextStream(TOKENIZER.detokenizer(), ["\ufffd"])
     assert stream.feed([byte]).texts == [""]
     assert stream.flush() == ("", True)

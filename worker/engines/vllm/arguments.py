@@ -32,17 +32,13 @@ _OURS: Final = frozenset(
 
 def check_settings(settings: WorkerSettings) -> None:
     """Raise ``ValueError`` for settings of our own engine that vLLM does not support."""
-    on_cpu = settings.device == "cpu"
-    refused = {
-        "deterministic": (
-            settings.deterministic and on_cpu,
-            "on the CPU its sums depend on what else is in a step",
-        ),
-        "kv.disk_path": (settings.kv.disk_path is not None, "it has KV connectors of its own"),
-    }
-    for name, (is_set, why) in refused.items():
-        if is_set:
-            raise ValueError(f"{variable(name)} is not for the vllm engine: {why}")
+    if settings.deterministic and settings.device == "cpu":
+        name, why = "deterministic", "on the CPU its sums depend on what else is in a step"
+    elif settings.kv.disk_path is not None:
+        name, why = "kv.disk_path", "it has KV connectors of its own"
+    else:
+        return
+    raise ValueError(f"{variable(name)} is not for the vllm engine: {why}")
 
 
 def defaults(settings: WorkerSettings) -> dict[str, str]:

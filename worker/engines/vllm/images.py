@@ -31,12 +31,6 @@ class Blind(Exception):
     """Images cannot be read; the message says why, for the log."""
 
 
-def why_blind(error: Exception) -> str:
-    """The reason to log for any error of a trial with images."""
-    said = str(error).strip().split("\n")[0]
-    return said if isinstance(error, Blind) else f"{type(error).__name__}: {said}"
-
-
 def blank_images() -> list[Any]:
     """Images for ``counting_rule``. Raises ``Blind`` without Pillow."""
     try:
@@ -180,10 +174,12 @@ def open_images(settings: WorkerSettings, config: Any, tokenizer: Tokenizer) -> 
     try:
         return _opened(settings, model, tokenizer)
     except Exception as error:  # any error of a library or a model's own code
+        kind = "" if isinstance(error, Blind) else f"{type(error).__name__}: "
         model_log.warning(
-            "%s is served for text only, without its images: %s",
+            "%s is served for text only, without its images: %s%s",
             settings.model_path,
-            why_blind(error),
+            kind,
+            str(error).strip().split("\n")[0],
         )
         model.skip_tokenizer_init = True
         model.multimodal_config.language_model_only = True

