@@ -1,16 +1,4 @@
-"""Code that orchestrator and worker share. Light to import: no torch, no Triton, no aiohttp.
-
-- ``tensors``   tensor and request-parameter names of the Triton model, and what they may say
-- ``outcomes``  how a job can end, and the codes that say why
-- ``sampling``  the sampling parameters of a request, with checks of their limits
-- ``card``      a worker's facts about its model, sent when a lane opens; requests' features
-- ``grammar``   the grammar that an answer's text must match
-- ``messages``  the messages on a lane, in both directions
-- ``model_digest``  a name for a checkpoint's contents
-- ``blocks``    the chained hashes of KV blocks
-- ``excerpt``   shortens clients' text in error messages
-- ``vision``    how a model reads images: their tokens in a prompt
-"""
+"""Code that orchestrator and worker share. Light to import: no torch, no Triton, no aiohttp."""
 
 from protocol.blocks import (
     adapter_salt,

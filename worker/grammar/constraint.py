@@ -30,19 +30,6 @@ class Constraint:
     A compiler thread makes it ready; from then on, one thread at a time uses it.
     """
 
-    __slots__ = (
-        "_closing",
-        "_consumed",
-        "_is_complete",
-        "_lock",
-        "_matcher",
-        "_on_ready",
-        "_overrun_s",
-        "error",
-        "is_dropped",
-        "is_ready",
-    )
-
     def __init__(self, closing: Closing | None = None) -> None:
         """``closing`` brings the text to a whole end in time; with None, the text may be cut."""
         self._closing = closing

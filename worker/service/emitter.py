@@ -20,6 +20,7 @@ import msgspec
 
 from protocol import (
     AbortCause,
+    Code,
     End,
     ModelCard,
     SwapReport,
@@ -115,8 +116,10 @@ class Emitter:
             self._changed.notify_all()
 
     def fail(self, responder: Responder, error: Exception) -> None:
-        """Answer a request with an error."""
+        """Answer a request with an error, which is logged unless the request caused it."""
         code, message = code_of(error), brief(error)
+        if code is Code.INTERNAL:
+            service_log.error("a request could not be accepted", exc_info=error)
         self.post(lambda: responder.fail(code, message))
 
     def sink(self, events: list[Event]) -> None:

@@ -16,7 +16,8 @@ from protocol import (
 )
 from protocol.tensors import FRAME
 from worker.core import Job, JobFinished, JobPrompt, JobStarted, JobTokens
-from worker.errors import code_of
+from worker.errors import ResponderLost, code_of
+from worker.log import service_log
 from worker.service.call import Responder, strings
 from worker.service.replies import JobReply, as_shown
 from worker.text import TextStream
@@ -246,6 +247,14 @@ class LaneJob(JobReply):
             stop=self._text.stop if event.reason is FinishReason.STOP else "",
             stop_token_id=self._text.stop_token_id,
         )
+
+
+def try_to_send(responder: Responder, frame: Frame, *, final: bool) -> None:
+    """Send a frame outside a lane, to a client that may be gone."""
+    try:
+        responder.send({FRAME: strings(encode(frame))}, final=final)
+    except ResponderLost as error:
+        service_log.info("the client of a frame has disconnected: %s", error)
 
 
 def refused(handle: int, prompt_tokens: int, error: Exception) -> End:

@@ -11,12 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from protocol import AbortCause, Code, InvalidSampling, OnDeadline, TokenLogprob, excerpt
+from protocol import AbortCause, Code, OnDeadline, TokenLogprob, excerpt
 from protocol import tensors as names
 from protocol.tensors import PARAM_TOKEN
 from worker.core import Clock, Job, JobFinished, JobTokens
-from worker.errors import ContextOverflow, RequestError, Unauthenticated, WorkerDraining
-from worker.log import service_log
+from worker.errors import ContextOverflow, Unauthenticated, WorkerDraining
 from worker.service.access import Secret
 from worker.service.call import Call, Responder, Tensors, seconds, strings
 from worker.service.emitter import Emitter
@@ -78,14 +77,15 @@ class PlainReply:
         """Build a response with everything since the last one, and clear that. Every output except
         the prompt token count has one element per text."""
         request, choices = self._request, self.choices
-        tensors: dict[str, Any] = {names.TEXT_OUTPUT: strings(*[c.take_text() for c in choices])}
+        texts = ["".join(c.pieces) for c in choices]
+        tensors: dict[str, Any] = {names.TEXT_OUTPUT: strings(*texts)}
         if names.FINISH_REASON in request.outputs:
             tensors[names.FINISH_REASON] = strings(*[c.finish_reason for c in choices])
         if names.CUMULATIVE_LOGPROB in request.outputs:
             sums = [c.cumulative_logprob for c in choices]
             tensors[names.CUMULATIVE_LOGPROB] = np.array(sums, dtype=np.float32)
         if names.LOGPROBS in request.outputs:
-            tensors[names.LOGPROBS] = strings(*[json.dumps(c.take_logprobs()) for c in choices])
+            tensors[names.LOGPROBS] = strings(*[json.dumps(c.logprobs) for c in choices])
         if names.NUM_INPUT_TOKENS in request.outputs:
             count = len(choices[0].job.token_ids)
             tensors[names.NUM_INPUT_TOKENS] = np.array([count], dtype=np.uint32)
@@ -93,7 +93,7 @@ class PlainReply:
             counts = [c.new_tokens for c in choices]
             tensors[names.NUM_OUTPUT_TOKENS] = np.array(counts, dtype=np.uint32)
         for choice in choices:
-            choice.new_tokens = 0
+            choice.clear()
         return tensors
 
 
@@ -113,27 +113,21 @@ class PlainChoice(JobReply):
         self._tokenizer = tokenizer
         self._stop_in_text = request.stated.include_stop_str_in_output
         self._stopped = False
-        self._pieces = [request.prompt] if request.prepend_prompt else []
+        self.pieces = [request.prompt] if request.prepend_prompt else []
+        """Text that was not sent yet."""
         tells = names.LOGPROBS in request.outputs and request.stated.logprobs is not None
-        self._logprobs: list[dict[str, dict[str, Any]]] | None = [] if tells else None
+        self.logprobs: list[dict[str, dict[str, Any]]] | None = [] if tells else None
 
     @property
     def finish_reason(self) -> str:
         """The finish reason in vLLM's spelling; "None" while the text continues."""
         return "None" if self.end is None else self.end.reason.value
 
-    def take_text(self) -> str:
-        """The text since the last call."""
-        text = "".join(self._pieces)
-        self._pieces = []
-        return text
-
-    def take_logprobs(self) -> list[dict[str, dict[str, Any]]] | None:
-        """Log-probabilities of the tokens since the last call; None unless requested."""
-        taken = self._logprobs
-        if taken is not None:
-            self._logprobs = []
-        return taken
+    def clear(self) -> None:
+        """Forget what has been sent."""
+        self.pieces = []
+        self.logprobs = None if self.logprobs is None else []
+        self.new_tokens = 0
 
     def tokens(self, event: JobTokens) -> bool:
         if self._stopped:
@@ -141,23 +135,23 @@ class PlainChoice(JobReply):
         fed = self._text.feed(event.ids)
         count = len(event.ids) if fed.stopped_at is None else fed.stopped_at + 1
         self._stopped = fed.stopped_at is not None
-        self._pieces.extend(fed.texts[:count])
+        self.pieces.extend(fed.texts[:count])
         self.new_tokens += count
         if event.logprobs is not None:
             for token_id, logprob in zip(event.ids[:count], event.logprobs, strict=False):
                 self.cumulative_logprob += logprob.logprob
-                if self._logprobs is not None:
-                    self._logprobs.append(self._describe(token_id, logprob))
+                if self.logprobs is not None:
+                    self.logprobs.append(self._describe(token_id, logprob))
         return self._stopped
 
     def finished(self, event: JobFinished) -> None:
         if not self._stopped:
             tail, self._stopped = self._text.flush()
-            self._pieces.append(tail)
+            self.pieces.append(tail)
         if self._stop_in_text:
             ended_by = self._text.stop_token_id
             stop = self._text.stop if ended_by is None else self._token_text(ended_by)
-            self._pieces.append(stop)
+            self.pieces.append(stop)
         self.end = as_shown(event, self._stopped)
 
     def _describe(self, token_id: int, logprob: TokenLogprob) -> dict[str, dict[str, Any]]:
@@ -212,10 +206,7 @@ class PlainIntake:
     def _run(self, call: Call, received: float) -> None:
         try:
             self._submit(call, received)
-        except (RequestError, InvalidSampling) as error:
-            self._emitter.fail(call.responder, error)
         except Exception as error:
-            service_log.exception("plain request could not be read")
             self._emitter.fail(call.responder, error)
 
     def _submit(self, call: Call, received: float) -> None:

@@ -24,17 +24,17 @@ from dataclasses import replace
 
 import msgspec
 
-from protocol import Code, Frame, SwapPhase, SwapReport, encode, excerpt
-from protocol.tensors import FRAME
+from protocol import Code, Frame, SwapPhase, SwapReport, excerpt
 from worker.core import Clock
 from worker.engine_choice import chosen
-from worker.errors import InvalidCall, RequestError, ResponderLost, WorkerDraining
+from worker.errors import InvalidCall, RequestError, WorkerDraining
 from worker.loaded import EngineLoader, LoadedEngine
 from worker.log import service_log
 from worker.priority import lower_priority
-from worker.service.call import Responder, strings
+from worker.service.call import Responder
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
+from worker.service.lane import try_to_send
 from worker.service.serving import Constraints, EngineAbsent, Serving
 from worker.service.swap_checks import check, loadable, meter_of, name_of, target_settings
 from worker.settings import WorkerSettings
@@ -120,8 +120,8 @@ class Swapper:
                 raise WorkerDraining("the worker is about to stop; swap another one")
             name, was = name_of(target), self.serving.card.model
             if target == self.serving.settings and not anew:
-                same = SwapReport(SwapPhase.DONE, name, was)
-                self._emitter.post(lambda: _send(responder, 0, same, final=True))
+                same = Frame(0, swap=SwapReport(SwapPhase.DONE, name, was))
+                self._emitter.post(lambda: try_to_send(responder, same, final=True))
                 return
             self._target = target
             self._askers = [(responder, 0)]
@@ -351,12 +351,5 @@ class Swapper:
     ) -> None:
         """Send ``report`` to ``askers`` and to every lane. On the emitter's thread."""
         for responder, seq in askers:
-            _send(responder, seq, report, final=final)
+            try_to_send(responder, Frame(seq, swap=report), final=final)
         self._emitter.announce(report)
-
-
-def _send(responder: Responder, seq: int, report: SwapReport, *, final: bool) -> None:
-    try:
-        responder.send({FRAME: strings(encode(Frame(seq, swap=report)))}, final=final)
-    except ResponderLost as error:
-        service_log.info("the client that asked for a swap has disconnected: %s", error)

@@ -32,17 +32,15 @@ from protocol import (
     Submit,
     Swap,
     decode_message,
-    encode,
     excerpt,
 )
-from protocol.tensors import FRAME, LANE_MESSAGE
+from protocol.tensors import LANE_MESSAGE
 from worker.core import Clock, Job
 from worker.engines import load_engine
 from worker.errors import (
     InvalidCall,
     LaneNotOpen,
     RequestError,
-    ResponderLost,
     Unauthenticated,
     WorkerDraining,
 )
@@ -50,11 +48,11 @@ from worker.grammar.constraint import Constraint
 from worker.loaded import EngineLoader, LoadedEngine
 from worker.log import service_log
 from worker.service.access import Secret
-from worker.service.call import Call, Responder, Tensors, seconds, strings
+from worker.service.call import Call, Responder, seconds
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
 from worker.service.failure import FailureWatch, ProcessGuard
-from worker.service.lane import Lane, LaneJob, end_of_complete, refused
+from worker.service.lane import Lane, LaneJob, end_of_complete, refused, try_to_send
 from worker.service.plain_intake import PlainIntake
 from worker.service.serving import Serving
 from worker.service.swap import Swapper
@@ -138,10 +136,7 @@ class Worker:
                 )
             else:
                 self._apply(decode_message(data), call)
-        except (RequestError, msgspec.DecodeError) as error:
-            self.emitter.fail(call.responder, error)
         except Exception as error:
-            service_log.exception("request could not be accepted")
             self.emitter.fail(call.responder, error)
 
     def refuse(self, responder: Responder, reason: str) -> None:
@@ -222,8 +217,8 @@ class Worker:
         elif self.emitter.draining and not self._drainer.is_swapping:
             error = LaneError(Code.DRAINING, "the worker is draining; open a lane elsewhere")
         if error is not None:
-            frame = {FRAME: strings(encode(Frame(0, error=error)))}
-            self.emitter.post(lambda: _send_last(responder, frame))
+            frame = Frame(0, error=error)
+            self.emitter.post(lambda: try_to_send(responder, frame, final=True))
             return
         for name in [name for name, lane in self._lanes.items() if lane.ended]:
             del self._lanes[name]
@@ -330,10 +325,3 @@ class Worker:
         if lane is None or lane.ended:
             raise LaneNotOpen(f"lane {excerpt(name)} is not open here; open one first")
         return lane
-
-
-def _send_last(responder: Responder, tensors: Tensors) -> None:
-    try:
-        responder.send(tensors, final=True)
-    except ResponderLost as error:
-        service_log.info("refused lane was already gone: %s", error)
