@@ -191,8 +191,7 @@ class MethodNotAllowed(NotFound):
 class DeadlineExceeded(TidegateError, TimeoutError):
     """The client's deadline has passed, or is too near for the remaining work (DL-3, DL-5).
     ``exceeded_by_ms`` is None if it has not passed yet. ``part`` is the part of the answer with
-    that deadline, empty for the whole (DL-14).
-    """
+    that deadline, empty for the whole (DL-14)."""
 
     status = 504
     code = Code.DEADLINE_EXCEEDED
@@ -215,9 +214,7 @@ class DeadlineExceeded(TidegateError, TimeoutError):
 
 class DeadlineInfeasible(DeadlineExceeded):
     """The deadline has not passed yet but is certain to be missed (DL-7).
-
-    ``earliest_feasible_unix_ms``: the earliest deadline that can be kept, in epoch milliseconds.
-    """
+    ``earliest_feasible_unix_ms``: the earliest deadline that can be kept, in epoch milliseconds."""
 
     code = Code.DEADLINE_INFEASIBLE
 

@@ -21,11 +21,8 @@ def is_over_share(held: float, more: float, left: float) -> bool:
 
 
 class FairShares:
-    """Virtual service time of each tenant in ms; an idle tenant saves up nothing.
-
-    A tenant that got up to ``lag_jobs`` mean jobs more than the least served tenant counts as equal
-    to it.
-    """
+    """Virtual service time of each tenant in ms; an idle tenant saves up nothing. A tenant that got
+    up to ``lag_jobs`` mean jobs more than the least served tenant counts as equal to it."""
 
     def __init__(self, lag_jobs: float = FAIR_LAG_JOBS) -> None:
         self._lag_jobs = lag_jobs

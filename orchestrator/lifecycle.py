@@ -129,12 +129,10 @@ class Lifecycle:
 
     async def drain(self, grace_s: float) -> None:
         """Let live tasks end within ``grace_s``, end the rest, and leave no work on any worker.
-
         Tasks without tokens that will not end in time are ended at once, so that their clients can
         go elsewhere; durable tasks are left to the next process. Clients can fetch tasks without a
         client, and clips, until ``COME_BACK_S`` after their end. A drain that is cancelled and
-        called again, for example with less grace, is still the same drain.
-        """
+        called again, for example with less grace, is still the same drain."""
         self._stop_background()
         await self._drain(grace_s)
 

@@ -81,10 +81,8 @@ class Orchestrator:
 
     async def submit(self, job: Job, prompt: Prompt, listeners: Sequence[Listener] = ()) -> Task:
         """Submit a request. Returns after it is queued or sent; raises the error if it is refused.
-
         In any case the request is counted as submitted and has exactly one outcome. ``listeners``
-        get all events except a refusal, which is raised.
-        """
+        get all events except a refusal, which is raised."""
         task = await self.prepare(job, prompt)
         self.offer(task, listeners)
         if task.entry is not None:
@@ -281,8 +279,7 @@ class Orchestrator:
 
     async def loaded_model(self, job: Job) -> PromptEncoder:
         """The encoder of the job's model, which is first loaded if necessary, before the request is
-        submitted. Raises ``TidegateError``; the request then counts as refused by ``submit``.
-        """
+        submitted. Raises ``TidegateError``; the request then counts as refused by ``submit``."""
         if self.stages.demand.must_load(job.model):
             await self._load(job)
         with self.counting_refusal(job):

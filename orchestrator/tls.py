@@ -73,8 +73,7 @@ class Tls(BaseModel):
 
     def check_served(self, host: str) -> None:
         """Check that a client with these settings can reach a Triton that shows ``certificate`` as
-        ``host``. Raises ``ValueError``.
-        """
+        ``host``. Raises ``ValueError``."""
         if self.certificate is None or self.key is None:
             raise ValueError("a Triton that is started here needs a certificate and a key")
         client = self.context()  # reads all files
@@ -102,8 +101,7 @@ class Tls(BaseModel):
 
 def stated_tls(text: str) -> object:
     """The JSON of an environment variable for ``Tls``; None for an empty text. Raises
-    ``ValueError``.
-    """
+    ``ValueError``."""
     try:
         return json.loads(text) if text else None
     except ValueError as error:
@@ -143,8 +141,7 @@ def why_no_tls(error: Exception) -> str:
 
 def _trusted_by_system() -> bytes | None:
     """The certificates that ``context`` trusts without ``ca``; gRPC alone would use its own list.
-    None if the system has none.
-    """
+    None if the system has none."""
     paths = ssl.get_default_verify_paths()
     files = [Path(paths.cafile)] if paths.cafile else []
     if paths.capath:

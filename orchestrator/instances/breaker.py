@@ -326,10 +326,8 @@ def classify_end(end: End, cause: AbortCause | None) -> JobResult:
 
 
 def _predicted_ms(instance: Instance, attempt: AttemptFacts, end: End) -> float:
-    """Ms that jobs with the same work rarely exceed; 0 while unknown.
-
-    Jobs that arrived while it ran also slowed it down, which is not the instance's fault.
-    """
+    """Ms that jobs with the same work rarely exceed; 0 while unknown. Jobs that arrived while it
+    ran also slowed it down, which is not the instance's fault."""
     if attempt.basis is None or not attempt.basis[0].known:
         return 0.0
     model, load = attempt.basis

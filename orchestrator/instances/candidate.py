@@ -18,13 +18,10 @@ def read_capability(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A snapshot of an instance.
-
-    ``vocabulary`` identifies the tokenizer: token ids are valid only for instances with the same
-    one. ``limit`` is the maximum number of jobs in flight there, ``load`` the present number.
-    ``max_tokens`` limits a prompt plus its answer, by context and KV memory. ``kv_free`` is in
-    blocks. Without a ``step`` its speed is unknown.
-    """
+    """A snapshot of an instance. ``vocabulary`` identifies the tokenizer: token ids are valid only
+    for instances with the same one. ``limit`` is the maximum number of jobs in flight there,
+    ``load`` the present number. ``max_tokens`` limits a prompt plus its answer, by context and KV
+    memory. ``kv_free`` is in blocks. Without a ``step`` its speed is unknown."""
 
     name: str
     model: str

@@ -52,11 +52,8 @@ its slots busy is learned."""
 
 
 class ConcurrencyLimit:
-    """One instance's jobs in flight, and their limit.
-
-    No clock: the limit depends only on inputs. It is at least one and at most ``max_running +
-    max_backlog``.
-    """
+    """One instance's jobs in flight, and their limit. No clock: the limit depends only on inputs.
+    It is at least one and at most ``max_running + max_backlog``."""
 
     def __init__(self, max_backlog: int) -> None:
         self.backlog = min(FIRST_BACKLOG, float(max_backlog))

@@ -84,11 +84,9 @@ class DnsName:
 
 
 class WatchedFile:
-    """A file with one address per line; ``#`` begins a comment.
-
-    A file is accepted as a whole or not at all. A file without an address, or without a newline at
-    its end, counts as half written.
-    """
+    """A file with one address per line; ``#`` begins a comment. A file is accepted as a whole or
+    not at all. A file without an address, or without a newline at its end, counts as half
+    written."""
 
     def __init__(self, entry: str) -> None:
         self.name = entry
@@ -161,8 +159,7 @@ class Registration:
 class RegisteredInstances:
     """A source of addresses that a pool manager registers repeatedly for a limited time (PV-1). An
     expired registration does not remove an instance that serves, because its lanes know its state
-    better than a silent manager. It ends when the instance is also not ready.
-    """
+    better than a silent manager. It ends when the instance is also not ready."""
 
     name = "registered"
     every_s = 2.0
@@ -202,10 +199,7 @@ class RegisteredInstances:
         return Registration(address, ttl_s, is_new)
 
     def deregister(self, address: str) -> bool:
-        """Remove an instance by URL or name. Returns whether it was registered.
-
-        Idempotent.
-        """
+        """Remove an instance by URL or name. Returns whether it was registered. Idempotent."""
         entry = address if address in self._ends_at else self._entry_of(address)
         return entry is not None and self._ends_at.pop(entry, None) is not None
 

@@ -46,12 +46,9 @@ class InstanceState(StrEnum):
 
 
 class Instance:
-    """The known state of one Triton.
-
-    ``Registry`` writes ``lanes``, ``cordoned``, ``retiring_since`` and ``removed``, dispatch
-    reports its jobs to ``concurrency`` and ``round_trip_ms``, and the monitor writes everything
-    else.
-    """
+    """The known state of one Triton. ``Registry`` writes ``lanes``, ``cordoned``,
+    ``retiring_since`` and ``removed``, dispatch reports its jobs to ``concurrency`` and
+    ``round_trip_ms``, and the monitor writes everything else."""
 
     def __init__(self, address: str, max_backlog: int = 0, entry: str = "") -> None:
         self.address = address
@@ -243,8 +240,7 @@ class Instance:
     def occupancy(self) -> Load:
         """The number of its jobs, without their outstanding work (``outstanding_work``). On the
         simulator (one minute, twice the capacity) ``outstanding_work`` here took goodput from
-        31.0/s to 20.4 and waste to 22 %.
-        """
+        31.0/s to 20.4 and waste to 22 %."""
         slots = 1 if self.card is None else self.card.max_running
         running = min(self.load, slots)
         return Load(running, self.load - running, prefill_tokens=0, decode_tokens=0)
@@ -262,9 +258,7 @@ class Instance:
 
     def candidate(self, encoder: PromptEncoder, is_admitted: bool, now: float) -> Candidate:
         """The snapshot for placement at ``now``. Cached briefly while nothing changes.
-
-        ``is_admitted``: whether its circuit breaker admits work.
-        """
+        ``is_admitted``: whether its circuit breaker admits work."""
         ready = is_admitted and self.ready
         learner, jobs = self.step_learner, self.concurrency
         model = None if learner is None or not learner.is_measured else learner.model

@@ -51,8 +51,7 @@ class InstanceMonitor:
 
     def check_heartbeats(self) -> None:
         """Judge every instance by the age of its last frame; call it about every 250 ms. If this
-        process itself is late, frames wait unread and their age is ignored.
-        """
+        process itself is late, frames wait unread and their age is ignored."""
         now = self._clock.now()
         stalled = now - self._checked_at > SUSPECT_AFTER_S
         self._checked_at = now

@@ -38,8 +38,7 @@ def instances_needed(
 ) -> float:
     """Number of instances that keep the deadlines of running and waiting work; ``up`` are up now.
     ``busy``: taken slots, in units of instances. ``lost``: share (0 to 1) of recent requests lost
-    to waiting or lack of room.
-    """
+    to waiting or lack of room."""
     backlog = due_ms = 0.0
     for work_ms, left_ms in sorted(waiting, key=lambda one: one.left_ms):
         due_ms += work_ms

@@ -104,10 +104,8 @@ class Registry:
         return instance is not None and instance.ready
 
     def add(self, entry: str) -> None:
-        """Open lanes to a new instance, or keep one that was retiring. Idempotent.
-
-        An instance whose name another entry still has is not added until that entry is removed.
-        """
+        """Open lanes to a new instance, or keep one that was retiring. Idempotent. An instance
+        whose name another entry still has is not added until that entry is removed."""
         address = name_of(entry)
         instance = self.instances.get(address)
         if instance is None:
@@ -140,10 +138,8 @@ class Registry:
         self.changed()
 
     def cordon(self, address: str, grace_s: float = math.inf) -> Instance:
-        """Stop new work for an instance, for an operator. Idempotent. Raises ``NotFound``.
-
-        Jobs that will not end within ``grace_s`` seconds are moved elsewhere if possible.
-        """
+        """Stop new work for an instance, for an operator. Idempotent. Raises ``NotFound``. Jobs
+        that will not end within ``grace_s`` seconds are moved elsewhere if possible."""
         instance = self._set_cordoned(address, True)
         instance.cordon_ends_at = self._clock.now() + grace_s
         return instance
@@ -184,8 +180,7 @@ class Registry:
 
     async def replace_exhausted_lanes(self) -> None:
         """Replace exhausted lanes, and close replaced ones when their jobs have ended. Call it
-        regularly.
-        """
+        regularly."""
         over: list[Lane] = []
         for instance in self:
             if instance.removed or self._owner is None:

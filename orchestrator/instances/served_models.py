@@ -30,11 +30,9 @@ class ServedModels:
         self._recent: deque[PromptEncoder] = deque(maxlen=RECENT)
 
     def by_name(self) -> dict[str, PromptEncoder]:
-        """Encoders of all known models and their adapters, up or not, by name.
-
-        The card of a ready instance is preferred, then the card of the engine that lacks the fewest
-        features; placement finds a fitting instance.
-        """
+        """Encoders of all known models and their adapters, up or not, by name. The card of a ready
+        instance is preferred, then the card of the engine that lacks the fewest features; placement
+        finds a fitting instance."""
         known, adapted = self._known()
         return {**adapted, **known}
 
@@ -48,12 +46,10 @@ class ServedModels:
         return known, adapted
 
     def resolve(self, model: str) -> PromptEncoder:
-        """The encoder of the model ``model``, or of the only model if the name is empty.
-
-        Raises ``NotReady`` while no instance has sent a usable card, or while an instance with an
-        unknown model may serve it; ``InvalidRequest`` if no name is given and several models are
-        served; otherwise ``ModelNotFound``.
-        """
+        """The encoder of the model ``model``, or of the only model if the name is empty. Raises
+        ``NotReady`` while no instance has sent a usable card, or while an instance with an unknown
+        model may serve it; ``InvalidRequest`` if no name is given and several models are served;
+        otherwise ``ModelNotFound``."""
         known, adapted = self._known()
         if not known:
             faults = sorted({instance.fault for instance in self._registry if instance.fault})

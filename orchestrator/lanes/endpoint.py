@@ -34,12 +34,9 @@ _SCHEMES = {
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One instance of another kind.
-
-    ``model`` is the model's name at the server, empty if the server has only one. ``alias`` is its
-    name for clients, empty for the same name. ``context`` (tokens) and ``slots`` (concurrent jobs)
-    are 0 to query the server.
-    """
+    """One instance of another kind. ``model`` is the model's name at the server, empty if the
+    server has only one. ``alias`` is its name for clients, empty for the same name. ``context``
+    (tokens) and ``slots`` (concurrent jobs) are 0 to query the server."""
 
     kind: ServerKind
     name: str

@@ -109,10 +109,8 @@ async def open_call(
     tls: Tls | None = None,
     on_leaving: OnLeaving = _ignore,
 ) -> "GrpcCall":
-    """Connect to ``host:port`` and start ``method``. Raises ``CallEnded``.
-
-    ``on_leaving`` is called when the peer will close the connection soon and accepts no new call.
-    """
+    """Connect to ``host:port`` and start ``method``. Raises ``CallEnded``. ``on_leaving`` is called
+    when the peer will close the connection soon and accepts no new call."""
     loop = asyncio.get_running_loop()
     secure: dict[str, Any] = {}
     try:
@@ -235,8 +233,7 @@ class GrpcCall(asyncio.Protocol):
     def finish(self) -> None:
         """End our side of the stream after all data is sent; the peer then ends the call. If a
         stream is cancelled instead after a refusal on it, Triton (24.10) keeps the connection's
-        socket forever.
-        """
+        socket forever."""
         if self._transport is not None:
             self._http.end_stream(_STREAM)
             self._write()

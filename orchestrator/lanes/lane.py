@@ -130,10 +130,8 @@ class StreamLane(Lane):
             self._cancels.setdefault(cause, []).append(handle)
 
     def _send_cancels(self) -> None:
-        """Send all cancels of one pass of the loop as one message per cause.
-
-        A thousand separate messages would take seconds to get through Triton.
-        """
+        """Send all cancels of one pass of the loop as one message per cause. A thousand separate
+        messages would take seconds to get through Triton."""
         cancels, self._cancels = self._cancels, {}
         for cause, handles in cancels.items():
             self._post(Cancel(self._name, handles, cause), f"cancel/{handles[0]}")
@@ -316,10 +314,8 @@ class StreamLane(Lane):
 
     def _refused(self, request_id: str, message: str) -> None:
         """Handle an in-band error: of one job if the id names one, otherwise of the whole lane.
-
         Workers report a job's error in a frame, so this error comes from Triton, or from a worker
-        that does not know this lane.
-        """
+        that does not know this lane."""
         if _LANE_CLOSED in message:
             # From now on no job may be sent here, and the present jobs go back to the queue.
             self.is_open, self.is_reopening = False, True

@@ -41,13 +41,9 @@ class SessionEnd:
 
 
 class Reconnector:
-    """Keeps a session with ``address`` until it is closed.
-
-    The owner may set ``growth`` and ``longest_pause_s`` of the pauses.
-
-    ``expected``: exceptions of a session whose peer fails, with a readable message; other
-    exceptions are logged as errors with a traceback.
-    """
+    """Keeps a session with ``address`` until it is closed. The owner may set ``growth`` and
+    ``longest_pause_s`` of the pauses. ``expected``: exceptions of a session whose peer fails, with
+    a readable message; other exceptions are logged as errors with a traceback."""
 
     def __init__(
         self,

@@ -30,12 +30,10 @@ OnReport = Callable[[SwapReport], None]
 async def ask_for_swap(
     address: str, message: Swap, on_report: OnReport, *, tls: Tls | None = None
 ) -> SwapReport:
-    """Request a swap and follow it; returns the last report of a completed swap.
-
-    Raises ``SwapFailed`` if the old model is kept, ``InvalidRequest`` or ``NotReady`` if the worker
-    does not begin, ``InstanceLost`` if the reports stop. If this call is cancelled, the worker
-    continues.
-    """
+    """Request a swap and follow it; returns the last report of a completed swap. Raises
+    ``SwapFailed`` if the old model is kept, ``InvalidRequest`` or ``NotReady`` if the worker does
+    not begin, ``InstanceLost`` if the reports stop. If this call is cancelled, the worker
+    continues."""
     done: asyncio.Future[SwapReport] = asyncio.get_running_loop().create_future()
 
     def take(messages: list[bytes]) -> None:

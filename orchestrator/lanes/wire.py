@@ -86,10 +86,8 @@ def to_answered_request(message: LaneMessage, model: str) -> service_pb2.ModelIn
 
 
 def to_frame(response: service_pb2.ModelInferResponse) -> Frame | None:
-    """The frame in a response; None if it carries no data (Triton's empty final).
-
-    Raises ``BadResponse``, and ``msgspec.DecodeError`` for a frame of another shape.
-    """
+    """The frame in a response; None if it carries no data (Triton's empty final). Raises
+    ``BadResponse``, and ``msgspec.DecodeError`` for a frame of another shape."""
     contents = response.raw_output_contents
     if not contents:
         return None

@@ -64,12 +64,10 @@ class LoadChoice:
 def choose_place(
     places: Sequence[LoadPlace], min_residency_s: float, turn_in_s: float = 0.0
 ) -> LoadChoice:
-    """Choose the instance that loads a model.
-
-    A model that others need stays for at least ``min_residency_s``, so that two alternating models
-    get work done in between. A model of other tenants also stays for ``turn_in_s`` seconds from
-    now, even if it is idle: then the requesting tenants may replace one again.
-    """
+    """Choose the instance that loads a model. A model that others need stays for at least
+    ``min_residency_s``, so that two alternating models get work done in between. A model of other
+    tenants also stays for ``turn_in_s`` seconds from now, even if it is idle: then the requesting
+    tenants may replace one again."""
 
     def wait_s(place: LoadPlace) -> float:
         young_s = min_residency_s - place.resident_s if place.cost is not SwapCost.NONE else 0.0

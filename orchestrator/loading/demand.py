@@ -139,11 +139,9 @@ class ModelDemand:
         self, job: Job, due_at: float | None = None, prompt_tokens: Callable[[], int] = lambda: 0
     ) -> None:
         """Wait until the model of ``job`` is served; returns at once if no instance can load it.
-
         ``due_at``: when the request ends at the latest, in seconds of the clock. ``prompt_tokens``:
         approximate number, if known. Raises ``DeadlineInfeasible``, ``DeadlineExceeded``,
-        ``NotReady`` or ``QueueFull``.
-        """
+        ``NotReady`` or ``QueueFull``."""
         model = job.model
         due_at = job.deadline.at if due_at is None else due_at
         part = Part.FIRST_TOKEN if due_at < job.deadline.at else ""
@@ -192,9 +190,7 @@ class ModelDemand:
 
     def _is_served(self, model: str) -> bool:
         """Whether an instance has ``model``, up or down: placement waits until a down one returns.
-
-        An instance that is out of use does not count if another one could load the model.
-        """
+        An instance that is out of use does not count if another one could load the model."""
         leaving = self._swaps.leaving()
         keepers = [
             i

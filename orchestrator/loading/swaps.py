@@ -109,8 +109,7 @@ class Swaps:
     ) -> RunningSwap:
         """Begin a swap, or join a running one with the same settings (``Swap.settings``).
         ``grace_s``: seconds for running jobs; None: ``MAX_GRACE_S``, or ``MOVING_GRACE_S`` if
-        another instance continues them. Raises ``NotFound``, ``InvalidRequest`` or ``NotReady``.
-        """
+        another instance continues them. Raises ``NotFound``, ``InvalidRequest`` or ``NotReady``."""
         instance = self._registry.named(address)
         if instance.kind is not ServerKind.TIDEGATE:
             raise InvalidRequest(

@@ -311,12 +311,10 @@ class PromptEncoder:
 
     def _parts_of(self, prompt: Prompt, text: str) -> Steps[Sequence[str]]:
         """A prompt's text in parts that are encoded separately, so that a client's text stays text.
-
         The template's special tokens become tokens. Client text that looks like one must not:
         otherwise a message could end its turn and continue as the system (prompt injection by
         special token). Such text is split after its first character. A tokenizer with a prefix
-        space adds a space there.
-        """
+        space adds a space there."""
         if isinstance(prompt, str):
             if self._special_in_prompts:
                 return [text]

@@ -125,10 +125,8 @@ class Metrics:
     ) -> tuple[bytes, str]:
         """The page for Prometheus and its content type: OpenMetrics, which has exemplars, if
         ``accept`` asks for it. Without ``tenants`` the page has no metrics that name tenants. With
-        ``prefix`` it has only the metrics that were added with that prefix.
-
-        Encoding takes some ms: in slices, with other work in between, and one scrape at a time.
-        """
+        ``prefix`` it has only the metrics that were added with that prefix. Encoding takes some ms:
+        in slices, with other work in between, and one scrape at a time."""
         encode, content_type = choose_encoder(accept)
         parts = []
         async with self._encoding:

@@ -45,10 +45,7 @@ class ModelFolder:
 
 def read_folder(path: Path) -> ModelFolder:
     """Read ``tokenizer.json`` and, if present, ``tokenizer_config.json``, ``chat_template.jinja``,
-    ``config.json`` and ``generation_config.json``. Takes up to a second.
-
-    Raises ``BadFolder``.
-    """
+    ``config.json`` and ``generation_config.json``. Takes up to a second. Raises ``BadFolder``."""
     try:
         files = read_tokenizer_files(path)
     except UnreadableTokenizer as error:

@@ -102,10 +102,8 @@ class _Chunk(ServerEvent):
 
 class VllmLane(ServerLane):
     """A lane to one ``vllm serve``, by its OpenAI completions: sends token ids, gets ids and text.
-
     A closed connection aborts the request in vLLM's engine after the current step and the server's
-    next loop pass: 27 to 63 ms measured (0.32, a small model on a CPU).
-    """
+    next loop pass: 27 to 63 ms measured (0.32, a small model on a CPU)."""
 
     path = "/v1/completions"
     decoder = msgspec.json.Decoder(_Chunk)
@@ -281,13 +279,11 @@ class _LlamaEvent(ServerEvent):
 
 class LlamaCppLane(ServerLane):
     """A lane to one ``llama-server``, by ``/completion``: sends token ids, gets text and most ids.
-
     The server leaves out the ids of tokens that end within a character or a possible stop string,
     so its card lists them as lacking. ``t_max_predict_ms`` is set to the job's budget: it counts
     from the first token and is checked at line ends, so it is a fallback and not a deadline. The
     server notices a closed connection at its next sent token (measurements: docs/engines.md); while
-    it computes a prompt it checks only after a second without output.
-    """
+    it computes a prompt it checks only after a second without output."""
 
     path = "/completion"
     decoder = msgspec.json.Decoder(_LlamaEvent)
@@ -378,10 +374,8 @@ class _TgiEvent(ServerEvent):
 
 class TgiLane(ServerLane):
     """A lane to one ``text-generation-launcher``, by ``/generate_stream``: sends text, gets ids.
-
     The server leaves stop strings in the text. A closed connection drops the request from its batch
-    after the current step.
-    """
+    after the current step."""
 
     path = "/generate_stream"
     decoder = msgspec.json.Decoder(_TgiEvent)

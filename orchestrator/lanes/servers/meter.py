@@ -51,8 +51,7 @@ class LaneMeter:
 
     def saw_others(self, jobs: int) -> None:
         """Record the number of other jobs that the server reports. Reports lag: a number counts
-        only if it is reported twice.
-        """
+        only if it is reported twice."""
         self._foreign, self._foreign_before = min(jobs, self._foreign_before), jobs
 
     def report(self, now: float) -> WorkerStats:

@@ -95,10 +95,8 @@ class TokenCounter:
 
 
 class StopCutter:
-    """Ends a text before the first of its stop strings, for servers that do not remove it.
-
-    It holds back a possible start of a stop string until more text arrives.
-    """
+    """Ends a text before the first of its stop strings, for servers that do not remove it. It holds
+    back a possible start of a stop string until more text arrives."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
