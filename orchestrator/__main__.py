@@ -193,8 +193,7 @@ async def _serve_until_told(
 
 
 def _health_port(settings: Settings, *, is_shared: bool) -> HealthPort | None:
-    """The bound health port; None if there is none. Raises ``OSError`` if a requested port is not
-    available."""
+    """The bound health port, if any. Raises ``OSError`` if a requested port is not available."""
     port = settings.health.port
     is_asked_for = "port" in settings.health.model_fields_set
     if port < 0 or (port == settings.port and not is_asked_for):

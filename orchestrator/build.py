@@ -68,8 +68,7 @@ from orchestrator.tasks.tracing import open_tracing
 from orchestrator.telemetry.metrics import KEPT, Kept, Metrics
 
 KEPT_TASKS = Retention(keep_count=1000, keep_s=600.0, keep_bytes=128 * 2**20)
-"""Limits on ended tasks that are kept for replay. A token takes 104 bytes; with the 20 most likely
-alternatives, 2.6 KB."""
+"""Limits on ended tasks kept for replay. A token takes 104 bytes; with 20 alternatives, 2.6 KB."""
 ENCODING_THREADS = 2
 MAX_ENCODING_BYTES = 64 * 2**20
 """Maximum total bytes of the prompts that wait for encoding."""
@@ -102,8 +101,7 @@ def build(
     file: JournalFile | None = None,
     sharing: Sharing | None = None,
 ) -> Components:
-    """One orchestrator, not started yet. ``file`` stores durable tasks, unless ``sharing`` has its
-    own store."""
+    """One orchestrator, not started. ``file`` has durable tasks, unless ``sharing`` has a store."""
     sharing = Sharing() if sharing is None else sharing
     keys = keys_of(settings)
     metrics = Metrics()
@@ -251,8 +249,7 @@ def build(
 def _follow(
     reloader: Reloader, orchestrator: Orchestrator, discovery: DiscoverySync, health: HealthBoard
 ) -> None:
-    """Register the settings that a reload changes in a running service. The API follows keys
-    itself."""
+    """Register the settings that a reload changes. The API follows keys itself."""
     stages = orchestrator.stages
     instances = reloader.settings.instances
     sources = [entry for entry in instances if is_source(entry)]

@@ -56,8 +56,7 @@ class Boot:
 
 
 def this_boot() -> Boot:
-    """The machine's current boot, from ``/proc``. Without ``/proc`` the id is empty, and processes
-    cannot know that they share a boot."""
+    """The machine's current boot. Its id is empty without ``/proc``."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return Boot(file.read().strip(), lambda: time.clock_gettime(time.CLOCK_BOOTTIME))

@@ -51,8 +51,7 @@ Detail = str | int | float | bool | None
 
 
 class TidegateError(Exception):
-    """A failure that the client did not cause; base of all errors. ``field`` names the wrong input
-    field."""
+    """A failure that the client did not cause; base of all errors. ``field``: the wrong field."""
 
     status: ClassVar[int] = 500
     code: ClassVar[Code] = Code.INTERNAL
@@ -107,8 +106,7 @@ class ContextOverflow(InvalidRequest):
 
     @classmethod
     def of_answer(cls, prompt: int, asked: int, context: int, note: str = "") -> Self:
-        """Error for a ``max_tokens`` (``asked``) that exceeds the context after the prompt; all in
-        tokens."""
+        """Error for a ``max_tokens`` (``asked``) beyond what the context leaves; all in tokens."""
         left = context - prompt
         return cls(
             f"max_tokens is {asked}, but this model's maximum context length is {context} tokens, "
@@ -336,8 +334,7 @@ class InstanceLost(Unavailable):
 
 
 class Gone(InstanceLost):
-    """The orchestrator that had the work is gone, and its work is lost. The client may submit it
-    again; polling is useless."""
+    """The orchestrator that had the work is gone: the client may submit it again."""
 
     status = 410
 

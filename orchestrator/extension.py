@@ -103,8 +103,7 @@ class Extension:
         """Called about every 250 ms."""
 
     def end_hopeless(self, by: float) -> int:
-        """End waiting work that will not be done at time ``by``, when the service stops. Returns
-        the number of ended items."""
+        """End waiting work that will not be done at ``by``; returns how much it was."""
         return 0
 
     def end_all(self) -> None:
@@ -136,8 +135,7 @@ class Extension:
         return None
 
     def charge(self, task: Task) -> None:
-        """Called after a request is read and before it is queued. Raises ``TidegateError`` to
-        refuse it."""
+        """Called before a request is queued. Raises ``TidegateError`` to refuse it."""
 
     def standings(self, key: str) -> Iterable[Standing]:
         """Limits of this room that every answer reports to a key."""
@@ -150,8 +148,7 @@ class Extension:
         return {}
 
     def describe(self, address: str, *, briefly: bool = False) -> Mapping[str, object]:
-        """Fields to add to the description of the instance at ``address``; ``briefly``: for the
-        overview."""
+        """Fields for the description of an instance; ``briefly``: for the overview."""
         return {}
 
     # ── HTTP ─────────────────────────────────────────────────────────────────────────────────

@@ -148,8 +148,7 @@ class HealthBoard:
 
 
 def _describe(instance: Instance) -> dict[str, object]:
-    """One instance for ``/health``. Cached KV blocks count as free: they are evicted on demand and
-    never make an instance look full."""
+    """One instance for ``/health``. Cached KV blocks count as free: they are evicted on demand."""
     described: dict[str, object] = {
         "address": instance.address,
         **instance.describe_state(),

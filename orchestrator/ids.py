@@ -13,8 +13,7 @@ _ID = re.compile(r"(?:^|[_-])([0-9a-f]{32})$")
 
 
 class Ids:
-    """Makes ids. ``rng`` must not be predictable in a service; ``tag`` is empty without shared
-    state."""
+    """Makes ids. ``rng`` must not be predictable; ``tag`` is empty without shared state."""
 
     def __init__(self, rng: random.Random, tag: str = "") -> None:
         self.tag = tag

@@ -79,8 +79,7 @@ class Lifecycle:
         self._upkeep = asyncio.create_task(self._keep_up())
 
     def join(self, port: int, keys: str) -> None:
-        """Join the orchestrators that share a state, if there is one. This one listens on ``port``;
-        ``keys`` is a digest of its keys."""
+        """Join the orchestrators that share a state, if any; ``keys`` is a digest of the keys."""
         sharing, durable = self._orchestrator.sharing, self._stages.durable
         if durable is not None and self._recovery is not None:
             durable.on_lost = self._let_go

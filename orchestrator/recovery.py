@@ -219,8 +219,7 @@ class Recovery:
 
 
 def _whole_characters(text: EarlierText, encoder: PromptEncoder) -> int:
-    """Largest number of leading tokens whose text ends in a whole character; 0 if none is found
-    among the last few."""
+    """Most leading tokens whose text ends in a whole character; 0 if not among the last few."""
     ids, texts = text.ids, text.texts
     for known in range(len(ids), max(0, len(ids) - _MAX_HELD_BACK), -1):
         if encoder.tokens.text_of(ids[:known]) == "".join(texts[:known]):

@@ -52,8 +52,7 @@ class Reloader:
         self._followers.append((found, apply))
 
     async def reload(self) -> Reloaded:
-        """Read and apply the settings. If they are invalid, logs why and raises
-        ``InvalidRequest``."""
+        """Read and apply the settings. Logs and raises ``InvalidRequest`` if they are invalid."""
         async with self._reading:
             try:
                 new = await asyncio.to_thread(self.load)

@@ -295,8 +295,7 @@ class Orchestrator:
                 raise
 
     async def _load(self, job: Job) -> None:
-        """Load a model for a request without a task. A placeholder task makes the load visible and
-        cancellable."""
+        """Load a model for a request; a placeholder task makes the load visible and cancellable."""
         task = Task(self.ids.new(), job)
         self._enter(task)
         try:

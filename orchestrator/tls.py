@@ -100,8 +100,7 @@ class Tls(BaseModel):
 
 
 def stated_tls(text: str) -> object:
-    """The JSON of an environment variable for ``Tls``; None for an empty text. Raises
-    ``ValueError``."""
+    """The JSON of a variable for ``Tls``; None for an empty text. Raises ``ValueError``."""
     try:
         return json.loads(text) if text else None
     except ValueError as error:

@@ -13,8 +13,7 @@ _MAX_HOST_CHARS = 300
 
 
 def check_address(text: str) -> str:
-    """Return ``text`` if it is ``host:port``, with an IPv6 host in brackets, or a URL of another
-    kind. Raises ``ValueError``."""
+    """Return ``text`` if it is ``host:port`` or a URL of another kind. Raises ``ValueError``."""
     if len(text) > MAX_CHARS or not text.isprintable():
         raise ValueError(
             f"expected at most {MAX_CHARS} characters, all of them printable, got {text[:64]!r}"

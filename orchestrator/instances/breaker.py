@@ -38,8 +38,7 @@ SLOW_RATIO: Final = 3.0
 SLOW_FLOOR_MS: Final = 250.0
 """… if the job also takes this many ms longer: short jobs easily take three times as long."""
 OPEN_S: Final = 5.0
-"""Seconds that a breaker stays open at first; doubled each time it opens again without recovery, up
-to ``MAX_OPEN_S``."""
+"""Seconds that a breaker stays open at first; doubled each time that its probes fail."""
 MAX_OPEN_S: Final = 60.0
 PROBES: Final = 2
 """Maximum number of concurrent jobs while half open."""
@@ -183,8 +182,7 @@ class Breaker:
 
 
 class Breakers:
-    """The breakers of all instances. ``peers`` returns the instances that can do an instance's
-    work, itself included."""
+    """All breakers. ``peers`` returns the instances that can do an instance's work, with itself."""
 
     def __init__(
         self,

@@ -47,8 +47,7 @@ class InFlightJob:
 
 
 MOST_BACKLOG: Final = 8
-"""Maximum number of jobs sent to an instance beyond those that it can run; the number that keeps
-its slots busy is learned."""
+"""Maximum number of jobs sent beyond those that can run; the number that is needed is learned."""
 
 
 class ConcurrencyLimit:
@@ -183,8 +182,7 @@ class ConcurrencyLimit:
             self._outputs -= job.output_tokens
 
     def outstanding_work(self, jobs: int) -> Load:
-        """Remaining work of ``jobs`` in total, ours and others'; others' are assumed to be like
-        ours."""
+        """Remaining work of ``jobs``, ours and others'; others' are assumed to be like ours."""
         running = min(jobs, self.slots)
         waiting = jobs - running
         mean = self._outputs / len(self._jobs) if self._jobs else self._mean_output

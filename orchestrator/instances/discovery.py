@@ -62,8 +62,7 @@ class DnsName:
         self._port = int(port)
         self._resolver = resolver
         self._asking: asyncio.Future[list[str]] | None = None
-        """A lookup that has not finished. No second one starts, because each holds one of the event
-        loop's few threads."""
+        """An unfinished lookup. No second one starts: each holds one of the loop's few threads."""
 
     async def read(self) -> frozenset[str] | None:
         if self._asking is None:

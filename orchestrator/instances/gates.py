@@ -12,8 +12,7 @@ ARTIFACTS, ENGINE, HEALTH = "artifacts", "engine", "health"
 
 
 def gates_of(instance: Instance, breaker: BreakerState) -> Mapping[str, str]:
-    """The reason why each of an instance's gates is closed, in the order in which they open; empty
-    if open."""
+    """Why each of an instance's gates is closed, empty if open; in the order in which they open."""
     return {
         ARTIFACTS: "" if instance.is_for_other_work else _lacks_artifacts(instance),
         ENGINE: "" if instance.is_for_other_work else _lacks_engine(instance),
@@ -28,8 +27,7 @@ def describe_gates(instance: Instance, breaker: BreakerState) -> dict[str, objec
 
 
 def _lacks_artifacts(instance: Instance) -> str:
-    """Why the model's files are not ready: the worker has not read them, or the card is unusable.
-    Empty if ready."""
+    """Why the model's files are not ready: not read by the worker, or an unusable card."""
     if instance.fault:
         return instance.fault
     if instance.announced_card is None:

@@ -96,8 +96,7 @@ class Instance:
         self.round_trip_ms = deque([FIRST_ROUND_TRIP_MS] * 9, maxlen=_ROUND_TRIPS)
         """Ms that ended jobs took beyond the worker's own times."""
         self.share: int | None = None
-        """Maximum number of our jobs with a slot there, if other orchestrators use the others; None
-        if all slots are ours."""
+        """Maximum number of our jobs with a slot there; None if all slots are ours."""
         self.foreign_load = 0
         """Number of other orchestrators' jobs on the worker, by its last statistics."""
         self.clips_running = 0

@@ -272,8 +272,7 @@ class InstanceMonitor:
     # ── the prefix cache ─────────────────────────────────────────────────────────────────────
 
     def _kv_report_received(self, instance: Instance, lane: Lane, report: KvReport) -> None:
-        """Process a report of the prefix cache. A lane's first report is full, and it misses none
-        after that."""
+        """Process a report of the prefix cache. A lane's first one is full, and none is missed."""
         if instance.reporter is None and report.full:
             instance.reporter = lane
         if lane is instance.reporter:

@@ -55,8 +55,7 @@ class PrefixIndex:
             self._drop(block_hash, bit)
 
     def longest(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
-        """The number of leading ``hashes`` that each instance holds; instances with none are left
-        out. One dictionary lookup per held hash."""
+        """The number of leading ``hashes`` of each instance with any. One lookup per held hash."""
         holders = self._holders
         left = holders.get(hashes[0], 0) if hashes else 0
         if not left:

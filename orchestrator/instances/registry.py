@@ -67,8 +67,7 @@ class Registry:
         self._listeners.append(listener)
 
     def start(self, owner: LaneOwner) -> None:
-        """Connect to every instance, and to those added later; ``owner`` gets their lanes'
-        events."""
+        """Connect to every instance, also to later ones; ``owner`` gets their lanes' events."""
         self._owner = owner
         for instance in list(self):
             self._open_lanes(instance, owner)
@@ -179,8 +178,7 @@ class Registry:
         return lane
 
     async def replace_exhausted_lanes(self) -> None:
-        """Replace exhausted lanes, and close replaced ones when their jobs have ended. Call it
-        regularly."""
+        """Replace exhausted lanes, and close replaced ones when their jobs have ended."""
         over: list[Lane] = []
         for instance in self:
             if instance.removed or self._owner is None:
@@ -239,14 +237,12 @@ class Registry:
         return any(i.ready and i.model == model for i in self)
 
     def dark_s(self, model: str) -> float:
-        """Seconds for which no instance gets work for ``model``, because all ready ones fail
-        everything; 0 if one may get work."""
+        """Seconds without work for all ready instances of ``model``, which fail; 0 if one works."""
         serving = (i.address for i in self if i.ready and i.model == model)
         return min(map(self.breakers.dark_s, serving), default=0.0)
 
     def any_returning_to(self, model: str) -> bool:
-        """Whether some instance may serve ``model`` soon: after a swap, or after a silence that is
-        too short to count as down."""
+        """Whether some instance may serve ``model`` soon: after a swap or a short silence."""
         return any(i.is_to_serve(model) or i.may_speak_again(model) for i in self)
 
     def _peers(self, address: str) -> list[str]:

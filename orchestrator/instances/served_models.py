@@ -76,8 +76,7 @@ class ServedModels:
         )
 
     def encoder_of(self, card: ModelCard) -> PromptEncoder | None:
-        """An instance's encoder for an equal card, or one that reads prompts identically; None if
-        there is none."""
+        """An encoder for an equal card, or one that reads prompts alike; None if there is none."""
         served = [i.encoder for i in self._registry if i.encoder is not None]
         for encoder in served:
             if encoder.card == card:

@@ -11,8 +11,7 @@ from worker.environment import Section
 OPEN_TIMEOUT_S: Final = 5.0
 """Maximum seconds to open a lane, or for one query to another kind of server."""
 RENEW_AFTER_BYTES: Final = 64 * 2**20
-"""Traffic after which a lane is replaced: Triton (24.10) keeps all answers of a stream until it
-ends."""
+"""Traffic after which a lane is replaced: Triton (24.10) keeps a stream's answers until it ends."""
 SUSPECT_AFTER_S: Final = 1.0
 """Seconds without a frame after which an instance gets no new work (OR-6)."""
 DOWN_AFTER_S: Final = 3.0

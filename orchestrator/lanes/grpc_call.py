@@ -155,8 +155,7 @@ def _same(call: "GrpcCall") -> "GrpcCall":
 
 
 class _Connection(H2Connection):
-    """A connection whose stream continues after the peer's GOAWAY (RFC 9113, 6.8), which ends it in
-    ``h2``."""
+    """A connection whose stream, unlike ``h2``'s, survives a GOAWAY (RFC 9113, 6.8)."""
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
         state = self.state_machine.state
@@ -217,8 +216,7 @@ class GrpcCall(asyncio.Protocol):
     # ── for callers ──────────────────────────────────────────────────────────────────────────
 
     def send(self, message: bytes) -> None:
-        """Send a message now, or as soon as the peer has room. Never waits; drops a peer with too
-        much unsent data."""
+        """Send a message when the peer has room. Never waits; drops a peer that does not read."""
         if self.ended.done():
             return
         self._outgoing += _PREFIX.pack(0, len(message))

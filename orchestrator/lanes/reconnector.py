@@ -19,13 +19,11 @@ from orchestrator.lanes.config import OPEN_TIMEOUT_S
 from orchestrator.telemetry.log import fields, lane_log
 
 FIRST_PAUSE_S: Final = 0.1
-"""Seconds between a failed session and the next: short enough to notice a restart soon, and without
-a busy loop for a peer that refuses."""
+"""Seconds between a failed session and the next: a restart is noticed soon, without a busy loop."""
 LONGEST_PAUSE_S: Final = 2.0
 """Maximum seconds of that pause."""
 GROWTH: Final = 1.1
-"""Usual factor between successive pauses: a peer that loads for seconds is noticed after about
-another tenth of that time."""
+"""Factor between pauses: a peer that loads for seconds is noticed a tenth of that time later."""
 
 
 @dataclass(frozen=True, slots=True)

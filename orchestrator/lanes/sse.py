@@ -1,6 +1,4 @@
-"""Parses server-sent events from a body, which may arrive in any chunks. Source:
-https://html.spec.whatwg.org/multipage/server-sent-events.html
-"""
+"""Parses server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
 
 from typing import Final
 

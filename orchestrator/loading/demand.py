@@ -50,8 +50,7 @@ RETRY_AFTER_S = 5.0
 MAX_WAITING: Final = 256
 """Maximum number of requests that wait for loads; a tenant may hold three times the free places."""
 MIN_RESIDENCY_S: Final = 10.0
-"""Seconds for which a loaded model with work stays, and between two replacements of others' models
-by the same tenant."""
+"""Seconds that a loaded model with work stays, and between a tenant's replacements of others'."""
 _LOOK_S = 0.25
 
 
@@ -154,8 +153,7 @@ class ModelDemand:
             await self._wait_for(model, job.tenant, due_at, part)
 
     def needs(self, task: Task) -> None:
-        """Count the model of ``task``, which is not queued yet, as needed until ``queued`` or the
-        task's end."""
+        """Count the model of ``task`` as needed until ``queued`` or the task's end."""
         self._note_need(task.model, task.job.tenant)
         if task.ending is not None:  # a drain ended it first
             return
@@ -247,8 +245,7 @@ class ModelDemand:
             )
 
     def _least_ms(self, known: Loadable) -> float:
-        """Least ms to load ``known``, including the drain, minus the elapsed time of a running
-        load."""
+        """Least ms to load ``known`` with the drain, minus the elapsed time of a running load."""
         least = self._swaps.least_load_ms(known.name)
         if least is None:
             least = known.load_ms or known.bytes / FASTEST_BYTES_PER_MS / CERTAIN_SHARE

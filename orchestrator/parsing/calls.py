@@ -302,8 +302,7 @@ class TaggedReader(MarkReader):
 
 
 class QwenCoderReader(TaggedReader):
-    """``<tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>``:
-    Qwen3-Coder."""
+    """``<tool_call><function=NAME><parameter=KEY>…</parameter></function>…``: Qwen3-Coder."""
 
     syntax = QWEN3_CODER
     own_mark = syntax.name[0]
@@ -321,8 +320,7 @@ class SeedReader(TaggedReader):
 
 
 class GlmReader(TaggedReader):
-    """``<tool_call>NAME<arg_key>…</arg_key><arg_value>…</arg_value></tool_call>``: GLM 4.5 to
-    4.7."""
+    """``<tool_call>NAME<arg_key>…</arg_key><arg_value>…</arg_value>…``: GLM 4.5 to 4.7."""
 
     syntax = GLM45
     marks = (HermesReader.OPEN,)
@@ -330,8 +328,7 @@ class GlmReader(TaggedReader):
 
 
 class MiniMaxReader(TaggedReader):
-    """``<invoke name="NAME"><parameter name="KEY">…</parameter></invoke>``, one or several between
-    markers: MiniMax M2."""
+    """``<invoke name="NAME"><parameter name="KEY">…</parameter></invoke>``…: MiniMax M2."""
 
     syntax = MINIMAX_M2
     own_mark = syntax.name[0]

@@ -68,8 +68,7 @@ _FORMATS: Sequence[tuple[CallFormat, type[CallReader], tuple[str, ...]]] = (
     (CallFormat.LLAMA3, Llama3Reader, (Llama3Reader.TAG,)),
     (CallFormat.LLAMA3, Llama3Reader, ("<|start_header_id|>", '"parameters"')),
 )
-"""The reader of each format, and the markers that its templates all have. Formats are in order: the
-first match is the most likely."""
+"""The reader of each format, and the markers of its templates; the most likely format is first."""
 READERS: Mapping[CallFormat, type[CallReader]] = {calls: reader for calls, reader, _ in _FORMATS}
 TAGS: Mapping[str, Tags] = {
     "think": Tags("<think>", "</think>"),
@@ -99,8 +98,7 @@ class OutputFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The markers between the parts of the model's output. In some models they are special
-        tokens, which have no text."""
+        """The markers between the parts of an output. In some models they are special tokens."""
         if self.calls is CallFormat.HARMONY:
             return harmony.MARKS
         reader = READERS[self.calls] if self.calls else CallReader

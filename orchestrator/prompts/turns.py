@@ -36,8 +36,7 @@ class Text(NamedTuple):
 
 Change = Callable[[Text], str]
 OwnId = Callable[[str, str, int], str]
-"""Makes the model's call id from the client's id, the tool's name, and the number of earlier calls.
-"""
+"""Makes the model's call id from the client's, the tool's name and the number of earlier calls."""
 
 
 def texts_of(chat: Chat) -> Iterator[Text]:

@@ -198,8 +198,7 @@ KEPT: tuple[MetricRow[Mapping[str, Callable[[], Kept]]], ...] = (
 OTHER = "other"
 MAX_TENANTS = 20
 MAX_MODELS = 50
-"""Limits for tenants and models. Each value is a separate time series, and one series per bucket of
-a histogram."""
+"""Limits for tenants and models: each value is a time series, or one per bucket of a histogram."""
 
 
 class BoundedValues:

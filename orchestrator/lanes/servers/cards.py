@@ -1,6 +1,4 @@
-"""Creates model cards for servers without one, from the tokenizer's folder, the server's answers,
-and facts about its kind.
-"""
+"""Makes model cards for servers without one: from the tokenizer's folder and the server's facts."""
 
 import hashlib
 import json
@@ -114,8 +112,7 @@ ALWAYS_LACKING = frozenset(
         Feature.STEP_ABORT,
     }
 )
-"""Features that all servers other than Tidegate's lack: their APIs do not support them, or this
-side does not use them."""
+"""Features that all other servers lack: their APIs lack them, or this side does not use them."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

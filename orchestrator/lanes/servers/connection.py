@@ -15,8 +15,7 @@ from orchestrator.lanes.sse import EventReader, EventTooLong
 from protocol import Code, excerpt
 
 MAX_CONNECTIONS: Final = 4096
-"""Maximum connections of a lane: each running job has its own; more jobs wait, at most until their
-deadlines."""
+"""Maximum connections of a lane, one for each running job; more jobs wait."""
 KEEP_S: Final = 4.0
 """Seconds that an idle connection is kept: less than servers keep it (uvicorn and llama.cpp: 5 s),
 so that no job finds it closed."""

@@ -58,8 +58,7 @@ class ServerJob:
     held: str = ""
     """Text without its own token, for the next piece."""
     finish: Finish | None = None
-    """The server's end of the text; later events concern only the end. None until the server
-    reports it."""
+    """The server's end of the text, None until then; later events concern only the end."""
 
     @property
     def left_tokens(self) -> int:

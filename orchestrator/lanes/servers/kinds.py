@@ -21,8 +21,7 @@ def _count_of_jobs(names: bytes) -> re.Pattern[bytes]:
 
 
 MAX_STOPS: Final = 4
-"""Maximum stop strings of OpenAI's API, and of text-generation-inference by default; this side cuts
-the text at any number of them."""
+"""Maximum stop strings of OpenAI's API and of TGI by default; this side cuts at any number."""
 
 _OF_FEW = (
     Feature.IGNORE_EOS,

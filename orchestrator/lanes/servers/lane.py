@@ -128,8 +128,7 @@ class ServerLane(Lane):
 
     @abstractmethod
     def _take(self, job: ServerJob, event: Any) -> bool:
-        """Deliver an event's tokens, and set the job's ``finish`` at its end. Returns whether this
-        was the job's last event."""
+        """Deliver an event's tokens; set ``finish`` at the end. True for the job's last event."""
 
     # ── for callers with work ───────────────────────────────────────────────────────────────
 

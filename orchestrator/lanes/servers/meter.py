@@ -50,8 +50,7 @@ class LaneMeter:
             self._busy_since = None
 
     def saw_others(self, jobs: int) -> None:
-        """Record the number of other jobs that the server reports. Reports lag: a number counts
-        only if it is reported twice."""
+        """Record how many other jobs the server reports; only what it reports twice counts."""
         self._foreign, self._foreign_before = min(jobs, self._foreign_before), jobs
 
     def report(self, now: float) -> WorkerStats:
