@@ -166,9 +166,10 @@ class ServerLane(Lane):
         job = self._jobs.get(handle)
         if job is not None and not job.is_over:
             self._give_up(job)
-            end = self._end_of(job, Finish(FinishReason.CANCELLED), Code.CANCELLED, "cancelled")
             # The caller may be in the middle of something.
-            asyncio.get_running_loop().call_soon(self._report_end, job, end)
+            asyncio.get_running_loop().call_soon(
+                self._end, job, Finish(FinishReason.CANCELLED), Code.CANCELLED, "cancelled"
+            )
 
     # ── for its owner ────────────────────────────────────────────────────────────────────────
 
@@ -268,19 +269,20 @@ class ServerLane(Lane):
     # ── one job ──────────────────────────────────────────────────────────────────────────────
 
     async def _run_job(self, job: ServerJob) -> None:
+        finish: Finish | None = Finish(FinishReason.ERROR)
+        code, said = None, ""
         try:
             prompt: str | list[int] = job.token_ids
             if self.takes_text:
                 assert self._tokenizer is not None
                 prompt = await self._tokenizer.prompt_of(job.token_ids)
-            end = self._whole(job, await self._generate(job, prompt))
+            finish = await self._generate(job, prompt)
         except _Ended:
-            assert job.finish is not None
-            end = self._end_of(job, job.finish)
+            finish = job.finish
         except UnsendablePrompt as error:
-            end = self._failed(job, Code.INVALID_REQUEST, str(error))
+            code, said = Code.INVALID_REQUEST, str(error)
         except JobFailed as error:
-            end = self._failed(job, error.code, str(error))
+            code, said = error.code, str(error)
         except asyncio.CancelledError:  # a library's own; the job was not cancelled
             self._lose(job, "its request was cancelled")
             raise
@@ -289,10 +291,11 @@ class ServerLane(Lane):
             return
         except Exception as error:
             lane_log.exception("a job failed unexpectedly", extra=fields(instance=self.address))
-            end = self._failed(job, Code.INTERNAL, f"the lane failed: {type(error).__name__}")
+            code, said = Code.INTERNAL, f"the lane failed: {type(error).__name__}"
         if not job.is_over:
+            assert finish is not None
             self._stop_timing(job)
-            self._report_end(job, end)
+            self._end(job, finish, code, said)
 
     async def _generate(self, job: ServerJob, prompt: str | list[int]) -> Finish:
         """Run a job to the end of its text. Raises ``_Ended``, ``JobFailed`` and ``ServerLost``."""
@@ -309,7 +312,7 @@ class ServerLane(Lane):
                         limit.reschedule(asyncio.get_running_loop().time() + USAGE_S)
         if job.finish is None:  # the answer ended without a finish
             raise ServerLost("its answer ended early")
-        return job.finish
+        return _whole(job, job.finish)
 
     def _deliver(
         self,
@@ -358,14 +361,13 @@ class ServerLane(Lane):
             return
         self._give_up(job)
         if job.finish is not None:  # all of its text was here in time
-            end = self._whole(job, job.finish)
+            self._end(job, _whole(job, job.finish))
         elif job.on_deadline is OnDeadline.ERROR:
             n = job.completion_tokens
             said = f"the deadline passed {f'after {n} tokens' if n else 'before any'}"
-            end = self._end_of(job, Finish(FinishReason.DEADLINE), Code.DEADLINE_EXCEEDED, said)
+            self._end(job, Finish(FinishReason.DEADLINE), Code.DEADLINE_EXCEEDED, said)
         else:
-            end = self._end_of(job, Finish(FinishReason.DEADLINE))
-        self._report_end(job, end)
+            self._end(job, Finish(FinishReason.DEADLINE))
 
     def _give_up(self, job: ServerJob) -> None:
         """Close a job's request. After this none of its output is passed on."""
@@ -388,10 +390,6 @@ class ServerLane(Lane):
             job.timer = None
         self._meter.end(job.handle, self._clock.now())
 
-    def _report_end(self, job: ServerJob, end: End) -> None:
-        if self._jobs.pop(job.handle, None) is not None:
-            job.sink.on_ended(end)
-
     def _lose(self, job: ServerJob, reason: str) -> None:
         """Lose one job whose server was lost; the next poll shows if it is permanent."""
         if not job.is_over:
@@ -399,19 +397,15 @@ class ServerLane(Lane):
             if self._jobs.pop(job.handle, None) is not None:
                 job.sink.on_lost(lost(reason))
 
-    def _whole(self, job: ServerJob, finish: Finish) -> End:
-        tail = job.held + ("" if job.cutter is None else job.cutter.held)
-        return self._end_of(job, finish._replace(tail=tail))
-
-    def _failed(self, job: ServerJob, code: Code, message: str) -> End:
-        return self._end_of(job, Finish(FinishReason.ERROR), code, message)
-
-    def _end_of(
+    def _end(
         self, job: ServerJob, finish: Finish, code: Code | None = None, message: str = ""
-    ) -> End:
+    ) -> None:
+        """Report a job's end, once."""
+        if self._jobs.pop(job.handle, None) is None:
+            return
         now = self._clock.now()
         first = job.first_token_at or now
-        return End(
+        end = End(
             handle=job.handle,
             reason=finish.reason,
             prompt_tokens=len(job.token_ids),
@@ -427,3 +421,9 @@ class ServerLane(Lane):
             stop=finish.stop,
             stop_token_id=finish.stop_token_id,
         )
+        job.sink.on_ended(end)
+
+
+def _whole(job: ServerJob, finish: Finish) -> Finish:
+    """The end of a complete text, with all text that was held back."""
+    return finish._replace(tail=job.held + ("" if job.cutter is None else job.cutter.held))
