@@ -231,9 +231,12 @@ def build(
     metrics.watch(retrier, RETRIES)
     metrics.watch(swaps, SWAPS)
     metrics.watch(demand, DEMAND)
+    formats = FormatConfig(settings.models.tool_format, settings.models.reasoning_format)
     return Components(
         settings=settings,
-        api=_api(settings, keys),
+        api=ApiConfig(
+            keys, settings.http, settings.streams.keepalive_s, formats, settings.models.aliases
+        ),
         orchestrator=orchestrator,
         lifecycle=Lifecycle(orchestrator, health, discovery, monitor, executor, recovery),
         health=health,
@@ -322,16 +325,6 @@ def _has_tenants(settings: Settings) -> bool:
 def _isolates_tenants(settings: Settings) -> bool:
     stated = settings.isolate_tenants
     return _has_tenants(settings) if stated is None else stated
-
-
-def _api(settings: Settings, keys: tuple[Key, ...]) -> ApiConfig:
-    return ApiConfig(
-        keys,
-        settings.http,
-        settings.streams.keepalive_s,
-        FormatConfig(settings.models.tool_format, settings.models.reasoning_format),
-        settings.models.aliases,
-    )
 
 
 def _rate_limits(settings: Settings, keys: Iterable[Key]) -> RateLimitConfig:

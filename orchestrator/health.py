@@ -18,7 +18,6 @@ from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 from orchestrator.telemetry.narration import READINESS, narrate
-from protocol import WorkerStats
 
 NEAR_EXHAUSTION = 0.9
 """Share (0 to 1) of the queue's bound above which the service reports ``near_exhaustion``."""
@@ -160,17 +159,13 @@ def _describe(instance: Instance) -> dict[str, object]:
     }
     stats = instance.stats
     if stats is not None:
+        cached, prompts = stats.cached_tokens_total, stats.prefill_tokens_total
         described |= {
             "running": stats.running,
             "waiting": stats.waiting,
             "kv_blocks_used": stats.kv_blocks_used,
             "kv_blocks_total": stats.kv_blocks_total,
-            "prefix_hit_rate": _hit_rate(stats),
+            # Share (0 to 1) of prompt tokens saved by the prefix cache (WK-5)
+            "prefix_hit_rate": round(cached / (cached + prompts), 4) if cached + prompts else None,
         }
     return described
-
-
-def _hit_rate(stats: WorkerStats) -> float | None:
-    """Share (0 to 1) of prompt tokens saved by the prefix cache (WK-5); None before any prompt."""
-    prompts = stats.cached_tokens_total + stats.prefill_tokens_total
-    return round(stats.cached_tokens_total / prompts, 4) if prompts else None

@@ -19,7 +19,7 @@ from orchestrator.lanes.config import DOWN_AFTER_S, SUSPECT_AFTER_S
 from orchestrator.prompts.encoder import BadCard, PromptEncoder
 from orchestrator.telemetry.log import fields, lane_log
 from orchestrator.telemetry.narration import INSTANCE_LACKS, INSTANCE_STATES, SWAPS, narrate
-from protocol import Frame, KvReport, ModelCard, SwapPhase, SwapReport
+from protocol import Frame, ModelCard, SwapPhase, SwapReport
 
 _WANTED = frozenset({InstanceState.UP, InstanceState.ABSENT})
 _NO_MODEL = "unknown model"
@@ -73,7 +73,11 @@ class InstanceMonitor:
         if frame.card is not None:
             self._card_received(instance, frame.card)
         if frame.cache is not None:
-            self._kv_report_received(instance, lane, frame.cache)
+            # A lane's first report is full, and it misses none after that.
+            if instance.reporter is None and frame.cache.full:
+                instance.reporter = lane
+            if lane is instance.reporter:
+                self._registry.prefixes.apply(instance.address, frame.cache)
         if frame.stats is not None:
             instance.take_stats(frame.stats)
             left_ms = frame.stats.drain_left_ms
@@ -104,8 +108,12 @@ class InstanceMonitor:
         if lane.is_reopening:
             for other in instance.lanes:
                 other.reopen()
-        if lane is instance.reporter:
-            self._reporter_lost(instance)
+        if lane is instance.reporter:  # read another lane's reports, starting with a full one
+            instance.reporter = None
+            self._registry.prefixes.remove(instance.address)
+            open_lane = next((each for each in instance.lanes if each.is_open), None)
+            if open_lane is not None:
+                open_lane.describe()
         instance.reason = reason if instance.state is not InstanceState.UP else ""
 
     def emission_sampled(self, seconds: float, tokens: int) -> None:
@@ -268,23 +276,6 @@ class InstanceMonitor:
                 instance.serves_since = self._clock.now()
             self._registry.changed()
         self._check(instance)
-
-    # ── the prefix cache ─────────────────────────────────────────────────────────────────────
-
-    def _kv_report_received(self, instance: Instance, lane: Lane, report: KvReport) -> None:
-        """Process a report of the prefix cache. A lane's first one is full, and none is missed."""
-        if instance.reporter is None and report.full:
-            instance.reporter = lane
-        if lane is instance.reporter:
-            self._registry.prefixes.apply(instance.address, report)
-
-    def _reporter_lost(self, instance: Instance) -> None:
-        """Read another lane's reports, starting with a full one."""
-        instance.reporter = None
-        self._registry.prefixes.remove(instance.address)
-        lane = next((lane for lane in instance.lanes if lane.is_open), None)
-        if lane is not None:
-            lane.describe()
 
 
 def _silence(silent_s: float) -> str:

@@ -58,6 +58,7 @@ _CONNECT_S = 1.0
 _PROBES = 4
 _PROBE_EVERY_S = 5
 _TLS_ALERT = b"\x15\x03"
+_OF_TLS = (ssl.SSLError, ConnectionResetError, ConnectionAbortedError)
 _STATUS_NAMES = dict(
     enumerate(
         (
@@ -134,7 +135,8 @@ async def open_call(
                     partial(_same, call), str(where[0]), int(where[1]), **secure
                 )
         except OSError as error:  # TimeoutError is one
-            failure = _why_not(error, is_secure=tls is not None)
+            is_of_tls = tls is not None and isinstance(error, _OF_TLS)
+            failure = why_no_tls(error) if is_of_tls else str(error)
             await call.close()
         except asyncio.CancelledError:
             await call.close()
@@ -145,11 +147,6 @@ async def open_call(
     raise CallEnded("unavailable", f"cannot connect to {address}: {failure}")
 
 
-def _why_not(error: OSError, *, is_secure: bool) -> str:
-    is_of_tls = isinstance(error, ssl.SSLError | ConnectionResetError | ConnectionAbortedError)
-    return why_no_tls(error) if is_secure and is_of_tls else str(error)
-
-
 def _same(call: "GrpcCall") -> "GrpcCall":
     return call
 
@@ -157,20 +154,18 @@ def _same(call: "GrpcCall") -> "GrpcCall":
 class _Connection(H2Connection):
     """A connection whose stream, unlike ``h2``'s, survives a GOAWAY (RFC 9113, 6.8)."""
 
+    def __init__(self) -> None:
+        super().__init__(H2Configuration(client_side=True, header_encoding="utf-8"))
+        self.local_settings = Settings(
+            client=True,
+            initial_values={SettingCodes.ENABLE_PUSH: 0, SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW},
+        )
+
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
         state = self.state_machine.state
         answer = super()._receive_goaway_frame(frame)
         self.state_machine.state = state
         return answer
-
-
-def _new_connection() -> H2Connection:
-    made = _Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
-    made.local_settings = Settings(
-        client=True,
-        initial_values={SettingCodes.ENABLE_PUSH: 0, SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW},
-    )
-    return made
 
 
 class GrpcCall(asyncio.Protocol):
@@ -202,7 +197,7 @@ class GrpcCall(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._was_connected = False
         self._gone = asyncio.Event()
-        self._http = _new_connection()
+        self._http = _Connection()
         self._begin = b""
         """The first received bytes, until they show whether the peer speaks HTTP/2."""
         self._is_greeted = False

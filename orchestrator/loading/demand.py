@@ -339,7 +339,8 @@ class ModelDemand:
         try:
             while True:
                 known = self.loadable().get(model)
-                if known is None or self._is_served(model) or not self._is_wanted(model):
+                is_wanted = self._asking(model) or model in self._promised
+                if known is None or self._is_served(model) or not is_wanted:
                     return None
                 choice = self._choose(known)
                 if choice.place is not None and self._is_next(model):
@@ -373,9 +374,6 @@ class ModelDemand:
         """Tenants whose requests wait for ``model``."""
         queued = {task.job.tenant for task in self._queue.tasks() if task.model == model}
         return queued | {tenant for wanted, tenant in self._waiters if wanted == model}
-
-    def _is_wanted(self, model: str) -> bool:
-        return bool(self._asking(model)) or model in self._promised
 
     def _waiting_for(self) -> Counter[str]:
         """Number of requests that wait for loads, by model."""

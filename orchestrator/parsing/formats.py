@@ -134,9 +134,10 @@ def format_of(chat_template: str) -> OutputFormat:
     calls = next(calls_in(chat_template), None)
     if calls is CallFormat.HARMONY:
         return OutputFormat(calls, TAGS["harmony"])
+    all_tags = (tags for name, tags in TAGS.items() if name != "harmony")
     return OutputFormat(
         calls,
-        _tags_in(chat_template),
+        next((tags for tags in all_tags if tags.close in chat_template), None),
         names_first=MistralReader.ARGS in chat_template,
         in_fences=calls is CallFormat.DEEPSEEK and DeepSeekCall.FENCE in chat_template,
     )
@@ -145,8 +146,3 @@ def format_of(chat_template: str) -> OutputFormat:
 def calls_in(template: str) -> Iterator[CallFormat]:
     """The formats of which a template has all markers, most likely first."""
     return (calls for calls, _, signs in _FORMATS if all(sign in template for sign in signs))
-
-
-def _tags_in(template: str) -> Tags | None:
-    tags = (tags for name, tags in TAGS.items() if name != "harmony")
-    return next((tags for tags in tags if tags.close in template), None)

@@ -132,7 +132,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
         )
         self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
+        self.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         self.filters["tojson"] = _to_json
         self.filters[_TICK] = _tick
 
@@ -166,10 +166,6 @@ def _tick(context: jinja2.runtime.Context, value: None) -> None:
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 def _to_json(
