@@ -189,9 +189,6 @@ class KeptStore(Generic[W]):
             raise no_such(self._what, item_id)
         return item
 
-    def running(self) -> Iterator[W]:
-        return reversed(self._running.values())
-
     def ended(self) -> Iterator[W]:
         self.prune()
         found = [one for one in reversed(self._all.values()) if one.id not in self._running]
@@ -199,7 +196,7 @@ class KeptStore(Generic[W]):
 
     def newest_first(self) -> Iterator[W]:
         """Running items, then ended ones, both newest first."""
-        yield from self.running()
+        yield from reversed(self._running.values())
         yield from self.ended()
 
     def prune(self) -> None:

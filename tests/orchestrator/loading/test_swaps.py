@@ -66,25 +66,19 @@ async def test_wk7_what_begins_while_the_new_model_loads_may_end_too(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     """The drain comes after a load next to the old model: what ran when the swap was asked for says
-    nothing of what runs then. Jobs end by their deadlines, and the drain with the last of them."""
-    alone = await make_worker(model="demo")
-    alone.can_load("other")
-    service = await make_service(alone)
-    assert (await swap(service, alone, model="other", wait=True))[0] == 200
-    assert alone.swaps[0].grace_ms == 1000 * MAX_GRACE_S, "though nothing ran"
-    assert (await swap(service, alone, back=True, grace_ms=1500, wait=True))[0] == 200
-    assert alone.swaps[1].grace_ms <= 1500, "as it was asked for"
-
-
-async def test_wk7_what_another_instance_goes_on_with_need_not_end(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
+    nothing of what runs then. Jobs end by their deadlines, and the drain with the last of them; but
+    what another instance continues need not end."""
     pair = await make_worker(), await make_worker()
     for one in pair:
         one.can_load("other")
     service = await make_service(*pair)
-    assert (await swap(service, pair[0], model="other", wait=True))[0] == 200
-    assert pair[0].swaps[0].grace_ms == 1000 * MOVING_GRACE_S
+    first, last = pair
+    assert (await swap(service, first, model="other", wait=True))[0] == 200
+    assert first.swaps[0].grace_ms == 1000 * MOVING_GRACE_S
+    assert (await swap(service, last, model="other", wait=True))[0] == 200
+    assert last.swaps[0].grace_ms == 1000 * MAX_GRACE_S, "though nothing ran"
+    assert (await swap(service, first, back=True, grace_ms=1500, wait=True))[0] == 200
+    assert first.swaps[1].grace_ms <= 1500, "as it was asked for"
 
 
 async def test_wk7_what_comes_while_the_only_instance_swaps_waits_for_it(
