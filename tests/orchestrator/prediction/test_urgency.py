@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.prediction.urgency import LOST, SURE, Costs, Due, Urgency, urgency
-from worker.scheduler.order import prompt_urgency
 
 COSTS = Costs(prompt_ms=1.0, token_ms=10.0, token_work_ms=1.25, start_ms=0.0)
 AMPLE = 1e6
@@ -110,21 +109,3 @@ def test_dl14_a_first_token_that_is_due_is_urgent_and_one_that_is_lost_hopeless(
     # Parts alone, as most clients of a stream state them.
     parts = of([50], math.inf, 100.0, next_token_ms=60.0)
     assert parts.chance == 1 and parts.log_urgency == pytest.approx(soon.log_urgency)
-
-
-# ── in which order prompts are computed ──────────────────────────────────────────────────────────
-
-
-@given(
-    slack=st.floats(-10, 100),
-    more=st.floats(0.001, 100),
-    work=st.floats(0.001, 10),
-    backlog=st.floats(0.001, 100),
-)
-def test_a_prompt_with_more_slack_or_work_is_no_more_urgent(
-    slack: float, more: float, work: float, backlog: float
-) -> None:
-    found = prompt_urgency(slack, work, backlog)
-    assert prompt_urgency(slack + more, work, backlog) <= found
-    assert prompt_urgency(slack, work + more, backlog) <= found
-    assert math.isfinite(found)
