@@ -16,7 +16,7 @@ from clips.dispatch.forecast import (
     ClipNeeds,
     Expected,
     InstanceTimeline,
-    best_plan,
+    expected_on,
     forecast,
     place,
 )
@@ -185,9 +185,9 @@ class ClipAdmission:
         expected = found.expected
         ability = self._fleet.instances[expected.address].ability
         work = ability.work(expected.plan)
-        fits_idle = best_plan(needs, InstanceTimeline(ability, now, ()))[2]
-        finish_at = expected.finish_at + ability.buffer_s
-        why = f"it would be done after {1000 * (finish_at - now):.0f} ms at the least"
+        alone = expected_on(expected.address, needs, InstanceTimeline(ability, now, ()))
+        done_ms = 1000 * (expected.done_at - now)
+        why = f"it would be done after {done_ms:.0f} ms at the least"
         if found.is_others:
             why = "slots that were accepted before would be late with it, and behind them " + why
         feasible_at = self._feasible_at(needs, found, others, now)
@@ -195,9 +195,11 @@ class ClipAdmission:
             f"{1000 * max(0.0, needs.deadline_at - now):.0f} ms until the deadline are not enough:"
             f" {why}, of which {1000 * ability.buffer_s:g} ms are kept back; retry with a deadline"
             f" {math.ceil(1000 * (feasible_at - now))} ms from now",
-            predicted_finish_ms=1000 * (finish_at - now),
+            predicted_finish_ms=done_ms,
             earliest_feasible_unix_ms=math.ceil(1000 * (self._clock.unix() + feasible_at - now)),
-            binding_constraint="queue" if fits_idle else max(work, key=lambda stage: work[stage]),
+            binding_constraint="queue"
+            if alone.is_in_time
+            else max(work, key=lambda stage: work[stage]),
         )
 
     def _feasible_at(
@@ -210,8 +212,7 @@ class ClipAdmission:
         queue position is not a valid answer.
         """
         if place(needs, self._waiting.lines(now)) is None:  # no instance is ready now
-            instance = self._fleet.instances[found.expected.address]
-            return found.expected.finish_at + instance.ability.buffer_s
+            return found.expected.done_at
         start_bys = [other.start_by for other in others if not other.refusal_sample]
         own = needs
         for _ in range(_MAX_PLACES):
@@ -220,9 +221,7 @@ class ClipAdmission:
                 behind_next = next((one for one in start_bys if one > start_by), start_by)
                 own = own.by(own.deadline_at + behind_next - start_by + _RESENT_S)
             else:
-                ability = self._fleet.instances[found.expected.address].ability
-                done_at = found.expected.finish_at + ability.buffer_s
-                own = own.by(max(own.deadline_at, done_at) + _RESENT_S)
+                own = own.by(max(own.deadline_at, found.expected.done_at) + _RESENT_S)
             place_in_line = bisect_right(start_bys, self._waiting.start_by(own))
             hindrance = self._hindrance(own, others, place_in_line, now)
             if hindrance is None:
@@ -232,9 +231,8 @@ class ClipAdmission:
         forecast((other.needs for other in others), lines)
         last = place(needs, lines)
         assert last is not None, "some instance is ready"
-        finish_at = last.finish_at + self._fleet.instances[last.address].ability.buffer_s
         behind_s = max(start_bys, default=now) - self._waiting.start_by(needs.by(now))
-        return max(finish_at, now + behind_s) + _RESENT_S
+        return max(last.done_at, now + behind_s) + _RESENT_S
 
 
 def _is_in_time(expected: Expected | None) -> bool:

@@ -191,29 +191,25 @@ class Expected(NamedTuple):
     address: str
     plan: ClipPlan
     finish_at: float
+    done_at: float
+    """The finish, and the time that is kept back."""
     is_in_time: bool
 
 
-def best_plan(needs: ClipNeeds, line: InstanceTimeline) -> tuple[ClipPlan, float, bool]:
-    """The best plan of ``needs`` that ``line`` would finish in time, its finish, and True;
-    otherwise the minimum plan, its finish, and False."""
+def expected_on(address: str, needs: ClipNeeds, line: InstanceTimeline) -> Expected:
+    """The best plan of ``needs`` that ``line`` would finish in time, otherwise the minimum plan."""
     ability = line.ability
     due_at = needs.due_at(ability)
-
-    def finish_at(plan: ClipPlan) -> float:
-        return line.finish(ability.work(plan))
-
-    plan = needs.fit(ability, lambda plan: finish_at(plan) <= due_at)
-    if plan is not None:
-        return plan, finish_at(plan), True
-    plan = needs.least(ability)
-    return plan, finish_at(plan), False
+    in_time = needs.fit(ability, lambda plan: line.finish(ability.work(plan)) <= due_at)
+    plan = in_time or needs.least(ability)
+    finish_at = line.finish(ability.work(plan))
+    return Expected(address, plan, finish_at, finish_at + ability.buffer_s, in_time is not None)
 
 
 def place(needs: ClipNeeds, lines: Mapping[str, InstanceTimeline]) -> Expected | None:
     """The earliest finish in time, or the earliest finish if none is in time; None without an
     instance."""
-    found = [Expected(address, *best_plan(needs, line)) for address, line in lines.items()]
+    found = [expected_on(address, needs, line) for address, line in lines.items()]
     return min(found, key=lambda each: (not each.is_in_time, each.finish_at), default=None)
 
 

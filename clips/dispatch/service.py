@@ -313,7 +313,8 @@ class Clips:
         ability = NOMINAL_ABILITY if instance is None else instance.ability
         line = InstanceTimeline(ability, now, [other.begun for other in before[:at]])
         finish_at = line.finish(attempt.begun.left(ability))
-        return Expected(attempt.address, attempt.begun.plan, finish_at, True)
+        done_at = finish_at + ability.buffer_s
+        return Expected(attempt.address, attempt.begun.plan, finish_at, done_at, True)
 
 
 _ROWS: tuple[MetricRow[Clips], ...] = (

@@ -16,7 +16,6 @@ from clips.plan.plan import SAMPLE_RATE
 from clips.render.clip import Clip
 from worker.errors import LoadError
 from worker.extras import pip_install
-from worker.service.call import Tensors
 
 _AUDIO_FRAME = 1024
 _BIT_RATE = 96_000
@@ -43,7 +42,7 @@ class ClipOutputs:
     """Output tensors by name. ``copied_bytes``: bytes copied from the clip's buffers into encoders
     and off the device, and of all outputs into Triton's shared memory."""
 
-    tensors: Tensors
+    tensors: dict[str, NDArray[Any]]
     copied_bytes: int
 
 

@@ -7,9 +7,10 @@ from protocol import Code
 
 class ClipError(Exception):
     """A clip was started but not finished. It ended in ``stage``. ``since`` is the time on
-    ``time.monotonic`` at which the limit that stopped it was reached; None without a limit."""
+    ``time.monotonic`` at which the ``limit`` that stopped it was reached; None without a limit."""
 
     code: ClassVar[Code] = Code.ENGINE_ERROR
+    limit: ClassVar[str] = "deadline"
 
     def __init__(self, stage: str, message: str, since: float | None = None) -> None:
         super().__init__(f"{stage}: {message}")
@@ -25,6 +26,7 @@ class StageTimeout(ClipError):
     """A stage took longer than its timeout."""
 
     code = Code.DEADLINE_EXCEEDED
+    limit = "timeout"
 
 
 class OutOfTime(ClipError):

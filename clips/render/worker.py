@@ -11,13 +11,14 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
+from numpy.typing import NDArray
 
 from clips.plan.budgets import ClipStage
 from clips.plan.plan import ClipPlan
@@ -25,7 +26,7 @@ from clips.plan.recipe import read_recipe
 from clips.render.buffers import BufferPool, Lease
 from clips.render.clip import Clip, ClipOrder, Unfinished
 from clips.render.encode import outputs_of
-from clips.render.errors import ClipCancelled, ClipError, OutOfTime, StageFailed, StageTimeout
+from clips.render.errors import ClipCancelled, ClipError, OutOfTime, StageFailed
 from clips.render.pipeline import HOPED, LEAST, ClipPipeline, Progress
 from clips.render.queue import ClipQueue, ClipQueueFull
 from clips.render.reporter import AbortTimes, state_of
@@ -224,8 +225,7 @@ class ClipWorker:
         """Send the model's state regularly, while anyone listens."""
         while True:
             state = state_of(self._pipeline, self._pool, self._queue, self._aborts)
-            event = {"event": "state", **msgspec.structs.asdict(state)}
-            responder.send({"event": strings(msgspec.json.encode(event))})
+            responder.send(_answer_of("state", msgspec.structs.asdict(state)))
             await asyncio.sleep(STATE_EVERY_S)
 
     async def _render(self, asked: _Asked, order: ClipOrder) -> None:
@@ -259,7 +259,8 @@ class ClipWorker:
             clip = await self._pipeline.run(order, plan, lease, self._progress_of(asked))
         except Unfinished as unfinished:
             clip, reason = unfinished.clip, unfinished.reason
-            asked.stopped = _limit_of(reason)
+            if isinstance(reason, ClipError) and reason.since is not None:
+                asked.stopped = reason.limit, reason.since
             if isinstance(reason, StageFailed):  # it may have left anything in the buffers
                 await self._in_encoder(lease.clear)
         if reason is None or isinstance(reason, OutOfTime):
@@ -272,9 +273,9 @@ class ClipWorker:
         next_at: dict[ClipStage, float] = {}
 
         def send(stage: ClipStage, done: float) -> None:
-            event = {"event": "stage", "stage": stage, "percent": round(100 * done)}
             with suppress(ResponderLost):  # its watcher ends the clip
-                asked.responder.send({"event": strings(msgspec.json.encode(event))})
+                percent = round(100 * done)
+                asked.responder.send(_answer_of("stage", {"stage": stage, "percent": percent}))
 
         def said(stage: ClipStage, done: float) -> None:
             now = time.monotonic()
@@ -303,13 +304,11 @@ class ClipWorker:
                 raise ClipCancelled("encoder", "stopped")
 
         made = await self._in_encoder(lambda: outputs_of(order.outputs, clip, go_on), halted)
-        event = {
-            "event": "result" if is_whole else "saved",
-            **clip.facts(is_met=is_whole and order.left_s >= 0),
-            **({"spared": True} if asked.spared or clip.spared else {}),
-            "copied_bytes": made.copied_bytes,
-        }
-        answer = {"event": strings(msgspec.json.encode(event)), **made.tensors}
+        facts = clip.facts(is_met=is_whole and order.left_s >= 0)
+        if asked.spared or clip.spared:
+            facts["spared"] = True
+        facts["copied_bytes"] = made.copied_bytes
+        answer = _answer_of("result" if is_whole else "saved", facts) | made.tensors
         if made.copied_bytes < _LARGE:
             asked.responder.send(answer, final=is_whole)
             return
@@ -331,8 +330,5 @@ class ClipWorker:
         return await ended(asyncio.wrap_future(submitted), halt)
 
 
-def _limit_of(reason: Exception) -> tuple[str, float] | None:
-    """The limit that stopped a clip, and when; None if it was not a limit of time."""
-    if isinstance(reason, ClipError) and reason.since is not None:
-        return "timeout" if isinstance(reason, StageTimeout) else "deadline", reason.since
-    return None
+def _answer_of(event: str, facts: Mapping[str, object]) -> dict[str, NDArray[Any]]:
+    return {"event": strings(msgspec.json.encode({"event": event, **facts}))}

@@ -78,7 +78,7 @@ class Scene:
         all_needs = [*others[:place], clip.needs, *others[place:]]
         found = forecast(all_needs, self.waiting.lines(NOW))[place]
         assert found is not None and found.is_in_time
-        return found.finish_at - NOW + self.instances[found.address].ability.buffer_s
+        return found.done_at - NOW
 
 
 @pytest.mark.parametrize("is_long", [False, True])
