@@ -3,7 +3,6 @@ lay them out."""
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,41 +25,22 @@ TINY_FACE = NetworkSizes(
     flow_expansion=4,
     flow_blocks=2,
     flow_most=16,
+    flow_compressed=2,
     middle_blocks=1,
+    stitching_hidden=(8,),
+    lips_hidden=(8,),
+    eyes_hidden=(8,),
 )
+"""LivePortrait at a quarter of its pixels and a fraction of its channels."""
 
 
-def save_bpe_tokenizer(folder: Path, length: int) -> int:
-    """CLIP's kind of tokenizer, of single letters; returns how many tokens it has."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+def letters_tokenizer() -> Any:
+    """CLIP's tokenizer, of single letters."""
+    from transformers import CLIPTokenizer
 
-    letters = [*_LETTERS, *(f"{letter}</w>" for letter in _LETTERS)]
-    words = ["<|startoftext|>", "<|endoftext|>", *letters]
-    tokenizer = Tokenizer(
-        models.BPE(
-            {word: number for number, word in enumerate(words)},
-            [],
-            unk_token="<|endoftext|>",
-            end_of_word_suffix="</w>",
-        )
-    )
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.RobertaProcessing(
-        ("<|endoftext|>", 1), ("<|startoftext|>", 0)
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<|startoftext|>",
-        "eos_token": "<|endoftext|>",
-        "unk_token": "<|endoftext|>",
-        "pad_token": "<|endoftext|>",
-        "model_max_length": length,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return len(words)
+    words = ["<|startoftext|>", "<|endoftext|>", *_LETTERS, *(f"{each}</w>" for each in _LETTERS)]
+    numbers = {word: number for number, word in enumerate(words)}
+    return CLIPTokenizer(vocab=numbers, merges=[], model_max_length=24)
 
 
 def save_clip(folder: Path, seed: int, image_size: int = 32) -> Path:
@@ -68,13 +48,14 @@ def save_clip(folder: Path, seed: int, image_size: int = 32) -> Path:
     from transformers import CLIPConfig, CLIPModel
 
     torch.manual_seed(seed)
-    tokens = save_bpe_tokenizer(folder, 24)
+    tokenizer = letters_tokenizer()
+    tokenizer.save_pretrained(folder)
     tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
     config = CLIPConfig(
         text_config={
             **tower,
             "num_attention_heads": 2,
-            "vocab_size": tokens,
+            "vocab_size": len(tokenizer),
             "max_position_embeddings": 24,
             "bos_token_id": 0,
             "eos_token_id": 1,
@@ -92,13 +73,6 @@ def save_clip(folder: Path, seed: int, image_size: int = 32) -> Path:
     pictures = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
     (folder / "preprocessor_config.json").write_text(json.dumps(pictures))
     return folder
-
-
-def tiny_portrait_sizes() -> NetworkSizes:
-    """LivePortrait at a quarter of its pixels and a fraction of its channels."""
-    return replace(
-        TINY_FACE, flow_compressed=2, stitching_hidden=(8,), lips_hidden=(8,), eyes_hidden=(8,)
-    )
 
 
 def save_portrait_networks(folder: Path, sizes: NetworkSizes, *, safetensors: bool = False) -> Path:
@@ -156,23 +130,18 @@ def flux_parts(seed: int = 6) -> dict[str, Any]:
     from transformers import (
         CLIPTextConfig,
         CLIPTextModel,
-        CLIPTokenizer,
         T5Config,
         T5EncoderModel,
         T5Tokenizer,
     )
 
     torch.manual_seed(seed)
-    words = ["<|startoftext|>", "<|endoftext|>", *_LETTERS, *(f"{each}</w>" for each in _LETTERS)]
+    tokenizer = letters_tokenizer()
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -1.0)]
     pieces += [(letter, -2.0) for letter in _LETTERS]
     return {
         "scheduler": FlowMatchEulerDiscreteScheduler(),
-        "tokenizer": CLIPTokenizer(
-            vocab={word: number for number, word in enumerate(words)},
-            merges=[],
-            model_max_length=24,
-        ),
+        "tokenizer": tokenizer,
         "tokenizer_2": T5Tokenizer(vocab=pieces, model_max_length=256, extra_ids=0),
         "text_encoder": CLIPTextModel(
             CLIPTextConfig(
@@ -180,7 +149,7 @@ def flux_parts(seed: int = 6) -> dict[str, Any]:
                 intermediate_size=64,
                 num_attention_heads=4,
                 num_hidden_layers=2,
-                vocab_size=len(words),
+                vocab_size=len(tokenizer),
                 max_position_embeddings=24,
                 bos_token_id=0,
                 eos_token_id=1,

@@ -8,34 +8,33 @@ import torch
 from clips.plan.plan import SAMPLE_RATE, ClipPlan
 from clips.render.stages.liveportrait.networks import PUBLISHED
 from clips.render.stages.liveportrait.provider import LivePortraitVideo, folded, make_networks
-from tests.clips.render.checkpoints import save_portrait_networks, tiny_portrait_sizes
+from tests.clips.render.checkpoints import TINY_FACE, save_portrait_networks
 from worker.errors import BrokenCheckpoint, LoadError
 
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
-SIZES = tiny_portrait_sizes()
 FRAMES = 10
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_portrait_networks(tmp_path_factory.mktemp("liveportrait"), SIZES)
+    return save_portrait_networks(tmp_path_factory.mktemp("liveportrait"), TINY_FACE)
 
 
-def rendered(provider: LivePortraitVideo, size: int = 128, frames: int = FRAMES) -> torch.Tensor:
-    """The first ``frames`` of a second, loud in its second half."""
+def rendered(provider: LivePortraitVideo, size: int = 128) -> torch.Tensor:
+    """A second, loud in its second half."""
     plan = ClipPlan(seconds=1.0, fps=FRAMES, size=size, has_check=False)
     generator = torch.Generator().manual_seed(1)
     actor = torch.rand(3, 96, 96, generator=generator)
     audio = torch.rand(SAMPLE_RATE, generator=generator) - 0.5
     audio[: SAMPLE_RATE // 2] = 0
-    video = torch.zeros(frames, 3, size, size, dtype=torch.uint8)
+    video = torch.zeros(FRAMES, 3, size, size, dtype=torch.uint8)
     shares: list[float] = []
     with torch.inference_mode():
         provider.render(plan, actor, audio, video, shares.append)
     assert shares[0] == 0.0 and shares[-1] == 1.0 and shares == sorted(shares)
-    assert len(shares) == 2 + -(-frames // 4)  # before it, batches of four, behind it
+    assert len(shares) == 2 + -(-FRAMES // 4)  # before it, batches of four, behind it
     return video
 
 
@@ -64,6 +63,15 @@ def test_names_of_weights_are_the_published_ones() -> None:
         ("retargeting", "retarget_shoulder.mlp.0.weight", (128, 126)),
     ):  # fmt: skip
         assert shapes[name][key] == shape
+
+
+def test_both_layouts_of_weights_render_the_same(folder: Path, tmp_path: Path) -> None:
+    save_portrait_networks(tmp_path, TINY_FACE, safetensors=True)
+    one, other = (
+        rendered(LivePortraitVideo.load(CPU, str(each), "fp32", TINY_FACE))
+        for each in (folder, tmp_path)
+    )
+    assert torch.equal(one, other) and not torch.equal(one[0], one[-1])
 
 
 def test_a_spectral_norm_is_folded_into_its_weight() -> None:
