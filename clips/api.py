@@ -123,12 +123,11 @@ async def events(request: web.Request) -> web.StreamResponse:
     if last is not None and after >= last:
         return web.Response(status=204)  # stops a browser's EventSource from reconnecting
     # A client that claims a later event id would never get the last event.
-    after = min(after, clip.newest_number)
+    after = min(after, len(clip.events))
     stream = EventStream(request, deadline_headers(clip.deadline), request.app[CONFIG].keepalive_s)
     follower = ClipEvents(stream, after)
-    replay = follower.replay(clip, clips.waiting.position(clip), clips.predicted_ms(clip))
     try:
-        return await stream.run(replay)
+        return await stream.run(follower.replay(clip, clips))
     finally:
         clip.unlisten(follower)
         is_followed = any(isinstance(other, ClipEvents) for other in clip.listeners)
@@ -236,14 +235,13 @@ def _standing(request: web.Request, clip: ClipTask) -> dict[str, object]:
         "status": clip.stage.name.lower(),
         "model": MODEL,
         "queue_position": clips.waiting.position(clip),
-        "predicted_ms": None,
+        "predicted_ms": clips.predicted_ms(clip),
         "events_url": f"/v2/slots/{clip.id}/events",
         "outputs": outputs_of(clip),
         "correlation_id": clip.job.correlation_id,
     }
     expected = clips.expected(clip)
     if expected is not None:
-        answer["predicted_ms"] = round(clips.predicted_ms(clip) or 0.0, 1)
         answer["predicted_given_up"] = clips.given_up(clip, expected)
     return answer
 
@@ -264,12 +262,12 @@ PIECE_EVENTS = 64
 class ClipEvents(NumberedEvents):
     """Follows one clip for one client, after the event ``after``."""
 
-    def replay(self, clip: ClipTask, position: int, predicted_ms: float | None) -> Iterator[bytes]:
+    def replay(self, clip: ClipTask, clips: Clips) -> Iterator[bytes]:
         """Yield past events in chunks, then follow the clip."""
         queued = {
             "slot_id": clip.id,
-            "queue_position": position,
-            "predicted_ms": None if predicted_ms is None else round(predicted_ms, 1),
+            "queue_position": clips.waiting.position(clip),
+            "predicted_ms": clips.predicted_ms(clip),
         }
         yield self._event(0, "queued", queued)
         sent = max(0, self._after)

@@ -83,7 +83,9 @@ def read_asked(
         _text(fields, "model"),
         _text(fields, "session_id") or _text(fields, "prompt_cache_key"),
         generates=True,
-        prompt_chars=sum(_chars(fields.get(name), _MAX_DEPTH) for name in _TEXTS),
+        prompt_chars=sum(
+            len(text) for name in _TEXTS for text in _texts(fields.get(name), _MAX_DEPTH)
+        ),
         prompt_ids=_ids(fields.get("prompt")),
         cap=cap,
         least_tokens=_least_tokens(fields, cap),
@@ -166,7 +168,3 @@ def _texts(value: object, depth: int) -> Iterator[str]:
         for name, one in value.items():
             if name not in _NO_TEXT and name != "type":
                 yield from _texts(one, depth - 1)
-
-
-def _chars(value: object, depth: int) -> int:
-    return sum(map(len, _texts(value, depth)))

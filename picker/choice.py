@@ -126,16 +126,14 @@ def _by_chance(needs: Needs, prospects: Sequence[Outlook]) -> list[Outlook]:
     chances = {p.name: p.chance(needs) for p in prospects}
     best = max(chances.values())
     able = [p for p in prospects if chances[p.name] >= best - EQUAL_CHANCE]
-    first = place(_demand(needs, prospects[0]), [p.candidate for p in able])
+    any_pod = prospects[0].candidate
+    anywhere = Requirements(any_pod.model, any_pod.vocabulary, tokens=0)
+    demand = Demand(anywhere, needs.prompt_tokens, _at(needs, USUAL), needs.home)
+    first = place(demand, [p.candidate for p in able])
     assert first is not None, "pods have no limit here, so one has room"
     others = [p for p in prospects if p.name != first.name]
     others.sort(key=lambda p: (-chances[p.name], p.finish_ms(needs), p.candidate.load, p.name))
     return [next(p for p in able if p.name == first.name), *others]
-
-
-def _demand(needs: Needs, prospect: Outlook) -> Demand:
-    anywhere = Requirements(prospect.candidate.model, prospect.candidate.vocabulary, tokens=0)
-    return Demand(anywhere, needs.prompt_tokens, _at(needs, USUAL), needs.home)
 
 
 def _slow_ms(needs: Needs, prospect: Outlook) -> float:

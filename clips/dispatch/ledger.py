@@ -47,17 +47,13 @@ class ClipLedger:
         if clip.marks.dispatched:
             self.queue_ms.observe(1000 * (clip.marks.dispatched - clip.marks.received))
         if ending.outcome in (Outcome.MET, Outcome.PARTIAL):
-            self._observe(clip)
+            self.end_ms.observe(1000 * (clip.marks.ended - clip.marks.received))
+            for name, times in self.recent.items():
+                # A part that was not rendered, such as a dropped check, has no time to report.
+                if (ms := _number(clip.facts.get(f"{name}_ms")) or 0.0) > 0:
+                    times.append(ms)
         self._write(clip, ending)
         return True
-
-    def _observe(self, clip: ClipTask) -> None:
-        self.end_ms.observe(1000 * (clip.marks.ended - clip.marks.received))
-        for name in TIMES:
-            ms = clip.facts.get(f"{name}_ms")
-            # A part that was not rendered, such as a dropped check, has no time to report.
-            if isinstance(ms, int | float) and ms > 0:
-                self.recent[name].append(ms)
 
     def _write(self, clip: ClipTask, ending: Ending) -> None:
         marks, facts = clip.marks, clip.facts

@@ -123,9 +123,9 @@ class Clips:
         return self.waiting.expected(clip)
 
     def predicted_ms(self, clip: ClipTask) -> float | None:
-        """Ms from now until the clip is done; None without a forecast."""
-        found = self.expected(clip)
-        return None if found is None else max(0.0, 1000 * (found.finish_at - self._clock.now()))
+        """Ms from now until the clip is done, rounded; None without a forecast."""
+        found, now = self.expected(clip), self._clock.now()
+        return None if found is None else round(max(0.0, 1000 * (found.finish_at - now)), 1)
 
     def given_up(self, clip: ClipTask, expected: Expected) -> tuple[str, ...]:
         """Parts of ``clip`` that will probably be dropped; empty while no pace is known, because

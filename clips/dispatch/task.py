@@ -124,11 +124,6 @@ class ClipTask(WorkItem[ClipJob, ClipListener]):
         )
 
     @property
-    def newest_number(self) -> int:
-        """Number of the latest event; 0 is ``queued``."""
-        return len(self.events)
-
-    @property
     def last_number(self) -> int | None:
         """Number of the terminal event; None before it."""
         return None if self.ending is None else len(self.events) + 1
@@ -181,7 +176,7 @@ def rendered(clip: ClipTask, now: float) -> Ending:
 def overdue(clip: ClipTask, now: float) -> Ending:
     """The ending of a clip whose deadline is past."""
     late_ms = max(0.0, -clip.deadline.left_ms(now))
-    where = f"in {_stage_of(clip)}"
+    where = "in " + next(reversed(clip.percents), "the worker's queue")
     if clip.stage is Stage.QUEUED:
         where = "before it began"
         if clip.loss is not None:
@@ -221,8 +216,3 @@ def judged(clip: ClipTask, code: Code | None, message: str, now: float) -> Endin
             return failed(InstanceLost(f"the instance could not continue this: {message}"))
         case _:
             return failed(EngineError(message))
-
-
-def _stage_of(clip: ClipTask) -> str:
-    """The last stage that reported progress."""
-    return next(reversed(clip.percents), "") or "the worker's queue"

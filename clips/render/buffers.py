@@ -48,10 +48,6 @@ class _Buffers:
             buffer.zero_()
 
 
-class LeaseEnded(RuntimeError):
-    """The lease has returned its buffers; their contents belong to another clip."""
-
-
 class Lease:
     """One clip's buffers until ``close``. Only ``close`` is thread-safe."""
 
@@ -90,7 +86,7 @@ class Lease:
 
     def _open(self) -> _Buffers:
         if self._buffers is None:
-            raise LeaseEnded("the slot's buffers were given back")
+            raise RuntimeError("the slot's buffers were given back")
         return self._buffers
 
     @staticmethod

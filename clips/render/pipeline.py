@@ -208,8 +208,10 @@ class _Rendering:
             raise errors.exceptions[0] from None
         clip.samples = speech.result()
         clip.portrait_size = plan.size
-        is_cut = most_s == plan.seconds and clip.samples >= audio.numel()
-        return self._spoken_plan(is_cut=is_cut)
+        seconds, asked = max(clip.samples, 1) / SAMPLE_RATE, self._whole.asked or self._whole
+        if most_s != plan.seconds or clip.samples < audio.numel():  # nothing was cut off
+            asked = replace(asked, seconds=seconds)
+        return replace(self._whole, seconds=seconds, size=plan.size, asked=asked)
 
     def _first_plan(self) -> ClipPlan:
         """The plan for speech and portrait. If parts may be dropped, it leaves time for the planned
@@ -219,15 +221,6 @@ class _Rendering:
             return self._whole
         left_s = self._until - time.monotonic() - prediction.from_video_s(planned, HOPED)
         return fit(self._whole, lambda one: prediction.first_s(one, LIKELY) <= left_s) or planned
-
-    def _spoken_plan(self, *, is_cut: bool) -> ClipPlan:
-        """The largest plan that the finished speech and portrait allow."""
-        clip, whole = self._clip, self._whole
-        seconds = max(clip.samples, 1) / SAMPLE_RATE
-        asked = whole.asked or whole
-        if not is_cut:
-            asked = replace(asked, seconds=seconds)
-        return replace(whole, seconds=seconds, size=clip.portrait_size, asked=asked)
 
     def _fit_video(self, spoken: ClipPlan, seconds_per_unit: float = 0.0) -> ClipPlan:
         """The largest part of ``spoken`` that can be in time if a unit takes at least

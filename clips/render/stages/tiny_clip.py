@@ -64,11 +64,6 @@ class TwoTowers(torch.nn.Module):
         return self.scale.exp() * (text @ picture.T) + self.bias
 
 
-def buckets_of(prompt: str) -> list[int]:
-    """Hash buckets of a prompt's words, one for each, 0 to ``BUCKETS`` - 1."""
-    return [crc32(word.encode()) % BUCKETS for word in words_of(prompt)]
-
-
 class TinyClipCheck:
     """A ``CheckProvider``."""
 
@@ -91,7 +86,8 @@ class TinyClipCheck:
     def score(
         self, prompt: str, keyframes: torch.Tensor, step: Step
     ) -> tuple[ModelScore, ModelScore]:
-        words = torch.tensor([buckets_of(prompt) or [-1]], device=self._device)
+        buckets = [crc32(word.encode()) % BUCKETS for word in words_of(prompt)]
+        words = torch.tensor([buckets or [-1]], device=self._device)
         pixels = nn.interpolate(
             keyframes.to(self._device, torch.float32) / 255, (SIZE, SIZE), mode="area"
         )
