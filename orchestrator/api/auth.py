@@ -7,10 +7,6 @@ from dataclasses import dataclass, field
 
 from orchestrator.errors import Forbidden, Unauthenticated
 
-_OPERATED = ("/v2/instances", "/v2/catalog")
-"""Paths that every key may read and only operators may change."""
-_ADMIN = "/admin"
-
 
 def digest_of(token: str) -> bytes:
     """SHA-256 of a token. All digests have the same length, so comparing them does not reveal the
@@ -94,21 +90,25 @@ class Authenticator:
 
     @property
     def has_several(self) -> bool:
-        """Whether there is more than one key."""
         return len(self._keys) > 1
+
+    @property
+    def _operator(self) -> Key | None:
+        """The key of ``let_operate``; None if there is none or the settings have an admin key."""
+        is_used = self._operators and not self.has_admin
+        return Key("operator", self._operators, is_admin=True) if is_used else None
 
     def check(self, headers: Mapping[str, str]) -> Key:
         """The key of the token in ``headers``. Raises ``Unauthenticated``."""
-        given = _token(headers)
-        if given is not None and self._operators and not self.has_admin:
-            digest = digest_of(given)
-            if hmac.compare_digest(digest, self._operators):
-                return Key("operator", digest, is_admin=True) if self._keys else OPERATOR
+        given, operator = _token(headers), self._operator
+        digest = b"" if given is None else digest_of(given)
+        if operator is not None and hmac.compare_digest(digest, operator.digest):
+            return operator if self._keys else OPERATOR
         if not self._keys:
             return ANYBODY
         if given is None:
             raise Unauthenticated("a token is required: send Authorization: Bearer or x-api-key")
-        digest, found = digest_of(given), None
+        found = None
         for key in self._keys:  # compare all: the time must not reveal the matching key
             if hmac.compare_digest(digest, key.digest):
                 found = key
@@ -120,11 +120,8 @@ class Authenticator:
         """The key with that fingerprint; None if it no longer exists."""
         if not self._keys:
             return ANYBODY
-        if self._operators and not self.has_admin:
-            operator = Key("operator", self._operators, is_admin=True)
-            if operator.fingerprint == fingerprint:
-                return operator
-        return next((key for key in self._keys if key.fingerprint == fingerprint), None)
+        keys = filter(None, (self._operator, *self._keys))
+        return next((key for key in keys if key.fingerprint == fingerprint), None)
 
     def key_or_nobody(self, headers: Mapping[str, str]) -> Key:
         """The key of the token in ``headers``; ``NOBODY`` if the token is missing or wrong."""
@@ -161,16 +158,15 @@ class Authenticator:
 _OPEN_PATHS = ("/health", "/metrics")
 """Paths of probes and scrapers. They need no token and reveal nothing confidential. With an
 operator's token, a scraper also sees tenants."""
-_BELOW_OPEN_PATHS = tuple(f"{path}/" for path in _OPEN_PATHS)
+_OPERATED = ("/v2/instances", "/v2/catalog")
+"""Paths that every key may read and only operators may change."""
+PAGE_FILES = "/page"
+"""URL path below which the files of the page at ``/`` are served."""
 
 
 def is_open_path(path: str) -> bool:
     """Whether a path is exempt from keys and limits."""
-    return path in _OPEN_PATHS or path.startswith(_BELOW_OPEN_PATHS)
-
-
-PAGE_FILES = "/page"
-"""URL path below which the files of the page at ``/`` are served."""
+    return _is_at(path, _OPEN_PATHS)
 
 
 def is_page(path: str) -> bool:
@@ -180,11 +176,12 @@ def is_page(path: str) -> bool:
 
 def is_admin_call(method: str, path: str) -> bool:
     """Whether a call changes or controls how the service runs."""
-    if path.startswith(f"{_ADMIN}/"):
-        return True
-    if method in ("GET", "HEAD"):
-        return False
-    return any(path == each or path.startswith(f"{each}/") for each in _OPERATED)
+    is_change = method not in ("GET", "HEAD")
+    return path.startswith("/admin/") or (is_change and _is_at(path, _OPERATED))
+
+
+def _is_at(path: str, places: tuple[str, ...]) -> bool:
+    return any(path == place or path.startswith(f"{place}/") for place in places)
 
 
 def _token(headers: Mapping[str, str]) -> str | None:

@@ -12,7 +12,6 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from catalog.paths import state_dir
-from orchestrator.admission.grammars import GrammarCheck
 from orchestrator.api.auth import Authenticator, is_admin_call, is_open_path, is_page
 from orchestrator.api.config import CONFIG, ApiConfig
 from orchestrator.api.dialects import SERVED
@@ -265,15 +264,6 @@ async def _close(app: web.Application) -> None:
     await app[ELSEWHERE].close()
 
 
-def _name_keywords(context: Context, check: GrammarCheck) -> None:
-    """Report schema keywords that are not enforced as ignored, like unknown fields."""
-    for grammar in context.grammars:
-        for keyword in check.passed_over(grammar):
-            if context.ignored is None:
-                context.ignored = Ignored()
-            context.ignored.add(context.field_names.get("grammar", ""), keyword)
-
-
 async def _name_response(request: web.Request, response: web.StreamResponse) -> None:
     """Add the headers of every response: the request's id and the remaining limits of its key."""
     if CONTEXT in request:
@@ -288,7 +278,11 @@ async def _name_response(request: web.Request, response: web.StreamResponse) -> 
     if context is None:  # refused before any handler, with its headers
         return
     orchestrator = request.app[ORCHESTRATOR]
-    _name_keywords(context, orchestrator.stages.reader.grammars)
+    for grammar in context.grammars:
+        for keyword in orchestrator.stages.reader.grammars.passed_over(grammar):
+            # Schema keywords that are not enforced are ignored like unknown fields.
+            context.ignored = context.ignored or Ignored()
+            context.ignored.add(context.field_names.get("grammar", ""), keyword)
     name_response(response, context)
     if context.dialect.time_header:
         took_ms = 1000 * (orchestrator.clock.now() - context.arrival.mono)

@@ -146,13 +146,17 @@ def context_of(
     path: str, headers: Mapping[str, str], arrival: Instant, dialects: Sequence[Dialect]
 ) -> Context:
     """Context of a request to ``path`` with these headers that arrived at ``arrival``."""
-    # The path decides the dialect, so that unknown paths get errors in the style of their API.
-    dialect = next((dialect for dialect in dialects if dialect.serves(path)), dialects[-1])
     request_id = headers.get(REQUEST_ID_HEADER, "")
     if not NAME.fullmatch(request_id):
         request_id = ""
     # Use one id for both, so that a log search for either finds the request.
-    return Context(arrival, request_id or uuid.uuid4().hex, dialect, request_id=request_id)
+    correlation_id = request_id or uuid.uuid4().hex
+    return Context(arrival, correlation_id, dialect_of(path, dialects), request_id=request_id)
+
+
+def dialect_of(path: str, dialects: Sequence[Dialect]) -> Dialect:
+    """The dialect of a path, known or not: unknown ones get errors in the style of their API."""
+    return next((dialect for dialect in dialects if dialect.serves(path)), dialects[-1])
 
 
 def read_correlation_id(request: web.Request, default: str) -> str:

@@ -5,8 +5,8 @@ That pass does not look inside unknown fields and raw parts.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from functools import cache, cached_property, reduce
+from collections.abc import Iterator
+from functools import cache, cached_property, partial, reduce
 from operator import or_
 from types import UnionType
 from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, overload
@@ -128,19 +128,19 @@ def _invalid(message: str, expected: type, inside: str = "") -> InvalidRequest:
     if not path:
         return InvalidRequest(f"the body must be a JSON object: {message}")
     if message.startswith(("Invalid enum value", "Invalid value")):
-        choices = ", ".join(choices_at(expected, own))
+        choices = ", ".join(_choices_at(expected, own))
         if choices:
             message = f"{message}; expected one of: {choices}"
     return wrong(path, message)
 
 
-def choices_at(body: type, path: str) -> list[str]:
+def _choices_at(body: type, path: str) -> list[str]:
     """The values that ``body`` allows at ``path`` (``messages[0].role``); empty if all are."""
     places = list(_alternatives(types.type_info(body)))
-    steps = _STEP.findall(path)
-    for step in steps[:-1]:
+    *steps, last = _STEP.findall(path)
+    for step in steps:
         places = [inner for place in places for inner in _inside(place, step)]
-    return [choice for place in places for choice in _choices(place, steps[-1])]
+    return [choice for place in places for choice in _choices(place, last)]
 
 
 def _choices(place: types.Type, step: str) -> Iterator[str]:
@@ -162,43 +162,24 @@ def _inside(place: types.Type, step: str) -> Iterator[types.Type]:
         yield from _alternatives(place.item_type)
 
 
-def mapped(kind: Any, change: Callable[[Any], Any]) -> Any:
-    """``kind`` with each inner type replaced by ``change`` of that type."""
+@cache
+def with_unknown_fields(kind: Any, *, forbidden: bool | None, is_told: bool = False) -> Any:
+    """``kind`` with unknown fields ``forbidden`` or allowed (None: unchanged), also in all inner
+    messages. ``is_told``: raw JSON becomes ``Any``, so that msgspec can describe the type."""
+    change = partial(with_unknown_fields, forbidden=forbidden, is_told=is_told)
     origin, parts = get_origin(kind), get_args(kind)
     if origin is None or origin is Literal or not parts:
-        return change(kind)
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            return _changed(kind, forbidden, is_told)
+        return Any if is_told and kind is msgspec.Raw else kind
     if origin is Annotated:
-        return Annotated[(mapped(parts[0], change), *parts[1:])]
-    inner = tuple(part if part is ... else mapped(part, change) for part in parts)
+        return Annotated[(change(parts[0]), *parts[1:])]
+    inner = tuple(part if part is ... else change(part) for part in parts)
     if inner == parts:
         return kind
     if origin in (Union, UnionType):
         return Any if Any in inner else reduce(or_, inner)
     return origin[inner]
-
-
-def _redefined(field: msgspec.structs.FieldInfo, kind: Any) -> Any:
-    """A field with a new type, in the form for ``msgspec.defstruct``: name, type, field."""
-    default = None if isinstance(field.default, msgspec.Raw) else field.default
-    made = (
-        msgspec.field(name=field.encode_name, default_factory=field.default_factory)
-        if field.default_factory is not msgspec.NODEFAULT
-        else msgspec.field(name=field.encode_name, default=default)
-    )
-    return field.name, kind, made
-
-
-@cache
-def with_unknown_fields(kind: Any, *, forbidden: bool | None, is_told: bool = False) -> Any:
-    """``kind`` with unknown fields ``forbidden`` or allowed (None: unchanged), also in all inner
-    messages. ``is_told``: raw JSON becomes ``Any``, so that msgspec can describe the type."""
-
-    def change(leaf: Any) -> Any:
-        if isinstance(leaf, type) and issubclass(leaf, msgspec.Struct):
-            return _changed(leaf, forbidden, is_told)
-        return Any if is_told and leaf is msgspec.Raw else leaf
-
-    return mapped(kind, change)
 
 
 @cache
@@ -210,7 +191,12 @@ def _changed(
     for field in msgspec.structs.fields(message):
         kind = with_unknown_fields(field.type, forbidden=forbidden, is_told=is_told)
         if kind != field.type:
-            fields.append(_redefined(field, kind))
+            name, factory = field.encode_name, field.default_factory
+            default = None if isinstance(field.default, msgspec.Raw) else field.default
+            made = msgspec.field(  # type: ignore[call-overload]  # one of them is NODEFAULT
+                name=name, default=default, default_factory=factory
+            )
+            fields.append((field.name, kind, made))
     now = message.__struct_config__.forbid_unknown_fields
     if forbidden is None or getattr(message, "has_fields_of_ours", False):
         forbidden = now

@@ -46,14 +46,6 @@ def answer_id(task: Task) -> str:
     return ID_PREFIXES.get(task.job.api, "") + task.leader_id
 
 
-def task_id_of(name: str) -> str:
-    """The id of a task, from its own id or its answer's id."""
-    for prefix in ID_PREFIXES.values():
-        if name.startswith(prefix):
-            return name.removeprefix(prefix)
-    return name
-
-
 async def find_task(request: web.Request) -> Task:
     """The task in the request's path, for its own key or an admin key. Raises ``NotFound``."""
     return (await find_tasks(request, request.match_info["task_id"]))[0]
@@ -62,19 +54,18 @@ async def find_task(request: web.Request) -> Task:
 async def find_tasks(request: web.Request, stated: str) -> list[Task]:
     """Tasks by any id from a response: one task, all choices of one answer, or all tasks of a
     correlation id. For their own key or an admin key. Raises ``NotFound``."""
-    key = request[CONTEXT].key
-    orchestrator, task_id = request.app[ORCHESTRATOR], task_id_of(stated)
+    key, orchestrator = request[CONTEXT].key, request.app[ORCHESTRATOR]
+    prefix = next((each for each in ID_PREFIXES.values() if stated.startswith(each)), "")
+    task_id = stated.removeprefix(prefix)
 
     def mine(tasks: Iterable[Task]) -> list[Task]:
         return [task for task in tasks if key.is_admin or task.job.key == key.fingerprint]
 
-    try:
-        kept = [orchestrator.store.get(task_id)]
-    except NotFound:
-        kept = []
-    if kept and kept[0].job.api not in ID_PREFIXES:  # such tasks have no other choices
-        live: list[Task] = []
-    else:
+    kept: list[Task] = []
+    with suppress(NotFound):
+        kept.append(orchestrator.store.get(task_id))
+    live: list[Task] = []
+    if not kept or kept[0].job.api in ID_PREFIXES:  # other tasks have no other choices
         live = [task for task in orchestrator.live() if task not in kept]
     found = mine([*kept, *(task for task in live if task_id in (task.id, task.leader_id))])
     found = found or mine(

@@ -206,29 +206,25 @@ def _with_tools(
             "TIDEGATE_MODELS__TOOL_FORMAT",
             field="tools",
         )
-    special = encoder.tokens.special_ids(format.markers)
-
-    def rules() -> Rules:
-        return Rules(special)
-
-    if use.must_call and not encoder.card.grammars:
+    if not encoder.card.grammars:
+        if not use.must_call:
+            return job
         raise InvalidRequest(
             f"tool calls of {name!r} cannot be forced: its worker does not enforce grammars; "
             "tool_choice must be auto or none",
             field="tool_choice",
         )
+    rules = Rules(encoder.tokens.special_ids(format.markers))
     try:
         if not use.must_call:
-            if not encoder.card.grammars:
-                return job
             if job.grammar is None:
-                grammar = strict_calls(use, format, rules())
+                grammar = strict_calls(use, format, rules)
             else:
-                grammar = calls_or_json(job.grammar, use, format, rules())
+                grammar = calls_or_json(job.grammar, use, format, rules)
             return job if grammar is None else replace(job, grammar=_checked(request, grammar))
         # Forced calls take precedence over a requested format: they leave no text.
         request[CONTEXT].grammars = ()
-        forced = forced_calls(use, format, rules())
+        forced = forced_calls(use, format, rules)
         for grammar in filter(None, forced):
             _checked(request, grammar)
     except InvalidGrammar as error:

@@ -199,9 +199,7 @@ def _durability(orchestrator: Orchestrator, task: Task) -> dict[str, object]:
     durable = orchestrator.stages.durable
     if durable is None or not task.job.durable:
         return {}
-    if durable.is_async:
-        return {"durable": True, "loss_window_ms": durable.window_ms}
-    return {"durable": True}
+    return {"durable": True} | ({"loss_window_ms": durable.window_ms} if durable.is_async else {})
 
 
 def _followers(task: Task) -> list[TaskEvents]:

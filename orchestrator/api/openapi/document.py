@@ -16,7 +16,7 @@ from aiohttp import web
 
 from orchestrator.api.anthropic.types import CountTokensRequest, MessagesRequest
 from orchestrator.api.config import CONFIG
-from orchestrator.api.http.context import DIALECTS, Dialect
+from orchestrator.api.http.context import DIALECTS, dialect_of
 from orchestrator.api.http.decode import with_unknown_fields
 from orchestrator.api.native.quotes import QuoteRequest
 from orchestrator.api.native.types import TaskRequest
@@ -33,15 +33,18 @@ from orchestrator.errors import TidegateError
 
 _BOTH = (JSON, EVENTS)
 _PROBE = Operation(statuses=(200, 503))
+_CACHED = Operation(statuses=(200, 304))
+_ACCEPTED = Operation(statuses=(202,))
+_DRAIN = Operation(DrainRequest, statuses=(202,), body_is_optional=True)
 
 OPERATIONS: Mapping[str, Operation] = {  # by method and the router's path
     "POST /v1/chat/completions": Operation(ChatRequest, _BOTH),
     "POST /v1/completions": Operation(CompletionRequest, _BOTH),
     **{
-        f"POST {path}/{{task_id}}/cancel": Operation(statuses=(202,))
+        f"POST {path}/{{task_id}}/cancel": _ACCEPTED
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v2/tasks")
     },
-    "DELETE /v2/tasks/{task_id}": Operation(statuses=(202,)),
+    "DELETE /v2/tasks/{task_id}": _ACCEPTED,
     **{f"POST {at}/tokenize": Operation(TokenizeRequest) for at in ("", "/v1")},
     **{f"POST {at}/detokenize": Operation(DetokenizeRequest) for at in ("", "/v1")},
     "POST /v1/messages": Operation(MessagesRequest, _BOTH),
@@ -52,35 +55,27 @@ OPERATIONS: Mapping[str, Operation] = {  # by method and the router's path
     "GET /v2/tasks/{task_id}/events": Operation(gives=(EVENTS,)),
     "POST /v2/instances": Operation(RegisterRequest, statuses=(200, 201)),
     "DELETE /v2/instances/{address}": PLAIN,
-    "POST /v2/instances/{address}/drain": Operation(
-        DrainRequest, statuses=(202,), body_is_optional=True
-    ),
+    "POST /v2/instances/{address}/drain": _DRAIN,
     "POST /v2/instances/{address}/undrain": PLAIN,
     **{
-        f"GET /v2/catalog/{kind}": Operation(statuses=(200, 304), parameters=("limit", "cursor"))
+        route.format(kind=kind): operation
         for kind in ("models", "engines")
-    },
-    **{
-        f"GET /v2/catalog/{kind}/{{id}}{part}": Operation(statuses=(200, 304))
-        for kind in ("models", "engines")
-        for part in ("", "/state")
-    },
-    **{
-        f"POST /v2/catalog/{kind}/{{id}}/verify": Operation(statuses=(202,))
-        for kind in ("models", "engines")
+        for route, operation in (
+            ("GET /v2/catalog/{kind}", _CACHED._replace(parameters=("limit", "cursor"))),
+            ("GET /v2/catalog/{kind}/{{id}}", _CACHED),
+            ("GET /v2/catalog/{kind}/{{id}}/state", _CACHED),
+            ("POST /v2/catalog/{kind}/{{id}}/verify", _ACCEPTED),
+        )
     },
     "POST /v2/instances/{address}/swap": Operation(SwapRequest, statuses=(200, 202)),
     "POST /v2/instances/{address}/reload": Operation(
         ReloadRequest, statuses=(200, 202), body_is_optional=True
     ),
-    "POST /admin/drain": Operation(DrainRequest, statuses=(202,), body_is_optional=True),
+    "POST /admin/drain": _DRAIN,
     "POST /admin/undrain": PLAIN,
     "POST /admin/reload": PLAIN,
     "GET /v2/overview/events": Operation(gives=(EVENTS,)),
-    "GET /health": _PROBE,
-    "GET /health/live": _PROBE,
-    "GET /health/ready": _PROBE,
-    "GET /health/startup": _PROBE,
+    **{f"GET /health{part}": _PROBE for part in ("", "/live", "/ready", "/startup")},
     "GET /metrics": Operation(gives=(TEXT,)),
     "GET /metrics/vllm": Operation(gives=(TEXT,)),
 }
@@ -134,7 +129,7 @@ def document_of(app: web.Application) -> dict[str, Any]:
                 f"{method} {path} has no description: add it to OPERATIONS of its module"
             )
     operations = {
-        (method, path): _as_read(known.get(f"{method} {path}", PLAIN), _dialect_of(app, path), app)
+        (method, path): _as_read(known.get(f"{method} {path}", PLAIN), path, app)
         for method, path, _ in found
     }
     bodies = list({one.body: None for one in operations.values() if one.body is not None})
@@ -179,16 +174,12 @@ def operations_of(app: web.Application) -> Mapping[str, Operation]:
     return known
 
 
-def _dialect_of(app: web.Application, path: str) -> Dialect:
-    return next((one for one in app[DIALECTS] if one.serves(path)), app[DIALECTS][-1])
-
-
-def _as_read(operation: Operation, dialect: Dialect, app: web.Application) -> Operation:
-    """The operation. Its body allows unknown fields if the dialect ignores them."""
+def _as_read(operation: Operation, path: str, app: web.Application) -> Operation:
+    """The operation. Its body allows unknown fields if the path's dialect ignores them."""
     if operation.body is None:
         return operation
-    passes_over = dialect.is_tolerant and not app[CONFIG].http.strict_fields
-    forbidden = False if passes_over else None
+    is_tolerant = dialect_of(path, app[DIALECTS]).is_tolerant and not app[CONFIG].http.strict_fields
+    forbidden = False if is_tolerant else None
     body = with_unknown_fields(operation.body, forbidden=forbidden, is_told=True)
     return operation._replace(body=body)
 
