@@ -9,8 +9,7 @@ from orchestrator.errors import Forbidden, Unauthenticated
 
 
 def digest_of(token: str) -> bytes:
-    """SHA-256 of a token. All digests have the same length, so comparing them does not reveal the
-    token's length."""
+    """SHA-256 of a token. Its length is fixed, so comparing it does not reveal the token's."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 

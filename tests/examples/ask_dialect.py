@@ -24,9 +24,6 @@ class Question(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_on
     def prompt_of(self) -> Prompt:
         return self.question
 
-    def wanted_logprobs(self) -> int | None:
-        return None
-
 
 _reader = Reader(Question)
 

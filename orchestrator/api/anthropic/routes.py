@@ -17,7 +17,7 @@ from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.field_errors import wrong
 from orchestrator.api.http.fields import read_headers_deadline, read_job_of
 from orchestrator.api.http.finding import cancel
-from orchestrator.api.http.outputs import TaskOutput, format_of, in_form, output_of
+from orchestrator.api.http.outputs import format_of, in_form, output_of
 from orchestrator.api.http.responses import (
     json_response,
     stream_answer,
@@ -25,9 +25,8 @@ from orchestrator.api.http.responses import (
     task_headers,
     whole_answer,
 )
-from orchestrator.parsing import ToolUse, collect
+from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
-from protocol import Delta
 
 _message_reader = Reader(MessagesRequest)
 _count_reader = Reader(CountTokensRequest)
@@ -44,7 +43,15 @@ class ParsedMessages(NamedTuple):
 async def messages(request: web.Request) -> web.StreamResponse:
     """Create the next message of a conversation, or complete a message that the client began."""
     parsed = await read_body(request, _message_reader, lambda body: _parse(request, body))
-    job, output = await _with_output(request, parsed)
+    encoder = await request.app[ORCHESTRATOR].loaded_model(parsed.job)
+    if parsed.must_think and format_of(request.app, encoder).reasoning is None:
+        raise wrong(
+            "thinking",
+            f"the model {encoder.name!r} does not think in tags that are known here; leave it out, "
+            "or send type: disabled",
+        )
+    job = in_form(request, encoder, parsed.job, parsed.prompt, parsed.tools)
+    output = output_of(request.app, encoder, job, parsed.tools)
     if parsed.is_streamed:
         name = request[CONTEXT].answer_id
         return await stream_answer(
@@ -53,8 +60,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     task, answer = await whole_answer(request, job, parsed.prompt, output.begin)
     ending = task.ending
     assert ending is not None
-    pieces = output.feed(Delta(0, answer.ids, answer.texts))
-    said = collect([*pieces, *output.finish(ending.tail, ending)])
+    said = output.whole(answer, ending.tail, ending)
     is_calling = output.is_calling(ending)
     body = message(task, ending, blocks_of(said), is_calling=is_calling) | task_fields(task)
     now = request.app[ORCHESTRATOR].clock.now()
@@ -93,17 +99,3 @@ def _parse(request: web.Request, body: MessagesRequest) -> ParsedMessages:
     job = read_job_of(request, body, Api.MESSAGES, keep=keep)
     prompt, use = chat_of(body)
     return ParsedMessages(job, prompt, use, bool(body.stream), body.must_think())
-
-
-async def _with_output(request: web.Request, parsed: ParsedMessages) -> tuple[Job, TaskOutput]:
-    """The job with its tools applied, and the parser of its output. Raises ``InvalidRequest`` if
-    the model does not support the request, and the errors of ``loaded_model``."""
-    encoder = await request.app[ORCHESTRATOR].loaded_model(parsed.job)
-    if parsed.must_think and format_of(request.app, encoder).reasoning is None:
-        raise wrong(
-            "thinking",
-            f"the model {encoder.name!r} does not think in tags that are known here; leave it out, "
-            "or send type: disabled",
-        )
-    job = in_form(request, encoder, parsed.job, parsed.prompt, parsed.tools)
-    return job, output_of(request.app, encoder, job, parsed.tools)

@@ -43,8 +43,7 @@ _STOP_REASONS = {
     FinishReason.LENGTH: "max_tokens",
     FinishReason.DEADLINE: "deadline",
 }
-"""Anthropic's names for the reason that a message ended. ``deadline`` is our own name. It is sent
-only with ``on_deadline``."""
+"""Anthropic's names for the reason that a message ended. ``deadline`` (``on_deadline``) is ours."""
 
 
 def blocks_of(output: Output) -> list[object]:
@@ -181,8 +180,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class MessageEvents:
-    """Turns one task's tokens into events. Listens to the task; ``stream`` sends the events.
-    ``output`` parses the model's output."""
+    """Turns one task's tokens, parsed by ``output``, into events that ``stream`` sends."""
 
     def __init__(self, stream: EventStream, request_id: str, output: TaskOutput) -> None:
         self._stream = stream

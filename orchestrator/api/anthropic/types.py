@@ -150,9 +150,6 @@ class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True
     user_profile_id: Unused = NULL
     workspace_id: Unused = NULL
 
-    def wanted_logprobs(self) -> int | None:
-        return None
-
     def must_think(self) -> bool:
         """Whether to refuse models that cannot think. Otherwise thinking is a hint."""
         return self.thinking is not None and self.thinking.type == "enabled"
@@ -164,9 +161,6 @@ class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True
         if form is None:
             return None
         return stated_schema(field, form.type, form.schema, None, "json_schema")
-
-    def wants_one_piece(self) -> bool:
-        return not self.stream
 
     def field_names(self) -> Mapping[str, str]:
         return {"prompt": "messages", "stop": "stop_sequences"}

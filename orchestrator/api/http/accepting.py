@@ -118,8 +118,7 @@ ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
 
 def most_connections() -> int:
-    """Raise this process's limit of open files as far as allowed. Returns the number of
-    connections that it allows."""
+    """Raise the limit of open files as far as allowed. Returns how many connections it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
     if soft != resource.RLIM_INFINITY and soft >= files:

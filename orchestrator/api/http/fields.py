@@ -170,7 +170,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     def wanted_logprobs(self) -> int | None:
         """Alternatives per token to return log-probabilities for; None: no log-probabilities."""
-        raise NotImplementedError
+        return None
 
     def own_sampling(self) -> Mapping[str, Any]:
         """Fields of ``Sampling`` that exist only in this dialect."""
@@ -181,7 +181,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return None
 
     def wants_one_piece(self) -> bool:
-        return False
+        return not getattr(self, "stream", None)
 
     def is_awaited(self) -> bool:
         """Whether the answer is useless after the client disconnects."""

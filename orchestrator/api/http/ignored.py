@@ -119,6 +119,5 @@ def pass_over(place: str, name: str, otherwise: InvalidRequest) -> None:
     ignored.add(place, name)
 
 
-def passed_over() -> Ignored | None:
-    """The record of ignored names of the current request; None if it is read strictly."""
-    return _current.get()
+passed_over = _current.get
+"""Returns the ignored names of the current request so far; None if it is read strictly."""

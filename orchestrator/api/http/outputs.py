@@ -13,10 +13,12 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import (
     CallArguments,
     CallFormat,
+    Output,
     OutputFormat,
     OutputParser,
     Piece,
     ToolUse,
+    collect,
 )
 from orchestrator.parsing.call_grammar import calls_or_json, forced_calls, strict_calls
 from orchestrator.parsing.formats import calls_in
@@ -25,6 +27,7 @@ from orchestrator.prompts.encoder import PROBE, WORD, PromptEncoder
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Chat, Job, Prompt, PromptEnd
 from orchestrator.tasks.task import Task
+from orchestrator.tasks.transcript import Transcript
 from protocol import Delta, FinishReason, Grammar, GrammarKind, InvalidGrammar
 
 _THINKING = ("enable_thinking", "thinking")
@@ -78,6 +81,11 @@ class TaskOutput:
     def finish(self, tail: str, ending: Ending) -> Sequence[Piece]:
         """Parse the rest of a task that ended without error; ``tail`` follows its last token."""
         return self._parser.finish(tail, is_cut=ending.finish_reason is not FinishReason.STOP)
+
+    def whole(self, said: Transcript, tail: str, ending: Ending) -> Output:
+        """Parse all of a task that ended without error; ``tail`` follows its last token."""
+        pieces = self.feed(Delta(0, said.ids, said.texts))
+        return collect([*pieces, *self.finish(tail, ending)])
 
     def is_calling(self, ending: Ending) -> bool:
         """Whether the task ended with tool calls and was not cut after some of them."""

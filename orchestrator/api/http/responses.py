@@ -240,8 +240,7 @@ async def stream_answer(
 async def until_answered(
     request: web.Request, job: Job, prompt: Prompt, listener: Listener, complete: asyncio.Event
 ) -> Task:
-    """Submit a job and wait for its end: ``listener`` sets ``complete``. Raises
-    ``TidegateError``."""
+    """Submit a job and wait until ``listener`` sets ``complete``. Raises ``TidegateError``."""
     orchestrator = request.app[ORCHESTRATOR]
     request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [listener])
     try:

@@ -100,8 +100,7 @@ class TaskEvents(NumberedEvents):
         return self._stream.is_behind
 
     def replay(self, task: Task, queue_position: int) -> Iterator[bytes]:
-        """Yield past events in pieces, then follow the task. The task continues while a piece is
-        being sent."""
+        """Yield past events in pieces, while the task continues, then follow it."""
         queued = {"task_id": task.id, "queue_position": queue_position}
         yield self._event(0, "queued", queued)
         transcript = task.record()

@@ -13,7 +13,7 @@ from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.native.types import TaskRequest, given
 from orchestrator.errors import InvalidRequest
-from orchestrator.prediction.promises import BROKEN, Reservation
+from orchestrator.prediction.promises import BROKEN
 from orchestrator.prediction.quotes import ChanceBy
 from orchestrator.tasks.job import Api, Job, Prompt
 
@@ -21,8 +21,7 @@ MAX_HOLD_MS = 30_000.0
 
 
 class QuoteRequest(TaskRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The body of a submission to ``/v2/tasks``. It may have the prompt's length
-    (``prompt_tokens``) instead of a prompt."""
+    """The body of ``POST /v2/tasks``, which may have the prompt's length instead of a prompt."""
 
     prompt_tokens: Annotated[int, msgspec.Meta(gt=0, lt=2**31)] | None = None
     accept: float | None = None
@@ -69,22 +68,18 @@ async def quote(request: web.Request) -> web.Response:
         offer = next(one for one in found.earliest if one.chance == asked.accept)
         promises, hold_s = orchestrator.stages.prediction.promises, asked.hold_ms / 1000
         held = promises.reserve(task, offer.within_ms, offer.chance, hold_s)
-        answer["reservation"] = _reservation(held, unix_ms, asked.hold_ms)
+        answer["reservation"] = {
+            "chance": held.chance,
+            "within_ms": round(held.unix_ms - unix_ms, 1),
+            "deadline_unix_ms": held.unix_ms,
+            "headers": {"X-Deadline": str(held.unix_ms)},
+            "held_until_unix_ms": round(unix_ms + asked.hold_ms),
+        }
     return json_response(answer)
 
 
 def routes() -> list[web.RouteDef]:
     return [web.post("/v2/quote", quote)]
-
-
-def _reservation(held: Reservation, unix_ms: float, hold_ms: float) -> dict[str, object]:
-    return {
-        "chance": held.chance,
-        "within_ms": round(held.unix_ms - unix_ms, 1),
-        "deadline_unix_ms": held.unix_ms,
-        "headers": {"X-Deadline": str(held.unix_ms)},
-        "held_until_unix_ms": round(unix_ms + hold_ms),
-    }
 
 
 def _read(request: web.Request, body: QuoteRequest) -> _Asked:

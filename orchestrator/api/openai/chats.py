@@ -33,8 +33,7 @@ class ImageUrl(msgspec.Struct, frozen=True, gc=False):
 
 
 class ContentPart(msgspec.Struct, frozen=True, gc=False):
-    """A part of a message, of any type. Text and images are accepted under the type names of all
-    SDKs."""
+    """A part of a message. Text and images are accepted under the type names of all SDKs."""
 
     type: str | None = None
     text: str | None = None

@@ -31,8 +31,7 @@ class Choices:
         """The first task that failed. The others are cancelled then."""
         self._orchestrator = orchestrator
         self._read_ahead: deque[tuple[Task, Reading]] = deque()
-        """The first task of each prompt whose choices have not started, and the encoded prompt for
-        its other tasks."""
+        """The first task of each prompt that has not started, and the prompt's encoding."""
         self._listeners: list[Listener] = []
         self.count = self._left = len(request.prompts) * request.n
 

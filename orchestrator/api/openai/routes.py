@@ -35,12 +35,10 @@ from orchestrator.api.openai.types import (
     ParsedCompletion,
 )
 from orchestrator.errors import InvalidRequest, TidegateError
-from orchestrator.parsing import collect
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.job import Api, Chat, OnDisconnect
 from orchestrator.tasks.task import Listener, Task
 from orchestrator.tasks.transcript import Transcript
-from protocol import Delta
 
 _chat_reader = Reader(ChatRequest)
 _completion_reader = Reader(CompletionRequest)
@@ -266,11 +264,9 @@ class _Text(Transcript):
         if self.output is None:
             choice = shape.delta(index, self.text() + tail, logprobs, reason)
         else:
-            pieces = [*self.output.feed(Delta(0, self.ids, self.texts))]
-            pieces += self.output.finish(tail, ending)
+            said = self.output.whole(self, tail, ending)
             reason = "tool_calls" if self.output.is_calling(ending) else reason
-            free_texts = self._choices.request.free_texts
-            choice = shape.message(index, collect(pieces), logprobs, reason, free_texts)
+            choice = shape.message(index, said, logprobs, reason, self._choices.request.free_texts)
         choice["stop_reason"] = stop_reason(ending)
         if options.token_ids:
             choice["token_ids"] = self.ids

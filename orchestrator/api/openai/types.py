@@ -225,9 +225,6 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
         """Alternatives to return per prompt token; None: no log-probabilities."""
         return None
 
-    def wants_one_piece(self) -> bool:
-        return not self.stream
-
     def hinted_priority(self) -> int | None:
         hints = self.nvext and self.nvext.agent_hints
         return hints.priority if hints else None

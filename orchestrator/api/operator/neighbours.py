@@ -6,12 +6,12 @@ main/docs/proposals/003-model-server-protocol).
 """
 
 from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
 
 from aiohttp import web
 
 from orchestrator.api.config import VERSION
 from orchestrator.api.http.responses import json_response
-from orchestrator.instances.instance import Instance
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.work import Stage
 from orchestrator.telemetry.metrics import MetricRow, Samples
@@ -49,35 +49,32 @@ def _tasks(stages: Collection[Stage]) -> Callable[[Orchestrator], Samples]:
     return read
 
 
-def _instances(orchestrator: Orchestrator) -> Iterator[tuple[str, list[Instance]]]:
-    """Instances with a known KV cache, by model."""
+class _KvCache(NamedTuple):
+    """The KV blocks of all instances of a model, as far as they are known."""
+
+    model: str
+    block_tokens: int
+    used: int
+    total: int
+
+
+def _kv_caches(orchestrator: Orchestrator) -> Iterator[_KvCache]:
+    known = [(one.card, one.stats) for one in orchestrator.registry]
+    told = [(card, stats) for card, stats in known if card and stats and stats.kv_blocks_total]
     for model in _models(orchestrator):
-        of_model = [
-            instance
-            for instance in orchestrator.registry
-            if instance.card is not None and instance.card.model == model
-        ]
-        told = [one for one in of_model if one.stats is not None and one.stats.kv_blocks_total]
-        if told:
-            yield model, told
-
-
-def _blocks(instances: list[Instance]) -> tuple[int, int]:
-    stats = [one.stats for one in instances if one.stats is not None]
-    return sum(of.kv_blocks_used for of in stats), sum(of.kv_blocks_total for of in stats)
+        if own := [(card, stats) for card, stats in told if card.model == model]:
+            used = sum(stats.kv_blocks_used for _, stats in own)
+            total = sum(stats.kv_blocks_total for _, stats in own)
+            yield _KvCache(model, own[0][0].block_tokens, used, total)
 
 
 def _kv_usage(orchestrator: Orchestrator) -> Samples:
-    for model, instances in _instances(orchestrator):
-        used, total = _blocks(instances)
-        yield (model,), used / total
+    return (((cache.model,), cache.used / cache.total) for cache in _kv_caches(orchestrator))
 
 
 def _cache_config(orchestrator: Orchestrator) -> Samples:
-    for model, instances in _instances(orchestrator):
-        card = instances[0].card
-        assert card is not None
-        yield (model, str(card.block_tokens), str(_blocks(instances)[1])), 1.0
+    for model, block_tokens, _, total in _kv_caches(orchestrator):
+        yield (model, str(block_tokens), str(total)), 1.0
 
 
 def _loras(orchestrator: Orchestrator) -> Samples:

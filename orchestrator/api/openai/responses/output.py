@@ -29,8 +29,7 @@ from orchestrator.tasks.task import Task
 from protocol import AbortCause, FinishReason
 
 _INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.DEADLINE: "deadline"}
-"""OpenAI's names for the reason that a response is incomplete. ``deadline`` is our own name. It is
-sent only with ``on_deadline``."""
+"""OpenAI's names for why a response is incomplete. ``deadline`` (``on_deadline``) is ours."""
 
 
 def response_id(task_id: str) -> str:

@@ -25,8 +25,7 @@ _CALL_BYTES = 64
 
 
 class Stored(NamedTuple):
-    """An ended response: its body as JSON, its input turns without instructions, and the turns that
-    it added."""
+    """An ended response: its body as JSON, its input turns without instructions, its own turns."""
 
     body: bytes
     history: tuple[Message, ...]
@@ -61,8 +60,13 @@ class ResponseStore:
     def get(self, key: str, name: str) -> Stored:
         """The ended response with that name. Raises ``NotFound``."""
         stored = self._ended.get(key, name)
-        if stored is None:
-            raise _no_such_response(name)
+        if stored is None:  # unknown, or another key's
+            error = NotFound(
+                f"there is no response {excerpt(name, 64)!r}; they are kept only for a while, and "
+                "not with store: false"
+            )
+            error.item_id = name
+            raise error
         return stored
 
     def answer(self, key: str, name: str) -> Message | None:
@@ -111,13 +115,3 @@ def _kept_bytes(stored: Stored) -> int:
     images = sum(kept_bytes(m.parts) for m in messages if m.parts)
     own = _OWN_BYTES + len(stored.body) + _MESSAGE_BYTES * len(messages)
     return own + texts + images + calls
-
-
-def _no_such_response(name: str) -> NotFound:
-    """The error for an unknown id, and for another key's response."""
-    error = NotFound(
-        f"there is no response {excerpt(name, 64)!r}; they are kept only for a while, and not with "
-        "store: false"
-    )
-    error.item_id = name
-    return error

@@ -111,12 +111,6 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
     def token_limit(self) -> int | None:
         return one_limit("max_output_tokens", self.max_output_tokens, self.max_tokens)
 
-    def wanted_logprobs(self) -> int | None:
-        return None
-
-    def wants_one_piece(self) -> bool:
-        return not self.stream
-
     def stated_tier(self) -> str | None:
         return self.service_tier
 
