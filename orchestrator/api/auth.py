@@ -122,13 +122,6 @@ class Authenticator:
         keys = filter(None, (self._operator, *self._keys))
         return next((key for key in keys if key.fingerprint == fingerprint), None)
 
-    def key_or_nobody(self, headers: Mapping[str, str]) -> Key:
-        """The key of the token in ``headers``; ``NOBODY`` if the token is missing or wrong."""
-        try:
-            return self.check(headers)
-        except Unauthenticated:
-            return NOBODY
-
     def require_admin(self, key: Key) -> None:
         """Raises ``Forbidden`` if ``key`` may not operate the service; ``Unauthenticated`` if the
         caller sent no key."""

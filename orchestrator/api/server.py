@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from catalog.paths import state_dir
-from orchestrator.api.auth import Authenticator, is_admin_call, is_open_path, is_page
+from orchestrator.api.auth import NOBODY, Authenticator, is_admin_call, is_open_path, is_page
 from orchestrator.api.config import CONFIG, ApiConfig
 from orchestrator.api.dialects import SERVED
 from orchestrator.api.http.accepting import KeyShares
@@ -55,7 +55,13 @@ from orchestrator.api.operator import (
 )
 from orchestrator.api.operator.admin import Control
 from orchestrator.api.operator.neighbours import VLLM, VLLM_PREFIX
-from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
+from orchestrator.errors import (
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    TidegateError,
+    Unauthenticated,
+)
 from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.service import Orchestrator
@@ -210,13 +216,15 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _identify(request: web.Request, context: Context) -> None:
     """Set the client's id for the request, and its key. Raises ``TidegateError``."""
+    auth, browsers = request.app[AUTH], request.app[BROWSERS]
     if is_open_path(request.path):
         with suppress(InvalidRequest):  # a probe's result must not depend on its own headers
             context.correlation_id = read_correlation_id(request, context.correlation_id)
-        context.key = request.app[AUTH].key_or_nobody(request.headers)
+        context.key = NOBODY
+        with suppress(Unauthenticated):
+            context.key = auth.check(request.headers)
         return
     context.correlation_id = read_correlation_id(request, context.correlation_id)
-    auth, browsers = request.app[AUTH], request.app[BROWSERS]
     if not auth.has_keys:
         browsers.check(request.method, request.headers)
     if is_page(request.path):

@@ -59,7 +59,7 @@ class BodyShare:
         """Mark the body as complete: it is no longer dropped. Raises ``NoCapacity`` if it was."""
         if self.is_given_up:
             raise self.refusal()
-        self._budget.finished(self)
+        self._budget.unfinished.pop(self, None)
 
     def refusal(self) -> NoCapacity:
         return NoCapacity(
@@ -75,18 +75,18 @@ class BodyBudget:
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.total_bytes = 0
-        self._unfinished: dict[BodyShare, None] = {}
+        self.unfinished: dict[BodyShare, None] = {}
 
     @contextmanager
     def share(self, give_up: Callable[[], None]) -> Iterator[BodyShare]:
         """A body's share until the end of the block. ``give_up`` is called if the body is dropped.
         It must stop the reading soon and must not raise."""
         share = BodyShare(self, give_up)
-        self._unfinished[share] = None
+        self.unfinished[share] = None
         try:
             yield share
         finally:
-            self._unfinished.pop(share, None)
+            self.unfinished.pop(share, None)
             self._release(share)
 
     def make_room(self, share: BodyShare, count: int) -> bool:
@@ -94,24 +94,21 @@ class BodyBudget:
         is_small = share.held_bytes + count <= SMALL_BYTES
         most = self.most_bytes if is_small else self.most_bytes * 7 // 8
         while self.total_bytes + count > most:
-            others = (other for other in self._unfinished if other is not share)
+            others = (other for other in self.unfinished if other is not share)
             largest = max(others, key=lambda other: other.held_bytes, default=None)
             if largest is None or largest.held_bytes <= share.held_bytes + count:
                 return False
-            del self._unfinished[largest]
+            del self.unfinished[largest]
             self._release(largest)
             largest.is_given_up = True
             largest.give_up()
         self.total_bytes += count
         return True
 
-    def finished(self, share: BodyShare) -> None:
-        self._unfinished.pop(share, None)
-
     def check_integrity(self) -> None:
         assert 0 <= self.total_bytes <= self.most_bytes
-        assert sum(share.held_bytes for share in self._unfinished) <= self.total_bytes
-        assert not any(share.is_given_up for share in self._unfinished)
+        assert sum(share.held_bytes for share in self.unfinished) <= self.total_bytes
+        assert not any(share.is_given_up for share in self.unfinished)
 
     def _release(self, share: BodyShare) -> None:
         self.total_bytes -= share.held_bytes

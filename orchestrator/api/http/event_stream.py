@@ -91,7 +91,7 @@ class EventStream:
             return
         self._backlog += data
         if len(self._backlog) > CLIENT_BUFFER_BYTES:
-            self._give_up()
+            self.cut()
         self._woken.set()
 
     def _write(self, data: bytes) -> None:
@@ -127,7 +127,10 @@ class EventStream:
 
     def cut(self) -> None:
         """Abort the connection. The client can ask again for the remaining events."""
-        self._give_up()
+        self.too_slow = True
+        self._backlog.clear()
+        if self._transport is not None:
+            self._transport.abort()
         self._woken.set()
 
     def refuse(self, error: TidegateError) -> bool:
@@ -138,12 +141,6 @@ class EventStream:
         self._woken.set()
         return True
 
-    def _give_up(self) -> None:
-        self.too_slow = True
-        self._backlog.clear()
-        if self._transport is not None:
-            self._transport.abort()
-
     # ── the handler's side ───────────────────────────────────────────────────────────────────
 
     async def run(self, past: Iterator[bytes] | None = None) -> web.StreamResponse:
@@ -151,7 +148,11 @@ class EventStream:
         of ``past``, each after the previous one is sent. Raises the error of ``refuse``, and
         ``ConnectionError`` or ``CancelledError`` if the client is gone."""
         if past is None:
-            await self._until_first_event()
+            try:
+                async with asyncio.timeout(HEADERS_WITHIN_S):
+                    await self._woken.wait()
+            except TimeoutError:
+                self.send(KEEP_ALIVE)
         if self._refusal is not None:
             raise self._refusal
         self._is_begun = True
@@ -184,20 +185,12 @@ class EventStream:
             async with asyncio.timeout(CLIENT_TIMEOUT_S):
                 await response.write_eof()
         except TimeoutError:
-            self._give_up()
+            self.cut()
             raise ConnectionResetError("the client reads too slowly") from None
         finally:
             self._direct = False
         transport.set_write_buffer_limits()
         return response
-
-    async def _until_first_event(self) -> None:
-        """Wait up to ``HEADERS_WITHIN_S`` for the first event or an error."""
-        try:
-            async with asyncio.timeout(HEADERS_WITHIN_S):
-                await self._woken.wait()
-        except TimeoutError:
-            self.send(KEEP_ALIVE)
 
     async def _until_woken(self) -> None:
         """Wait for the end or until the client is behind. Keeps the stream alive."""

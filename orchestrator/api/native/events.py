@@ -136,30 +136,29 @@ class TaskEvents(NumberedEvents):
             self._stream.offer(b"event: metrics\ndata: %b\n\n" % data)
 
     def ended(self, task: Task) -> None:
-        if task.entry is None:
+        if task.entry is None or task.entry.is_left:
             self._finish(task)
-        elif task.entry.is_left:
-            self._stream.cut()  # the client reconnects, and another process answers
         else:  # a crash must not change an end that a client has seen
-            task.entry.when_recorded(lambda: self._recorded(task))
+            task.entry.when_recorded(lambda: self._finish(task))
 
     # inside
 
-    def _recorded(self, task: Task) -> None:
+    def _finish(self, task: Task) -> None:
         if task.entry is not None and task.entry.is_left:  # another process continues the task
             self._stream.cut()
-        else:
-            self._finish(task)
-
-    def _finish(self, task: Task) -> None:
+            return
         ending, number = task.ending, last_number(task)
         assert ending is not None and number is not None
         last = b""
         if ending.tail:
             tail = {"text": ending.tail, "token_ids": [], "index": task.completion_tokens}
             last = self._event(number - 1, "token", tail)
-        kind = "end" if ending.error is None else "error"
-        self._stream.finish(last + self._event(number, kind, _terminal_data(task, ending)))
+        data = ended(task, ending) | {"correlation_id": task.correlation_id}
+        if ending.error is None:
+            last += self._event(number, "end", data)
+        else:
+            last += self._event(number, "error", error_object(ending.error) | data)
+        self._stream.finish(last)
 
     def _token_events(
         self, first: int, ids: Sequence[int], texts: Sequence[str], logprobs: Sequence[TokenLogprob]
@@ -195,11 +194,6 @@ def _metrics_data(task: Task, now: float, dropped: int) -> dict[str, object]:
         "left_ms": round(task.deadline.left_ms(now), 1),
         "events_dropped": dropped,
     }
-
-
-def _terminal_data(task: Task, ending: Ending) -> dict[str, object]:
-    words: dict[str, object] = {} if ending.error is None else error_object(ending.error)
-    return words | ended(task, ending) | {"correlation_id": task.correlation_id}
 
 
 def ended(task: Task, ending: Ending) -> dict[str, object]:

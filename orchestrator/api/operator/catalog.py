@@ -98,7 +98,8 @@ class Verifications:
                 asked,
                 state="failed" if problem else "passed",
                 ended_ms=now_ms(),
-                problem=_without_paths(problem, self.home()),
+                # Each absolute path becomes its last name, or its part below the state folder.
+                problem=_FOLDERS.sub("", problem.replace(f"{self.home()}/", "")),
             )
 
     def _problem(self, kind: Kind, id: str) -> str:
@@ -243,11 +244,6 @@ def _is_known(request: web.Request, tag: str, changed_ms: int | None) -> bool:
         # A date in the future comes from a wrong clock. Later changes may have earlier dates.
         and changed_ms // 1000 <= since.timestamp() <= time.time()
     )
-
-
-def _without_paths(text: str, home: Path) -> str:
-    """The text with each absolute path reduced to its last name, or to the part after ``home``."""
-    return _FOLDERS.sub("", text.replace(f"{home}/", ""))
 
 
 def _without_folders(word: str) -> str:

@@ -129,7 +129,9 @@ class _Reader:
         self.end_calls()
         match kind:
             case "message" if item.type or item.role or not item.id:
-                self.turns.append(_message(item, where))
+                if item.role is None:
+                    raise missing(f"{where}.role")
+                self.turns.append(said_in(item.role, item.content, f"{where}.content"))
             case "function_call_output" | "custom_tool_call_output":
                 self._result(item.output, call_id, f"{where}.output")
             case "reasoning":
@@ -224,9 +226,3 @@ def _with_names(history: Sequence[Message]) -> tuple[Message, ...]:
         else message
         for message in history
     )
-
-
-def _message(item: InputItem, where: str) -> Message:
-    if item.role is None:
-        raise missing(f"{where}.role")
-    return said_in(item.role, item.content, f"{where}.content")
