@@ -97,12 +97,7 @@ async def status(request: web.Request) -> web.Response:
         "status": status_of(task),
         "correlation_id": task.correlation_id,
         "model": task.served_name,
-        # Text only for its own client is not kept.
-        **(
-            {"text": task.record().text() + (ending.tail if ending else "")}
-            if is_kept(task)
-            else {}
-        ),
+        **_text(task),
         "usage": usage(task),
         **task_fields(task),
         "deadline_unix_ms": task.deadline.unix_ms,
@@ -190,6 +185,13 @@ def _read(request: web.Request, body: TaskRequest, name: str | None) -> tuple[Jo
             body_digest=digest,
         )
     return job, prompt, digest
+
+
+def _text(task: Task) -> dict[str, object]:
+    """The task's text so far, if it is kept. Text only for its own client is not."""
+    if not is_kept(task):
+        return {}
+    return {"text": task.record().text() + ("" if task.ending is None else task.ending.tail)}
 
 
 def _durability(orchestrator: Orchestrator, task: Task) -> dict[str, object]:

@@ -162,6 +162,7 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (CHAT, {"prediction": {"type": "content", "content": "x"}}, "prediction"),
     (MESSAGES, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, ""),
     (RESPONSES, {"context_management": [{"type": "compaction"}]}, "context_management"),
+    (RESPONSES, {"truncation": "auto"}, ""),  # as agents send
     # another answer
     (CHAT, said({"role": "user", "contents": "x"}), Refused("messages[0].content is required")),
     (CHAT, {"modalities": ["text", "audio"]}, Refused("modalities")),

@@ -222,11 +222,6 @@ async def test_bad_input_is_told_what_was_wrong(service: Service, worker: FakeWo
     assert not worker.submits
 
 
-async def test_agents_that_send_truncation_auto_are_served_what_fits(service: Service) -> None:
-    body = {"input": "hi", "truncation": "auto", "max_output_tokens": 4}
-    assert (await service.ask("POST", "/v1/responses", json=body))["truncation"] == "disabled"
-
-
 SAID = (Message("user", "hello"),)
 
 

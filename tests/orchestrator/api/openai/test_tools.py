@@ -219,15 +219,6 @@ async def test_a_call_that_must_be_made(
         assert thinks or "start: call" in grammar.text, "the prompt has ended it"
 
 
-async def test_strict_tools(service: Service, worker: FakeWorker) -> None:
-    strict = {"type": "function", "function": FUNCTION | {"strict": True}}
-    await answer_of(service, PATH, ASK | {"tools": [strict]})
-    grammar = worker.submits[-1].grammar
-    assert grammar is not None and grammar.kind == "structural_tag"
-    await answer_of(service, PATH, ASK)
-    assert worker.submits[-1].grammar is None
-
-
 async def test_a_form_of_the_answer_leaves_the_tools_callable(
     service: Service, worker: FakeWorker
 ) -> None:
