@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from clips.render import settings as slot
-from worker.environment import nested
 from worker.memory import MemoryLimits
 from worker.settings import read_settings, variable
 
@@ -119,8 +118,3 @@ def test_what_kubernetes_adds_for_a_service_of_that_name_is_no_mistake(
     for name in ("SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT_8001_TCP_ADDR"):
         monkeypatch.setenv(f"TIDEGATE_WORKER_{name}", "x")
     read_settings()
-
-
-def test_values_by_names_like_variables_are_put_into_their_sections() -> None:
-    made = nested({"device": "cpu", "kv__blocks": 4, "kv__disk_path": None})
-    assert made == {"device": "cpu", "kv": {"blocks": 4, "disk_path": None}}

@@ -15,8 +15,6 @@ from protocol import (
     Grammar,
     GrammarKind,
     OnDeadline,
-    Sampling,
-    features_of,
 )
 from tests.support.engines import ENGINES, MAX_RUNNING, Answer, EngineCase, LaneClient, Served
 
@@ -84,10 +82,6 @@ def assert_same(served: Served, got: list[int], expected: Answer, *, start: int 
         assert gap < CLOSE, f"token {at} is {token}, not {expected.ids[at]}"
         return place
     return len(got)
-
-
-def _features(asked: dict[str, object]) -> list[Feature]:
-    return features_of(Sampling(**({"max_tokens": 16} | asked)))  # type: ignore[arg-type]
 
 
 def _endless(served: Served) -> dict[str, object]:
@@ -224,27 +218,6 @@ def test_a_grammar_is_kept_to(served: Served, lane: LaneClient) -> None:
     assert answer.end.code is None
     text = answer.text
     assert len(text) == 7 and text[4] == "-" and text.replace("-", "").isdigit()
-
-
-def test_what_it_lacks_is_refused_by_name(served: Served, lane: LaneClient) -> None:
-    asked: list[dict[str, object]] = [
-        {"ignore_eos": True},
-        {"logit_bias": ((3, 1.0),)},
-        {"logprobs": 1},
-        {"min_p": 0.1},
-        {"min_tokens": 2},
-        {"frequency_penalty": 1.0},
-        {"prompt_logprobs": 1},
-        {"skip_special_tokens": False},
-        {"stop_token_ids": (3,)},
-    ]
-    lacking = [one for one in asked if set(_features(one)) & set(served.card.lacks)]
-    if not lacking:
-        pytest.skip(f"{served.case} lacks nothing that sampling can ask for")
-    for one in lacking:
-        end = lane.run(served.encode(PROMPT), **one).end
-        (feature,) = _features(one)
-        assert end.code is Code.INVALID_REQUEST and feature.value in end.message
 
 
 # ── aborts and deadlines ─────────────────────────────────────────────────────────────────────

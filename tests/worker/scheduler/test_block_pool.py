@@ -167,15 +167,6 @@ def test_wk9_what_is_kept_is_free_and_evicted_after_all_others() -> None:
     assert (pool.kept_count, pool.kept_hashes, pool.cached_count) == (0, 0, 2)
 
 
-def test_what_is_shared_is_not_counted_twice() -> None:
-    """A prompt may take the whole pool even where its own cached head is part of what is free."""
-    pool = BlockPool(4)
-    cached(pool, [1, 2])
-    shared = pool.match(hashes_of([1, 2]))
-    assert pool.fits(shared, 2)
-    assert not pool.fits(shared, 3)
-
-
 def test_faults_of_the_books_are_caught() -> None:
     """WK-4."""
     pool = BlockPool(4)

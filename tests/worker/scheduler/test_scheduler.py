@@ -475,16 +475,6 @@ def test_a_whole_cached_prompt_leaves_a_block_to_compute() -> None:
     assert run_steps(scheduler) == [[(one, 16, 1)]]
 
 
-def test_tenants_with_a_salt_of_their_own_share_nothing() -> None:
-    scheduler = Scheduler(config(), BlockPool(64))
-    for salt, expected in (("a", 0), ("b", 0), ("", 0), ("a", 8), ("b", 8), ("", 8)):
-        one = request([5] * 10, max_tokens=1, salt=salt)
-        scheduler.prefix_cache.hash_prompt(one, prefix_salt(b"model", salt))
-        queued(scheduler, one)
-        run_steps(scheduler)
-        assert one.cached_tokens == expected
-
-
 def test_only_what_is_not_shared_is_reserved() -> None:
     """Two long prompts with one head fit into a pool that could not hold them apart."""
     scheduler = Scheduler(config(), BlockPool(16))
