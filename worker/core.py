@@ -169,8 +169,8 @@ class EngineService(Protocol):
     def stats(self) -> WorkerStats:
         """The state after a recent step, without ``lanes``, which the engine does not know."""
 
-    def kv_reports(self) -> list[KvReport]:
-        """Reports of the prefix cache's changes since the last call. For one reader."""
+    def kv_report(self) -> KvReport | None:
+        """The prefix cache's changes since the last call, if any. For one reader."""
 
     @property
     def has_failed(self) -> bool:

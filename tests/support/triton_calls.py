@@ -138,11 +138,8 @@ class FakeEngine:
             check_us=0.1,
         )
 
-    def kv_reports(self) -> list[KvReport]:
-        reports = []
-        while self.reports:
-            reports.append(self.reports.popleft())
-        return reports
+    def kv_report(self) -> KvReport | None:
+        return self.reports.popleft() if self.reports else None
 
     def stop(self) -> None:
         pass

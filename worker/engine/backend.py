@@ -63,9 +63,9 @@ class Backend(ABC):
     def interrupt(self) -> None:
         """Make a waiting ``compute`` return soon because of news."""
 
-    def kv_reports(self) -> list[KvReport]:
+    def kv_report(self) -> KvReport | None:
         """See ``EngineService``."""
-        return []
+        return None
 
     @property
     def has_failed(self) -> bool:

@@ -10,7 +10,7 @@ from protocol import KvReport, prefix_salt
 from worker.core import Clock
 from worker.engine.backend import Backend, Executed
 from worker.engine.executor import Executor
-from worker.engine.kv_events import ReportQueue
+from worker.engine.kv_events import KvEvents
 from worker.engine.loop import EngineLoop
 from worker.kv_disk.base import BlockTier
 from worker.runner.base import Runner
@@ -62,7 +62,7 @@ class OwnBackend(Backend):
         self._executor = executor
         self._tier = tier
         self._hash_salt = hash_salt
-        self._kv_events = ReportQueue(lambda: scheduler.pool.hashes)
+        self._kv_events = KvEvents()
 
     def prepare(self, request: Request) -> None:
         if request.prompt_tokens < self._scheduler.capacity_tokens:
@@ -73,7 +73,7 @@ class OwnBackend(Backend):
     def attach(self, wake: Callable[[], None]) -> None:
         self._tier.attach(wake)
 
-    def kv_reports(self) -> list[KvReport]:
+    def kv_report(self) -> KvReport | None:
         return self._kv_events.take()
 
     @property
@@ -126,7 +126,7 @@ class OwnBackend(Backend):
     def end(self) -> None:
         self._tier.spill()
         if (report := self._scheduler.pool.take_changes()) is not None:
-            self._kv_events.put(report)
+            self._kv_events.add(report)
 
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()

@@ -1,39 +1,51 @@
-"""Passes changes of the prefix cache from the engine's thread to one reader.
+"""Passes changes of the prefix cache from the engine's thread to readers on another one."""
 
-It needs no lock: two threads can safely use the two ends of a deque. A reader that falls behind
-gets the whole state instead of a growing backlog.
-"""
-
-from collections import deque
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Iterable
 
 from protocol import KvReport
 
-MAX_BACKLOG = 256
-"""Maximum number of waiting reports; beyond it, one full report replaces them."""
+
+class KvEvents:
+    """Changes that a reader has not taken yet, without hashes both added and removed since, so that
+    no backlog grows. Any thread."""
+
+    def __init__(self, hashes: Iterable[bytes] | None = None) -> None:
+        """``hashes`` replace all that the reader knows."""
+        self._lock = threading.Lock()
+        self._full = hashes is not None
+        self._added = dict.fromkeys(hashes or ())
+        self._evicted: dict[bytes, None] = {}
+
+    def add(self, report: KvReport) -> None:
+        with self._lock:
+            if report.full:
+                self._full, self._added, self._evicted = True, {}, {}
+            for block_hash in report.evicted:
+                if block_hash in self._added:
+                    del self._added[block_hash]
+                else:
+                    self._evicted[block_hash] = None
+            for block_hash in report.added:
+                if block_hash in self._evicted:
+                    del self._evicted[block_hash]
+                else:
+                    self._added[block_hash] = None
+
+    def take(self, most: int | None = None) -> KvReport | None:
+        """The next report, with at most ``most`` hashes; None if nothing is new."""
+        with self._lock:
+            if not self._full and not self._added and not self._evicted:
+                return None
+            evicted = _take(self._evicted, most)
+            added = _take(self._added, None if most is None else most - len(evicted))
+            report = KvReport(added, evicted, full=self._full)
+            self._full = False
+            return report
 
 
-class ReportQueue:
-    """A queue of reports: ``put`` on the engine's thread, ``take`` on the reader's. ``held`` lists
-    all blocks in the cache."""
-
-    def __init__(self, held: Callable[[], Iterable[bytes]]) -> None:
-        self._list_held = held
-        self._reports: deque[KvReport] = deque()
-
-    def put(self, report: KvReport) -> None:
-        """Queue a report, or a full report of the cache if too many wait."""
-        if len(self._reports) >= MAX_BACKLOG:
-            self._reports.clear()
-            report = KvReport(list(self._list_held()), [], full=True)
-        self._reports.append(report)
-
-    def take(self) -> list[KvReport]:
-        """Return the reports put since the last call, in order."""
-        reports = []
-        try:
-            while self._reports:
-                reports.append(self._reports.popleft())
-        except IndexError:
-            pass  # ``put`` just replaced them with a full report; the next call returns it
-        return reports
+def _take(hashes: dict[bytes, None], most: int | None) -> list[bytes]:
+    taken = list(hashes)[:most]
+    for block_hash in taken:
+        del hashes[block_hash]
+    return taken

@@ -193,8 +193,8 @@ class EngineLoop:
             self._stats = self._snapshot()
         return self._stats
 
-    def kv_reports(self) -> list[KvReport]:
-        return self.backend.kv_reports()
+    def kv_report(self) -> KvReport | None:
+        return self.backend.kv_report()
 
     @property
     def has_failed(self) -> bool:

@@ -28,6 +28,7 @@ from protocol import (
 )
 from worker.core import Clock, Job
 from worker.engine.backend import Backend, Executed
+from worker.engine.kv_events import KvEvents
 from worker.errors import RequestError
 from worker.log import engine_log
 from worker.scheduler.end_reason import LENGTH, STOPPED, EndReason, failed
@@ -133,17 +134,17 @@ class SteppedBackend(Backend):
         card: ModelCard,
         *,
         frees_at_once: bool,
-        kv_reports: Callable[[], list[KvReport]] = list,
+        kv_events: KvEvents | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         """The limits come from the ``card``. ``frees_at_once``: ``StepCore.abort`` frees a job's
-        memory at once, not only after the next step. ``kv_reports`` returns the changes of the
-        core's prefix cache since the last call."""
+        memory at once, not only after the next step. ``kv_events`` has the changes of
+        the core's prefix cache."""
         self.core = core
         self._card = card
         self._frees_at_once = frees_at_once
         self._clock = clock
-        self._read_kv_reports = kv_reports
+        self._kv_events = kv_events
         self.roster = Roster(
             capacity_tokens=card.context_tokens,
             context_tokens=max(card.context_tokens, card.full_context_tokens),
@@ -167,8 +168,8 @@ class SteppedBackend(Backend):
     def interrupt(self) -> None:
         self.core.interrupt()
 
-    def kv_reports(self) -> list[KvReport]:
-        return self._read_kv_reports()
+    def kv_report(self) -> KvReport | None:
+        return None if self._kv_events is None else self._kv_events.take()
 
     @property
     def has_failed(self) -> bool:

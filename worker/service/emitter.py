@@ -39,11 +39,12 @@ from worker.core import (
     JobStarted,
     JobTokens,
 )
+from worker.engine.kv_events import KvEvents
 from worker.errors import ResponderLost, code_of
 from worker.log import service_log
 from worker.scheduler.end_reason import loss_of
 from worker.service.call import Responder
-from worker.service.lane import KvEvents, KvMirror, Lane
+from worker.service.lane import KvMirror, Lane
 from worker.service.replies import JobReply, Reply
 
 Action = Callable[[], None]
@@ -174,7 +175,7 @@ class Emitter:
         self._engine, self._load_ms = engine, load_ms
         self._kv_mirror = KvMirror()
         for lane in self._lanes:
-            lane.kv_events = KvEvents()
+            lane.kv_events = KvEvents(())
 
     def describe_all(self, card: ModelCard) -> None:
         """Send a new card and the full state on every lane."""
@@ -351,7 +352,7 @@ class Emitter:
         self._guarded(reply.close)
 
     def _read_kv_reports(self) -> None:
-        for report in self._engine.kv_reports():
+        while (report := self._engine.kv_report()) is not None:
             self._kv_mirror.apply(report)
             for lane in self._lanes:
                 lane.kv_events.add(report)

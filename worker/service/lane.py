@@ -1,7 +1,5 @@
 """The lane contract: one stream carries many jobs, and one frame carries events of several jobs."""
 
-from collections.abc import Iterable
-
 from protocol import (
     Delta,
     End,
@@ -16,6 +14,7 @@ from protocol import (
 )
 from protocol.tensors import FRAME
 from worker.core import Job, JobFinished, JobPrompt, JobStarted, JobTokens
+from worker.engine.kv_events import KvEvents
 from worker.errors import ResponderLost, code_of
 from worker.log import service_log
 from worker.service.call import Responder, strings
@@ -41,47 +40,6 @@ class KvMirror:
         self.hashes.update(dict.fromkeys(report.added))
 
 
-class KvEvents:
-    """Cache changes not yet sent on one lane, without hashes both added and removed since."""
-
-    def __init__(self, hashes: Iterable[bytes] = ()) -> None:
-        """``hashes`` replace all hashes that the lane's other end knows."""
-        self._full = True
-        self._added = dict.fromkeys(hashes)
-        self._evicted: dict[bytes, None] = {}
-
-    def add(self, report: KvReport) -> None:
-        if report.full:
-            self._full, self._added, self._evicted = True, dict.fromkeys(report.added), {}
-            return
-        for block_hash in report.evicted:
-            if block_hash in self._added:
-                del self._added[block_hash]
-            else:
-                self._evicted[block_hash] = None
-        for block_hash in report.added:
-            if block_hash in self._evicted:
-                del self._evicted[block_hash]
-            else:
-                self._added[block_hash] = None
-
-    def take(self, most: int = MAX_HASHES) -> KvReport | None:
-        """The next report, with at most ``most`` hashes; None if nothing is new."""
-        if not self._full and not self._added and not self._evicted:
-            return None
-        evicted = _take(self._evicted, most)
-        report = KvReport(_take(self._added, most - len(evicted)), evicted, full=self._full)
-        self._full = False
-        return report
-
-
-def _take(hashes: dict[bytes, None], most: int) -> list[bytes]:
-    taken = list(hashes)[:most]
-    for block_hash in taken:
-        del hashes[block_hash]
-    return taken
-
-
 _PROMPT_TOKENS = 512
 """Prompt tokens per frame of log-probabilities: 200 KB if each token has its 20 likeliest."""
 
@@ -95,7 +53,7 @@ class Lane:
         self.jobs: dict[int, LaneJob] = {}
         """Running jobs by handle."""
         self.last_sent = 0.0
-        self.kv_events = KvEvents()
+        self.kv_events = KvEvents(())
         """Changes of the prefix cache not reported yet."""
         self.ended = False
         self._seq = 0
@@ -116,7 +74,7 @@ class Lane:
         frame = self.next_frame()
         frame.stats, frame.draining = stats, draining
         if frame.cache is None:
-            frame.cache = self.kv_events.take()
+            frame.cache = self.kv_events.take(MAX_HASHES)
 
     def add(self, delta: Delta) -> None:
         """Take over ``delta``. One frame has one delta per job: its tokens are merged."""

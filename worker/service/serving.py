@@ -154,7 +154,7 @@ class EngineAbsent:
     def stats(self) -> WorkerStats:
         return WorkerStats(*([0] * 10))  # the fields without defaults
 
-    def kv_reports(self) -> list[KvReport]:
-        return []
+    def kv_report(self) -> KvReport | None:
+        return None
 
     def stop(self) -> None: ...

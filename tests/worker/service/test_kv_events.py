@@ -6,9 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from protocol import Describe, KvReport
 from tests.worker.service.conftest import Harness
-from worker.engine.kv_events import MAX_BACKLOG, ReportQueue
-from worker.scheduler.block_pool import BlockPool
-from worker.service.lane import KvEvents, KvMirror
+from worker.engine.kv_events import KvEvents
+from worker.service.lane import KvMirror
 
 HASHES = st.sets(st.integers(0, 9).map(lambda i: bytes([i])), max_size=6)
 
@@ -32,7 +31,7 @@ class NewsMachine(RuleBasedStateMachine):
         super().__init__()
         self.truth: set[bytes] = set()
         self.mirror = KvMirror()
-        self.events = KvEvents()
+        self.events = KvEvents(())
         self.known: set[bytes] = {b"something old"}
 
     @rule(added=HASHES, evicted=HASHES)
@@ -74,33 +73,6 @@ class NewsMachine(RuleBasedStateMachine):
 
 TestNews = NewsMachine.TestCase
 TestNews.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
-
-
-def test_a_slow_reader_gets_the_whole_state_instead_of_a_backlog() -> None:
-    pool = BlockPool(4)
-    queue = ReportQueue(lambda: pool.hashes)
-
-    def publish() -> None:
-        if (report := pool.take_changes()) is not None:
-            queue.put(report)
-
-    for i in range(3 * MAX_BACKLOG):
-        blocks = pool.allocate(4)
-        pool.register(blocks[0], i.to_bytes(4, "big"))
-        pool.free(blocks)
-        publish()
-        pool.forget() if i % 2 else None
-    reports = queue.take()
-    assert len(reports) <= MAX_BACKLOG
-    assert reports[0].full
-    mirror = KvMirror()
-    for report in reports:
-        mirror.apply(report)
-    publish()
-    for report in queue.take():
-        mirror.apply(report)
-    assert set(mirror.hashes) == set(pool.hashes)
-    assert queue.take() == []
 
 
 def test_changes_ride_in_frames_of_every_lane(harness: Harness) -> None:

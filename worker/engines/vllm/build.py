@@ -160,12 +160,11 @@ def _build(settings: WorkerSettings, clock: Clock, threads: ThreadPoolExecutor) 
         adapters=adapters,
         vision=None if images is None else images.vision,
     )
-    reports = parts.reports
     backend = SteppedBackend(
         VllmCore(parts),
         card,
         frees_at_once=not parts.has_kv_connector,
-        kv_reports=list if reports is None else reports.take,
+        kv_events=parts.reports,
         clock=clock,
     )
     engine = EngineLoop(backend, card.eos_token_ids, clock=clock)

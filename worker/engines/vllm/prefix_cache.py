@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from protocol import Adapter, KvReport
 from protocol.blocks import adapter_salt, hash_block, prefix_salt, root_hash
-from worker.engine.kv_events import ReportQueue
+from worker.engine.kv_events import KvEvents
 
 
 class BlockHasher(Protocol):
@@ -63,7 +63,7 @@ def keep_names_plain(config: Any) -> None:
             )
 
 
-class PrefixReports(ReportQueue):
+class PrefixReports(KvEvents):
     """Replaces vLLM's event publisher. ``publish`` is for the engine's thread, ``take`` for one
     reader on any thread.
 
@@ -72,7 +72,7 @@ class PrefixReports(ReportQueue):
     """
 
     def __init__(self, holds: Callable[[bytes], bool]) -> None:
-        super().__init__(lambda: self._held)
+        super().__init__()
         self._holds = holds
         self._held: dict[bytes, None] = {}
 
@@ -90,7 +90,7 @@ class PrefixReports(ReportQueue):
             del self._held[one]
         self._held.update(dict.fromkeys(added))
         if added or evicted:
-            self.put(KvReport(added, evicted))
+            self.add(KvReport(added, evicted))
 
     def shutdown(self) -> None:
         """Do nothing; vLLM calls this to end its publishers."""
