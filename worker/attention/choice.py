@@ -174,7 +174,10 @@ def choose_attention(
     requested backend cannot run here, or if none can.
     """
     fixed = _fixed(setting, pool.device.type, deterministic)
-    build = _Builder(pool, num_heads, tuple(windows), deterministic)
+
+    def build(name: AttentionName) -> AttentionBackend:
+        return _build(name, pool, num_heads, windows, deterministic)
+
     if fixed is not None and (deterministic or fixed == "reference"):
         try:
             return AttentionChoice(fixed, build(fixed))
@@ -192,14 +195,18 @@ def choose_attention(
                 return AttentionChoice(name, backend)
     trial, expected = _trial(pool, num_heads, windows)
     with one_thread():
-        found = [_try(name, build, trial, expected) for name in names]
+        limit = TOLERANCE[pool.data.dtype]
+        found = [_try(name, build, trial, expected, limit) for name in names]
         timer = timer or (_cpu_us if on_cpu else _time_us)
         steps = {each.name: partial(timer, step, pool.device) for each, step in found if step}
         times_us = in_turns(steps, TURNS if on_cpu else 1)
     tried = tuple(replace(each, step_us=times_us.get(each.name, math.nan)) for each, _ in found)
     pool.data[0, _blocks_of(trial, pool)] = 0.0
     for one in tried:
-        model_log.info("%s", _told(one))
+        result = f": {one.step_us:.0f} µs a layer, error {one.error:.1e}"
+        if one.problem is not None:
+            result = f" is out: {one.problem}"
+        model_log.info("attention backend %s%s", one.name, result)
     sound = [one for one in tried if one.problem is None]
     if not sound:
         raise ValueError("; ".join(_refusal(one.name, one.problem or "") for one in tried))
@@ -225,27 +232,18 @@ def _fixed(
     return "fixed" if device_type == "cpu" else "triton"
 
 
-@dataclass(frozen=True, slots=True)
-class _Builder:
-    pool: KVPool
-    num_heads: int
-    windows: tuple[int, ...]
-    deterministic: bool
-
-    def __call__(self, name: AttentionName) -> AttentionBackend:
-        match name:
-            case "reference":
-                return ReferenceAttention(self.pool, self.num_heads, windows=self.windows)
-            case "numba":
-                return NumbaAttention(self.pool, self.num_heads, windows=self.windows)
-            case "fixed":
-                return FixedAttention(self.pool, self.num_heads, windows=self.windows)
-            case "triton":
-                return TritonAttention(
-                    self.pool, self.num_heads, windows=self.windows, invariant=self.deterministic
-                )
-            case "flashinfer":
-                return FlashInferAttention(self.pool, self.num_heads, windows=self.windows)
+def _build(
+    name: AttentionName, pool: KVPool, num_heads: int, windows: Sequence[int], deterministic: bool
+) -> AttentionBackend:
+    if name == "triton":
+        return TritonAttention(pool, num_heads, windows=windows, invariant=deterministic)
+    kinds = {
+        "reference": ReferenceAttention,
+        "numba": NumbaAttention,
+        "fixed": FixedAttention,
+        "flashinfer": FlashInferAttention,
+    }
+    return kinds[name](pool, num_heads, windows=windows)
 
 
 def _blocks_of(trial: Trial, pool: KVPool) -> torch.Tensor:
@@ -267,13 +265,16 @@ def _trial(pool: KVPool, num_heads: int, windows: Sequence[int]) -> tuple[Trial,
 
 
 def _try(
-    name: AttentionName, build: _Builder, trial: Trial, expected: torch.Tensor
+    name: AttentionName,
+    build: Callable[[AttentionName], AttentionBackend],
+    trial: Trial,
+    expected: Tensor,
+    limit: float,
 ) -> tuple[Tried, Callable[[], object] | None]:
     """Test a backend, without timing it. Returns the trial, and its step if it is a candidate."""
     try:
         backend = build(name)
         error = error_of(backend, 0, trial, expected)
-        limit = TOLERANCE[build.pool.data.dtype]
         if not error <= limit:
             wrong = f"its results are off by {error:.1e}, more than {limit:.0e}"
             return Tried(name, wrong, error), None
@@ -309,12 +310,6 @@ def _device_us(call: Callable[[], object]) -> float:
     after.record()
     after.synchronize()
     return float(before.elapsed_time(after)) * 1e3
-
-
-def _told(one: Tried) -> str:
-    if one.problem is not None:
-        return f"attention backend {one.name} is out: {one.problem}"
-    return f"attention backend {one.name}: {one.step_us:.0f} µs a layer, error {one.error:.1e}"
 
 
 def _refusal(name: AttentionName, problem: str) -> str:

@@ -17,8 +17,7 @@ class KVMemory(Protocol):
     The caller holds a reference to every block that it passes, so that no step writes to it.
     """
 
-    @property
-    def format(self) -> BlockFormat: ...
+    format: BlockFormat
 
     def staging(self, blocks: int) -> Bytes:
         """Host memory ``[blocks, block_bytes]`` uint8 that is fast to copy from and to."""
@@ -41,14 +40,10 @@ class HostMemory:
 
     def __init__(self, data: NDArray[np.uint8], block_format: BlockFormat) -> None:
         self._data = data
-        self._format = block_format
-
-    @property
-    def format(self) -> BlockFormat:
-        return self._format
+        self.format = block_format
 
     def staging(self, blocks: int) -> Bytes:
-        return np.empty((blocks, self._format.block_bytes), np.uint8)
+        return np.empty((blocks, self.format.block_bytes), np.uint8)
 
     def copy_out(self, blocks: Sequence[int], staging: Bytes) -> None:
         for row, block in enumerate(blocks):

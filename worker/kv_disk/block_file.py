@@ -78,18 +78,12 @@ def _write_whole(path: Path, parts: Sequence[bytes | memoryview]) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
-            for part in parts:
-                _write_all(file.fileno(), part)
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(parts)
+            file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
-
-
-def _write_all(descriptor: int, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

@@ -32,16 +32,12 @@ class CudaPool:
 
     def __init__(self, pool: torch.Tensor, block_format: BlockFormat) -> None:
         self._bytes = pool.flatten(2).view(torch.uint8)  # [layers, blocks, bytes]
-        self._format = block_format
+        self.format = block_format
         self._out = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]
         self._in = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]
 
-    @property
-    def format(self) -> BlockFormat:
-        return self._format
-
     def staging(self, blocks: int) -> Bytes:
-        return pinned((blocks, self._format.block_bytes))
+        return pinned((blocks, self.format.block_bytes))
 
     def copy_out(self, blocks: Sequence[int], staging: Bytes) -> None:
         with torch.inference_mode(), torch.cuda.stream(self._out):

@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from operator import truediv
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Final
 
 import torch
@@ -82,20 +84,18 @@ def fastest_format(
         return formats[kept]
     with one_thread():
         times = _times(formats, shape, dtype, model_bytes, timer or cpu_seconds)
-    ratios = {name: _ratio(each, times[first]) for name, each in times.items()}
+    ratios = {
+        name: geometric_mean(map(truediv, each, times[first])) for name, each in times.items()
+    }
     chosen = best_of(ratios)
-    figures = [
-        f"{name} takes {ratios[name]:.2f} times as long as {first}"
-        f" ({', '.join(_figure(*one) for one in zip(TRIAL_ROWS, each, strict=True))})"
-        for name, each in times.items()
-    ]
+    figures = []
+    for name, each in times.items():
+        rows = zip(TRIAL_ROWS, each, strict=True)
+        shown = ", ".join(f"{count} rows {1000 * seconds:.2f} ms" for count, seconds in rows)
+        figures.append(f"{name} takes {ratios[name]:.2f} times as long as {first} ({shown})")
     model_log.info("%s by %s: %s", _PRODUCTS, chosen, "; ".join(figures))
     choices.keep(_PRODUCTS, chosen)
     return formats[chosen]
-
-
-def _figure(rows: int, seconds: float) -> str:
-    return f"{rows} rows {1000 * seconds:.2f} ms"
 
 
 def _times(
@@ -131,12 +131,6 @@ def _use(layers: list[Linear], x: torch.Tensor) -> None:
         layer(x)
 
 
-def _ratio(times: list[float], beside: list[float]) -> float:
-    """The geometric mean of the ratios of ``times`` to ``beside``."""
-    logs = [math.log(one / other) for one, other in zip(times, beside, strict=True)]
-    return math.exp(sum(logs) / len(logs))
-
-
 _READERS: Final = 2
 
 
@@ -156,17 +150,36 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Loaded parameters by name. ``least_rows``, ``tile_rows``: see ``Format``.
+    """Loaded parameters by name.
 
     ``dtype`` applies to the linear layers and the KV pool, ``rows_dtype`` to everything else.
     """
 
-    least_rows: int
-    tile_rows: int
+    form: Format
     dtype: torch.dtype
-    rows_dtype: torch.dtype
     tensors: dict[str, Tensor] = field(default_factory=dict)
     linears: dict[str, Linear] = field(default_factory=dict)
+
+    @property
+    def rows_dtype(self) -> torch.dtype:
+        return self.form.rows_dtype or self.dtype
+
+    def add(
+        self,
+        name: str,
+        parameter: Parameter,
+        read: Callable[[tuple[StoredPart, ...], torch.dtype], Tensor],
+    ) -> None:
+        """Add a parameter from its parts, which ``read`` returns stacked."""
+        match parameter.kind:
+            case Kind.LINEAR:
+                bias = read(parameter.bias, self.rows_dtype) if parameter.bias else None
+                weight = read(parameter.parts, self.dtype)
+                self.linears[name] = self.form.linear(weight, bias)
+            case Kind.GATED:
+                self.linears[name] = self.form.gated(read(parameter.parts, self.dtype))
+            case Kind.TENSOR | Kind.EMBEDDING:
+                self.tensors[name] = read(parameter.parts, self.rows_dtype)
 
     @property
     def step_bytes(self) -> int:
@@ -193,13 +206,14 @@ def load_weights(
     with Checkpoint(path) as checkpoint, torch.inference_mode():
         checkpoint.check_fit(parameters.values(), unused)
         if device.type == "cuda":
-            return _assembled(
-                parameters, load_on_cuda(checkpoint, parameters, dtype, device), dtype
-            )
+            loaded = load_on_cuda(checkpoint, parameters, dtype, device)
+            weights = Weights(DenseFormat(), dtype)
+            for name, parameter in parameters.items():
+                weights.add(name, parameter, lambda parts, _: loaded[parts])
+            return weights
         with returning_large_blocks():
-            return _CPULoader(checkpoint, dtype, _format(layout, dtype, parameters)).load(
-                parameters
-            )
+            form = _format(layout, dtype, parameters)
+            return _CPULoader(checkpoint, Weights(form, dtype)).load(parameters)
 
 
 def _format(layout: Layout, dtype: torch.dtype, parameters: Mapping[str, Parameter]) -> Format:
@@ -235,10 +249,9 @@ def _format(layout: Layout, dtype: torch.dtype, parameters: Mapping[str, Paramet
 class _CPULoader:
     """Reads, converts and packs parameters, one at a time per thread."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, form: Format) -> None:
+    def __init__(self, checkpoint: Checkpoint, weights: Weights) -> None:
         self._checkpoint = checkpoint
-        self._form = form
-        self._weights = Weights(form.least_rows, form.tile_rows, dtype, form.rows_dtype or dtype)
+        self._weights = weights
 
     def load(self, parameters: Mapping[str, Parameter]) -> Weights:
         layer = sum(p.elements for name, p in parameters.items() if name.startswith("layers.0."))
@@ -254,20 +267,10 @@ class _CPULoader:
 
     @torch.inference_mode()  # inference mode is per thread
     def _load_one(self, name: str, parameter: Parameter) -> None:
-        match parameter.kind:
-            case Kind.EMBEDDING:
-                self._weights.tensors[name] = self._checkpoint.mapped(parameter.parts[0])
-            case Kind.TENSOR:
-                self._weights.tensors[name] = self._read(parameter.parts, self._weights.rows_dtype)
-            case Kind.LINEAR:
-                bias = (
-                    self._read(parameter.bias, self._weights.rows_dtype) if parameter.bias else None
-                )
-                weight = self._read(parameter.parts, self._weights.dtype)
-                self._weights.linears[name] = self._form.linear(weight, bias)
-            case Kind.GATED:
-                weight = self._read(parameter.parts, self._weights.dtype)
-                self._weights.linears[name] = self._form.gated(weight)
+        if parameter.kind is Kind.EMBEDDING:
+            self._weights.tensors[name] = self._checkpoint.mapped(parameter.parts[0])
+        else:
+            self._weights.add(name, parameter, self._read)
 
     def _read(self, parts: tuple[StoredPart, ...], dtype: torch.dtype) -> Tensor:
         """Read ``parts`` stacked and converted to ``dtype``, in fresh memory."""
@@ -284,24 +287,3 @@ class _CPULoader:
                 self._checkpoint.read_into(part, raw)
                 rows.copy_(raw)
         return stacked
-
-
-def _assembled(
-    parameters: Mapping[str, Parameter],
-    tensors: Mapping[tuple[StoredPart, ...], Tensor],
-    dtype: torch.dtype,
-) -> Weights:
-    """Weights from ``tensors`` that are already loaded, found by their parts."""
-    form = DenseFormat()
-    weights = Weights(form.least_rows, form.tile_rows, dtype, dtype)
-    for name, parameter in parameters.items():
-        tensor = tensors[parameter.parts]
-        match parameter.kind:
-            case Kind.LINEAR:
-                bias = tensors[parameter.bias] if parameter.bias else None
-                weights.linears[name] = form.linear(tensor, bias)
-            case Kind.GATED:
-                weights.linears[name] = form.gated(tensor)
-            case Kind.TENSOR | Kind.EMBEDDING:
-                weights.tensors[name] = tensor
-    return weights

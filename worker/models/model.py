@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -43,16 +43,11 @@ class Rotation:
         return AngleTable(self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
 
 
-@dataclass(frozen=True, slots=True)
-class AngleTable:
+class AngleTable(NamedTuple):
     """Cosines and signed sines [tokens, 1, head_dim] of one step's positions."""
 
     cos: Tensor
     sin: Tensor
-
-    def apply_(self, heads: Tensor, count: int) -> None:
-        """Rotate the first ``count`` of ``heads`` [tokens, heads, head_dim] in place."""
-        rotate_(heads, count, self.cos, self.sin)
 
 
 def rotary_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
@@ -116,8 +111,8 @@ class Decoder:
             Layer.from_weights(weights, f"layers.{i}.") for i in range(config.num_layers)
         ]
         self.rotation = Rotation(config, self._embedding.device, self._dtype)
-        self._least_rows = weights.least_rows
-        self.tile_rows = weights.tile_rows
+        self._least_rows = weights.form.least_rows
+        self.tile_rows = weights.form.tile_rows
         self.step_bytes = weights.step_bytes
         """Minimum bytes of weights that a step reads."""
         self.products = type(self._head).__name__
@@ -175,7 +170,7 @@ class Decoder:
             queries, keys, _ = heads.tensor_split((c.num_heads, c.num_heads + c.num_kv_heads), 1)
             queries.copy_(self._normed(queries, layer.query_norm))
             keys.copy_(self._normed(keys, layer.key_norm))
-        rotation.apply_(heads, c.num_heads + c.num_kv_heads)
+        rotate_(heads, c.num_heads + c.num_kv_heads, *rotation)
         heads = heads.to(self.dtype)
         return heads[:, : c.num_heads], heads[:, c.num_heads :]
 

@@ -240,20 +240,26 @@ def _allocate_pool(
     config: ModelConfig, block_tokens: int, blocks: int, dtype: torch.dtype, device: torch.device
 ) -> KVPool:
     try:
-        return KVPool(
-            layers=config.num_layers,
-            blocks=blocks,
-            block_tokens=block_tokens,
-            kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=dtype,
-            device=device,
-        )
+        return _pool(config, block_tokens, blocks, dtype, device)
     except (RuntimeError, OSError, OverflowError) as error:  # from torch or the system
         raise MemoryError(
             f"a KV pool of {blocks} blocks does not fit on {device};"
             " lower TIDEGATE_WORKER__KV__BLOCKS or set it to 0"
         ) from error
+
+
+def _pool(
+    config: ModelConfig, block_tokens: int, blocks: int, dtype: torch.dtype, device: torch.device
+) -> KVPool:
+    return KVPool(
+        layers=config.num_layers,
+        blocks=blocks,
+        block_tokens=block_tokens,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+        device=device,
+    )
 
 
 _SAMPLING_COPIES: Final = 3
@@ -269,15 +275,7 @@ def largest_step_bytes(
     weights and pool: the peak allocation during such a step, on a separate pool.
     """
     batch = _prompts(tokens, config.context_tokens)
-    pool = KVPool(
-        layers=config.num_layers,
-        blocks=int(batch.block_table.max()) + 1,
-        block_tokens=_PAGE,
-        kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=model.dtype,
-        device=device,
-    )
+    pool = _pool(config, _PAGE, int(batch.block_table.max()) + 1, model.dtype, device)
     positions = np.concatenate([np.arange(count) for count in batch.query_tokens])
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)

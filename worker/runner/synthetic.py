@@ -87,21 +87,6 @@ def _own_length(request: Request) -> int:
     return max(length, sampling.min_tokens + request.job.begun_tokens) if length else 0
 
 
-class _Cycle:
-    """Slices of an infinite repetition of ``ids``."""
-
-    def __init__(self, ids: Sequence[int], longest: int) -> None:
-        if not ids:
-            raise ValueError("a synthetic engine needs at least one token to repeat")
-        self._period = len(ids)
-        repeats = -(-longest // self._period) + 1
-        self._ids = list(ids) * repeats
-
-    def take(self, start: int, count: int) -> list[int]:
-        first = start % self._period
-        return self._ids[first : first + count]
-
-
 class FreeRunner:
     """A ``Runner`` without delays: several tokens per row and step."""
 
@@ -111,16 +96,18 @@ class FreeRunner:
         tokens_per_step: int = _FREE_TOKENS_PER_STEP,
         end_id: int | None = None,
     ) -> None:
-        self._cycle = _Cycle(cycle, tokens_per_step)
+        if not cycle:
+            raise ValueError("a synthetic engine needs at least one token to repeat")
+        self._period = len(cycle)
+        self._ids = list(cycle) * (-(-tokens_per_step // self._period) + 1)
         self._tokens_per_step = tokens_per_step
         self._end_id = end_id
 
     def execute(self, plan: Plan) -> StepResult:
         ids: list[list[int]] = []
-        logprobs: list[list[TokenLogprob] | None] = []
         wants_logprobs = False
         prompts: dict[int, list[PromptLogprobs]] = {}
-        take, most = self._cycle.take, self._tokens_per_step
+        most = self._tokens_per_step
         for index, row in enumerate(plan.rows):
             if row.request.job.sampling.prompt_logprobs is not None and (read := read_prompt(row)):
                 prompts[index] = [read]
@@ -130,7 +117,8 @@ class FreeRunner:
             request = row.request
             total = len(request.tokens)
             made = total - request.prompt_tokens + request.job.begun_tokens
-            row_ids = take(made, min(most, request.limit_tokens - total))
+            first = made % self._period
+            row_ids = self._ids[first : first + min(most, request.limit_tokens - total)]
             if self._end_id is not None and (length := _own_length(request)):
                 del row_ids[max(1, length - made) :]
                 if made + len(row_ids) >= length:
@@ -139,6 +127,7 @@ class FreeRunner:
             wants_logprobs = wants_logprobs or request.job.sampling.logprobs is not None
         if not wants_logprobs:
             return StepResult(ids, prompts=prompts)
+        logprobs: list[list[TokenLogprob] | None] = []
         for row, row_ids in zip(plan.rows, ids, strict=True):
             top = row.request.job.sampling.logprobs
             logprobs.append(None if top is None else [certain(i, top) for i in row_ids])

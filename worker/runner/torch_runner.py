@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from protocol import PromptLogprobs, TokenLogprob
 from worker.attention import PackedBatch
 from worker.grammar.masks import MaskedRow, MaskMaker, Masks
-from worker.pinned import download, upload
+from worker.pinned import upload
 from worker.runner.forward import Forward
 from worker.sampling.prompt_results import (
     CheckedRows,
     PromptScores,
     check_prompts,
+    read_prompts,
     score_prompts,
 )
 from worker.sampling.sampler import NO_TOKEN, Sampled, Sampler
@@ -164,12 +165,12 @@ def packed_tokens(plan: Plan) -> PackedTokens:
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
     """The results of a step of ``rows``, on the device. Rows in ``sampling`` got the tokens
-    ``sampled``; every other field is None if no row asks for it."""
+    ``sampled``; the other fields are empty or None if no row asks for it."""
 
     rows: int
     sampling: Sequence[int]
     sampled: Sampled | None
-    scores: PromptScores | None = None
+    scores: Sequence[PromptScores] = ()
     checked: CheckedRows | None = None
 
     def on_its_way(self) -> "StepOutputs":
@@ -178,13 +179,13 @@ class StepOutputs:
             self.rows,
             self.sampling,
             self.sampled and self.sampled.on_its_way(),
-            self.scores and self.scores.on_its_way(download),
-            self.checked and self.checked.on_its_way(download),
+            [piece.on_its_way() for piece in self.scores],
+            self.checked and self.checked.on_its_way(),
         )
 
     def read(self) -> StepResult:
         """The results by row. Waits for the device."""
-        prompts = None if self.scores is None else self.scores.read()
+        prompts = read_prompts(self.scores) if self.scores else None
         if self.sampled is None:
             result = StepResult([[] for _ in range(self.rows)], prompts=prompts)
         else:

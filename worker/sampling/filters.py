@@ -4,13 +4,13 @@ Penalties change the logits of a text's tokens, a few hundred of 150,000 per row
 on the device; the first request that needs them allocates them.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from worker.grammar.masks import Masks
 from worker.pinned import upload
@@ -26,39 +26,22 @@ _COLDEST: Final = 1e-5
 """Temperature below which a row is greedy, which is nearly exact; lower ones overflow logits."""
 
 
-@dataclass(frozen=True, slots=True)
 class SamplingTable:
     """Parameters as arrays [slots]; see ``Sampling`` for the parameters with its names."""
 
-    needs: NDArray[np.uint8]
-    """The parts of the pass that a row needs besides the argmax: the flags above, ORed."""
-    temperature: NDArray[np.float32]
-    top_k: NDArray[np.int64]
-    top_p: NDArray[np.float32]
-    min_p: NDArray[np.float32]
-    repetition_penalty: NDArray[np.float32]
-    presence_penalty: NDArray[np.float32]
-    frequency_penalty: NDArray[np.float32]
-    seed: NDArray[np.uint64]
-    logprobs: NDArray[np.int64]
-    first_free_position: NDArray[np.int64]
-    """First position at which an end token may come (``min_tokens``)."""
-
-    @classmethod
-    def empty(cls, slots: int) -> "SamplingTable":
-        return cls(
-            needs=np.zeros(slots, np.uint8),
-            temperature=np.zeros(slots, np.float32),
-            top_k=np.zeros(slots, np.int64),
-            top_p=np.ones(slots, np.float32),
-            min_p=np.zeros(slots, np.float32),
-            repetition_penalty=np.ones(slots, np.float32),
-            presence_penalty=np.zeros(slots, np.float32),
-            frequency_penalty=np.zeros(slots, np.float32),
-            seed=np.zeros(slots, np.uint64),
-            logprobs=np.zeros(slots, np.int64),
-            first_free_position=np.zeros(slots, np.int64),
-        )
+    def __init__(self, slots: int) -> None:
+        self.needs = np.zeros(slots, np.uint8)
+        """The parts of the pass that a row needs besides the argmax: the flags above, ORed."""
+        self.temperature = np.zeros(slots, np.float32)
+        self.top_k = np.zeros(slots, np.int64)
+        self.top_p = np.ones(slots, np.float32)
+        self.min_p = np.zeros(slots, np.float32)
+        self.penalties = np.zeros((slots, 3), np.float32)
+        """Repetition, presence and frequency penalty."""
+        self.seed = np.zeros(slots, np.uint64)
+        self.logprobs = np.zeros(slots, np.int64)
+        self.first_free_position = np.zeros(slots, np.int64)
+        """First position at which an end token may come (``min_tokens``)."""
 
     def fill(self, slot: int, request: Request) -> int:
         """Store the parameters of ``request``. Returns its ``needs``."""
@@ -67,20 +50,16 @@ class SamplingTable:
         self.top_k[slot] = asked.top_k
         self.top_p[slot] = asked.top_p
         self.min_p[slot] = asked.min_p
-        self.repetition_penalty[slot] = asked.repetition_penalty
-        self.presence_penalty[slot] = asked.presence_penalty
-        self.frequency_penalty[slot] = asked.frequency_penalty
+        penalties = asked.repetition_penalty, asked.presence_penalty, asked.frequency_penalty
+        self.penalties[slot] = penalties
         self.seed[slot] = request.seed
         self.logprobs[slot] = asked.logprobs or 0
         # A grammar may allow only the end token: then masks handle ``min_tokens``.
         least = 0 if request.job.constraint is not None else asked.min_tokens
         self.first_free_position[slot] = request.prompt_tokens + least
-        penalised = (
-            asked.repetition_penalty != 1 or asked.presence_penalty or asked.frequency_penalty
-        )
         needs = (
             (DRAWS if asked.temperature >= _COLDEST else 0)
-            | (PENALISED if penalised else 0)
+            | (PENALISED if penalties != (1, 0, 0) else 0)
             | (BIASED if asked.logit_bias else 0)
             | (WANTS_LOGPROBS if asked.logprobs is not None else 0)
             | (CONSTRAINED if request.job.constraint is not None else 0)
@@ -143,14 +122,7 @@ class Penalties:
         texts, marks = self._tables()
         self._catch_up(rows, slots, positions, last_ids)
         row, slot = self._upload(rows)[:, None], self._upload(slots)[:, None]
-        factors = np.stack(
-            (
-                table.repetition_penalty[slots],
-                table.presence_penalty[slots],
-                table.frequency_penalty[slots],
-            )
-        )
-        repetition, presence, frequency = self._upload(factors)[:, :, None]
+        repetition, presence, frequency = self._upload(table.penalties[slots]).T[:, :, None]
         ids = texts[slot.squeeze(1), : int(positions.max())].long()
         marked = marks[slot, ids]
         old = logits[row, ids]
@@ -207,7 +179,8 @@ class Biases:
     def begin(self, slot: int, biases: tuple[tuple[int, float], ...]) -> None:
         """Store ``biases`` for ``slot``."""
         count = len(biases)
-        self._grow(count)
+        if (more := count - self._ids.shape[1]) > 0:
+            self._ids, self._values = pad(self._ids, (0, more)), pad(self._values, (0, more))
         ids, values = zip(*biases, strict=True)
         self._ids[slot] = 0
         self._ids[slot, :count] = upload(np.array(ids, np.int64), self._device)
@@ -222,13 +195,6 @@ class Biases:
         row = upload(rows, self._device)
         ids, values = self._ids[slot, :width], self._values[slot, :width]
         logits.index_put_((row[:, None].expand_as(ids), ids), values, accumulate=True)
-
-    def _grow(self, width: int) -> None:
-        more = width - self._ids.shape[1]
-        if more > 0:
-            pad = (0, more)
-            self._ids = torch.nn.functional.pad(self._ids, pad)
-            self._values = torch.nn.functional.pad(self._values, pad)
 
 
 def kept_(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

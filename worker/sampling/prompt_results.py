@@ -9,8 +9,7 @@ last token shows it for all. For rows that sample, the logits are checked (``Sam
 others, the last hidden state.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +17,8 @@ import torch
 from torch import Tensor
 
 from protocol import PromptLogprobs
-from worker.pinned import upload
+from worker.pinned import download, upload
+from worker.sampling.sampler import TokenScores
 from worker.scheduler.plan import Plan, Row
 
 _MAX_LOGITS = 2**23
@@ -27,53 +27,32 @@ _MAX_TOKENS = 512
 """Maximum tokens scored at a time; their numbers are sent as one piece."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Scores of the tokens from position ``first`` on, for ``row`` of the plan; see
-    ``PromptLogprobs``. Tensors [tokens], or [tokens, top] for ``top_values`` and ``top_ids``."""
+class PromptScores(NamedTuple):
+    """Scores of the prompt tokens from position ``first`` on, for ``row`` of the plan."""
 
     row: int
     first: int
-    own: Tensor
-    ranks: Tensor
-    top_values: Tensor
-    top_ids: Tensor
+    scores: TokenScores
+
+    def on_its_way(self) -> "PromptScores":
+        """See ``Sampled.on_its_way``."""
+        return self._replace(scores=self.scores.on_its_way())
 
 
-class PromptScores(NamedTuple):
-    """Scores of the prompt tokens that a step processed, on the device."""
-
-    pieces: list[_Piece]
-
-    def on_its_way(self, send: Callable[[Tensor], Tensor]) -> "PromptScores":
-        """A copy that the device is going to write to host memory; see ``Sampled``."""
-        return PromptScores(
-            [
-                replace(
-                    piece,
-                    own=send(piece.own),
-                    ranks=send(piece.ranks),
-                    top_values=send(piece.top_values),
-                    top_ids=send(piece.top_ids),
-                )
-                for piece in self.pieces
-            ]
+def read_prompts(pieces: Iterable[PromptScores]) -> dict[int, list[PromptLogprobs]]:
+    """The log-probabilities by row. Waits for the device."""
+    found: dict[int, list[PromptLogprobs]] = {}
+    for row, first, scores in pieces:
+        packed = PromptLogprobs(
+            first=first,
+            top=scores.top_ids.shape[1],
+            logprobs=_packed(scores.own, "<f4"),
+            ranks=_packed(scores.ranks, "<i4"),
+            top_ids=_packed(scores.top_ids, "<i4"),
+            top_logprobs=_packed(scores.top_values, "<f4"),
         )
-
-    def read(self) -> dict[int, list[PromptLogprobs]]:
-        """The log-probabilities by row. Waits for the device."""
-        found: dict[int, list[PromptLogprobs]] = {}
-        for piece in self.pieces:
-            packed = PromptLogprobs(
-                first=piece.first,
-                top=piece.top_ids.shape[1],
-                logprobs=_packed(piece.own, "<f4"),
-                ranks=_packed(piece.ranks, "<i4"),
-                top_ids=_packed(piece.top_ids, "<i4"),
-                top_logprobs=_packed(piece.top_values, "<f4"),
-            )
-            found.setdefault(piece.row, []).append(packed)
-        return found
+        found.setdefault(row, []).append(packed)
+    return found
 
 
 def score_prompts(
@@ -83,12 +62,12 @@ def score_prompts(
     *,
     vocab_size: int,
     device: torch.device,
-) -> PromptScores | None:
-    """Score prompts from a step's ``hidden`` states [tokens, hidden]; None if no row asks for it.
+) -> list[PromptScores]:
+    """Score the prompts that ask for it from a step's ``hidden`` states [tokens, hidden].
 
     ``logits_of`` maps [rows, hidden] to float32 logits [rows, vocabulary].
     """
-    pieces: list[_Piece] = []
+    pieces: list[PromptScores] = []
     most = max(1, min(_MAX_TOKENS, _MAX_LOGITS // vocab_size))
     begin = plan.decodes  # these rows compute only their last token
     for index in range(plan.decodes, len(plan.rows)):
@@ -97,7 +76,7 @@ def score_prompts(
             states = hidden[begin : begin + row.count]
             pieces += _pieces_of(index, row, states, logits_of, most, device)
         begin += row.count
-    return PromptScores(pieces) if pieces else None
+    return pieces
 
 
 def _pieces_of(
@@ -107,7 +86,7 @@ def _pieces_of(
     logits_of: Callable[[Tensor], Tensor],
     most: int,
     device: torch.device,
-) -> Iterator[_Piece]:
+) -> Iterator[PromptScores]:
     request, top = row.request, row.request.job.sampling.prompt_logprobs
     assert top is not None
     end = min(row.start + row.count, request.prompt_tokens - 1)
@@ -115,16 +94,7 @@ def _pieces_of(
         stop = min(at + most, end)
         logprobs = logits_of(hidden[at - row.start : stop - row.start]).log_softmax(dim=-1)
         next_ids = np.array(request.tokens[at + 1 : stop + 1], np.int64)
-        own = logprobs.gather(1, upload(next_ids, device)[:, None])
-        best = logprobs.topk(min(top, logprobs.shape[-1]), dim=-1)
-        yield _Piece(
-            index,
-            at + 1,
-            own.squeeze(1),
-            (logprobs >= own).sum(dim=-1, dtype=torch.int32),
-            best.values,
-            best.indices,
-        )
+        yield PromptScores(index, at + 1, TokenScores.of(logprobs, upload(next_ids, device), top))
 
 
 def _packed(tensor: Tensor, dtype: str) -> bytes:
@@ -137,9 +107,9 @@ class CheckedRows(NamedTuple):
     rows: list[int]
     finite: Tensor
 
-    def on_its_way(self, send: Callable[[Tensor], Tensor]) -> "CheckedRows":
-        """A copy that the device is going to write to host memory; see ``Sampled``."""
-        return CheckedRows(self.rows, send(self.finite))
+    def on_its_way(self) -> "CheckedRows":
+        """See ``Sampled.on_its_way``."""
+        return CheckedRows(self.rows, download(self.finite))
 
     def read(self) -> list[int]:
         """Rows that are not finite. Waits for the device."""

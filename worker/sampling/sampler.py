@@ -16,10 +16,10 @@ either, several of torch's operators do.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -53,6 +53,27 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
+class TokenScores(NamedTuple):
+    """Log-probabilities of tokens [rows] and of the likeliest [rows, top], on the device."""
+
+    own: Tensor
+    ranks: Tensor
+    """Number of tokens at least as likely as the row's own, as in vLLM."""
+    top_values: Tensor
+    top_ids: Tensor
+
+    @classmethod
+    def of(cls, logprobs: Tensor, ids: Tensor, top: int) -> "TokenScores":
+        """Scores of ``ids`` [rows] and of ``top`` tokens, from ``logprobs`` [rows, vocabulary]."""
+        own = logprobs.gather(1, ids[:, None])
+        ranks = (logprobs >= own).sum(dim=-1, dtype=torch.int32)
+        return cls(own.squeeze(1), ranks, *logprobs.topk(min(top, logprobs.shape[-1]), dim=-1))
+
+    def on_its_way(self) -> "TokenScores":
+        """See ``Sampled.on_its_way``."""
+        return TokenScores(*map(download, self))
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """A step's tokens, on the device. ``ids`` [rows] int64, perhaps ``NO_TOKEN``."""
@@ -67,9 +88,9 @@ class Sampled:
 
     def on_its_way(self) -> "Sampled":
         """A copy that the device will write to host memory; read it after an event."""
-        if self.logprobs is None:
-            return Sampled(download(self.ids))
-        return Sampled(download(self.ids), self.logprobs.on_its_way())
+        logprobs = self.logprobs
+        sent = logprobs and replace(logprobs, scores=logprobs.scores.on_its_way())
+        return Sampled(download(self.ids), sent)
 
 
 class Sampler:
@@ -91,7 +112,7 @@ class Sampler:
         self._device = device
         self.eos_token_ids = tuple(eos_token_ids)
         self.vocab_size = vocab_size
-        self._table = SamplingTable.empty(slots)
+        self._table = SamplingTable(slots)
         self._penalties = Penalties(slots, vocab_size, max_tokens, device)
         self._biases = Biases(slots, device)
         self._barred: dict[int, NDArray[np.int64]] = {}
@@ -172,7 +193,9 @@ class Sampler:
         if logprobs is None:
             return Sampled(marked)
         wanting, values = logprobs
-        return Sampled(marked, self._pick(values, chosen, wanting, table.logprobs[slots[wanting]]))
+        counts = table.logprobs[slots[wanting]]
+        scores = TokenScores.of(values, rows_of(chosen, wanting), int(counts.max()))
+        return Sampled(marked, _Logprobs(wanting, counts, scores))
 
     def plain_chances(
         self, slots: NDArray[np.int64], positions: NDArray[np.int64]
@@ -237,47 +260,22 @@ class Sampler:
         is_filtered = bool(_filtered(chances).any())
         return draw_plain(logits, nothing, self._upload(chances), is_filtered=is_filtered)
 
-    def _pick(
-        self,
-        logprobs: Tensor,
-        chosen: Tensor,
-        wanting: NDArray[np.int64],
-        counts: NDArray[np.int64],
-    ) -> "_Logprobs":
-        own = logprobs.gather(1, rows_of(chosen, wanting)[:, None])
-        ranks = (logprobs >= own).sum(dim=-1, dtype=torch.int32)
-        top = logprobs.topk(min(int(counts.max()), logprobs.shape[-1]), dim=-1)
-        return _Logprobs(wanting, counts, own.squeeze(1), ranks, top.values, top.indices)
-
     def _upload(self, array: NDArray[np.generic]) -> Tensor:
         return upload(array, self._device)
 
 
 @dataclass(frozen=True, slots=True)
 class _Logprobs:
-    """Log-probabilities for the rows ``wanting`` them, with ``counts`` likeliest tokens each.
-
-    Tensors have those rows only. ``ranks``: tokens at least as likely as the row's ``own``, as in
-    vLLM.
-    """
+    """Scores of the rows ``wanting`` them, which want ``counts`` likeliest tokens each."""
 
     wanting: NDArray[np.int64]
     counts: NDArray[np.int64]
-    own: Tensor
-    ranks: Tensor
-    top_values: Tensor
-    top_ids: Tensor
-
-    def on_its_way(self) -> "_Logprobs":
-        """See ``Sampled.on_its_way``."""
-        tensors = self.own, self.ranks, self.top_values, self.top_ids
-        return _Logprobs(self.wanting, self.counts, *map(download, tensors))
+    scores: TokenScores
 
     def read(self, rows: int) -> list[TokenLogprob | None]:
         found: list[TokenLogprob | None] = [None] * rows
-        arrays = self.wanting, self.counts, self.own, self.ranks, self.top_ids, self.top_values
-        lists = (array.tolist() for array in arrays)
-        for row, count, own, rank, ids, values in zip(*lists, strict=True):
+        lists = (array.tolist() for array in (self.wanting, self.counts, *self.scores))
+        for row, count, own, rank, values, ids in zip(*lists, strict=True):
             top = list(zip(ids[:count], values[:count], strict=True))
             found[row] = TokenLogprob(own, top, rank)
         return found

@@ -48,12 +48,9 @@ def choose_among(
 ) -> choice.AttentionChoice:
     """As on CUDA, with other builders and a timer that knows the backend by its step."""
 
-    def build(self: object, name: AttentionName) -> object:
-        return kinds[name](pool, heads)
-
     turns = cycle(each for name, each in times_us.items() if kinds[name] is ReferenceAttention)  # type: ignore[index]
     heads = pool.kv_heads * 2
-    monkeypatch.setattr(choice._Builder, "__call__", build)
+    monkeypatch.setattr(choice, "_build", lambda name, *args: kinds[name](pool, heads))
     monkeypatch.setattr(choice, "_fixed", lambda *args: None)
     monkeypatch.setattr(choice, "_ON_CPU", choice._ON_CUDA)
     return choose_attention("auto", pool, heads, timer=lambda call, device: next(turns))

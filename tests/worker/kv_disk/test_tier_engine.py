@@ -16,7 +16,7 @@ from tests.support.fake_device import FakeDevice, continuation
 from tests.worker.engine.test_overlap import BLOCK_TOKENS, Bench, OverlapMachine
 from worker.core import Event
 from worker.kv_disk.base import BlockTier
-from worker.kv_disk.block_file import BlockFormat, Bytes
+from worker.kv_disk.block_file import Bytes
 from worker.kv_disk.disk_tier import DiskTier
 
 DISK_BLOCKS = 30
@@ -25,13 +25,11 @@ DISK_BLOCKS = 30
 class DeviceMemory:
     """``KVMemory`` over the texts of a ``FakeDevice``: a file holds a number for each block."""
 
+    format = SMALL
+
     def __init__(self, device: FakeDevice, known: list[list[object]]) -> None:
         self._device = device
         self._known = known
-
-    @property
-    def format(self) -> BlockFormat:
-        return SMALL
 
     def staging(self, blocks: int) -> Bytes:
         return np.zeros((min(blocks, 3), SMALL.block_bytes), np.uint8)
