@@ -237,7 +237,7 @@ def _build(
 ) -> AttentionBackend:
     if name == "triton":
         return TritonAttention(pool, num_heads, windows=windows, invariant=deterministic)
-    kinds = {
+    kinds: dict[AttentionName, Callable[..., AttentionBackend]] = {
         "reference": ReferenceAttention,
         "numba": NumbaAttention,
         "fixed": FixedAttention,

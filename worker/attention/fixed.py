@@ -107,18 +107,11 @@ class FixedStep:
             gathered.view(-1, SPAN_TOKENS, 2 * kv_heads, dim).transpose(1, 2).chunk(2, dim=1)
         )
         folded = queries.reshape(tokens, kv_heads, self._shared, dim).index_select(0, spans.row_of)
-        mixed, weights = _attend_spans(folded, keys, values, spans.mask)
+        # Results [spans, kv_heads, shared, dim] and log-sum-exp weights of each span alone.
+        mixed, weights = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            folded, keys, values, 0.0, False, attn_mask=spans.mask
+        )
         return _merge(mixed.float(), weights, spans, tokens).to(queries.dtype).flatten(1, 2)
-
-
-def _attend_spans(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Attend to each span alone: results [spans, kv_heads, shared, dim], log-sum-exp weights."""
-    mixed, weights = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        queries, keys, values, 0.0, False, attn_mask=mask
-    )
-    return mixed, weights
 
 
 def _merge(mixed: Tensor, weights: Tensor, spans: _Spans, tokens: int) -> Tensor:

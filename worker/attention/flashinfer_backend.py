@@ -13,7 +13,8 @@ unless ``flashinfer-jit-cache`` is installed; kernels are kept in ``~/.cache/fla
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
@@ -132,25 +133,23 @@ class FlashInferAttention:
         return self._decodes.decode_step(slots, table, contexts, most_keys)
 
     def _plan(self, window: int, chunks: "Chunks") -> PagedPrefill:
-        turns = self._turns[window]
-        wrapper = turns.next()
-        wrapper.plan(
-            chunks.starts,
-            chunks.first_pages,
-            chunks.pages,
-            chunks.last_page_tokens,
-            self._heads,
-            self._pool.kv_heads,
-            self._pool.data.shape[-1],
-            self._pool.block_tokens,
-            causal=True,
-            # Number of keys to the left of a query, without its own.
-            window_left=window - 1 if window else -1,
-            q_data_type=self._pool.data.dtype,
-            seq_lens=chunks.contexts,
-            non_blocking=True,
-        )
-        turns.planned()
+        with self._turns[window].next() as wrapper:
+            wrapper.plan(
+                chunks.starts,
+                chunks.first_pages,
+                chunks.pages,
+                chunks.last_page_tokens,
+                self._heads,
+                self._pool.kv_heads,
+                self._pool.data.shape[-1],
+                self._pool.block_tokens,
+                causal=True,
+                # Number of keys to the left of a query, without its own.
+                window_left=window - 1 if window else -1,
+                q_data_type=self._pool.data.dtype,
+                seq_lens=chunks.contexts,
+                non_blocking=True,
+            )
         return wrapper
 
 
@@ -260,16 +259,14 @@ class _Turns:
         self._copied: list[torch.cuda.Event | None] = [None] * _IN_TURN
         self._turn = 0
 
-    def next(self) -> PagedPrefill:
-        """Return the wrapper to plan next, once the device has copied its last plan."""
+    @contextmanager
+    def next(self) -> Iterator[PagedPrefill]:
+        """The wrapper to plan within the ``with`` block; the device has copied its last plan."""
         self._turn = (self._turn + 1) % _IN_TURN
         copied = self._copied[self._turn]
         if copied is not None:
             copied.synchronize()
-        return self._wrappers[self._turn]
-
-    def planned(self) -> None:
-        """Note that the wrapper was planned. Call this after each ``plan``."""
+        yield self._wrappers[self._turn]
         if self._on_cuda:
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()

@@ -75,7 +75,8 @@ class TritonAttention:
         self._windows = tuple(windows)
         self._invariant = invariant
         self._exact = pool.data.dtype == torch.float32
-        self._padded_dim = max(16, _power_of_two(pool.data.shape[-1]))
+        self._dim = pool.data.shape[-1]
+        self._padded_dim = max(16, _power_of_two(self._dim))
         self._processors, shared_bytes = _CPU_PROGRAMS, 0
         if pool.device.type == "cuda":
             properties = torch.cuda.get_device_properties(pool.device)
@@ -88,6 +89,9 @@ class TritonAttention:
         self._decodes = self._chunks if invariant else self._fitted(decodes)
         self.tile_tokens = self._chunks.lines // self._shared
         """Queries of a chunk per tile."""
+        self._chunk_lines = self.tile_tokens * self._shared
+        self._decode_lines = self._chunk_lines if invariant else self._shared
+        """Lines in use in a tile."""
 
     def _fitted(self, tiling: Tiling) -> Tiling:
         """``tiling`` adapted to the pool's dtype and head size, so that the largest tiles do not
@@ -135,11 +139,11 @@ class TritonAttention:
         passes = []
         if decodes:
             items = _shared_out(shared_out[:3], decoding[2])
-            tiling, lines = self._decodes, self._decode_lines
-            passes.append(self._pass(decode_rows, zeros, items, tiling, lines))
+            lines = self._decode_lines
+            passes.append(self._pass(decode_rows, zeros, items, self._decodes, lines))
         if rows > decodes:
             items = _shared_out(shared_out[3:], reading[2])
-            lines = self.tile_tokens * self._shared
+            lines = self._chunk_lines
             passes.append(self._pass(tile_row, tile_first, items, self._chunks, lines))
         return TritonStep(
             self,
@@ -194,13 +198,6 @@ class TritonAttention:
         shared_out = replace(a_pass, is_planned_on_device=True)
         return TritonStep(self, _Rows(table, counting, ones, contexts), slots, [shared_out])
 
-    @property
-    def _decode_lines(self) -> int:
-        """Lines in use in a decode's tile; with ``invariant``, the same as for chunks."""
-        if self._invariant:
-            return self.tile_tokens * self._shared
-        return self._shared
-
     def _aimed(self, tiling: Tiling) -> int:
         """Target number of items of a pass, for each KV head."""
         return max(1, tiling.at_once * self._processors // self._pool.kv_heads)
@@ -236,10 +233,6 @@ class TritonAttention:
             log_sums = torch.empty(shape, dtype=torch.float32, device=device)
         return _Pass(tile_rows, tile_firsts, items, tiling, lines, shares, log_sums)
 
-    @property
-    def _dim(self) -> int:
-        return self._pool.data.shape[-1]
-
     def plan(self, step: "TritonStep") -> None:
         """Divide the keys of passes whose lengths only the device knows."""
         for a_pass in step.passes:
@@ -263,15 +256,17 @@ class TritonAttention:
                 num_warps=4,
             )
 
-    def run(self, layer: int, step: "TritonStep", queries: Tensor, out: Tensor) -> None:
-        """Run the step's passes over one layer, with keys and values already in the pool."""
-        kv_heads = self._pool.kv_heads
+    def run(self, layer: int, step: "TritonStep", queries: Tensor, keys_values: Tensor) -> Tensor:
+        """Store keys and values of one layer, and run the step's passes over it."""
+        kv_heads, pool = self._pool.kv_heads, self._pool.data[layer]
+        pool.flatten(0, 1).index_copy_(0, step.slots, keys_values)
+        out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         for a_pass in step.passes:
             items, tiling = a_pass.items, a_pass.tiling
             shares, log_sums = a_pass.shares, a_pass.log_sums
             self._kernels.attend[(len(items.items) // 4, kv_heads)](
                 queries,
-                self._pool.data[layer],
+                pool,
                 out,
                 out if shares is None else shares,
                 out if log_sums is None else log_sums,
@@ -323,10 +318,7 @@ class TritonAttention:
                     PARTS=_PARTS_VALUES // self._padded_dim,
                     num_warps=4,
                 )
-
-    def store(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
-        """Write a step's keys and values into the pool."""
-        self._pool.data[layer].flatten(0, 1).index_copy_(0, slots, keys_values)
+        return out
 
 
 _HostItems = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
@@ -379,17 +371,14 @@ class TritonStep:
     ) -> None:
         self.rows = rows
         self.passes = passes
+        self.slots = slots
         self._backend = backend
-        self._slots = slots
 
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
         """See ``AttentionStep``."""
         if layer == 0:
             self._backend.plan(self)
-        self._backend.store(layer, self._slots, keys_values)
-        out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
-        self._backend.run(layer, self, queries, out)
-        return out
+        return self._backend.run(layer, self, queries, keys_values)
 
 
 class TritonMixedSteps:
@@ -403,17 +392,8 @@ class TritonMixedSteps:
         slots, tiles = len(table), self._tiles(len(places))
         decode_items = backend._aimed(backend._decodes) + rows
         items = 4 * decode_items, 4 * self._chunk_items(len(places))
-        sizes = [
-            *[slots] * 3,
-            rows,
-            rows,
-            items[0],
-            rows,
-            rows,
-            *[tiles] * 2,
-            items[1],
-            *[tiles] * 2,
-        ]
+        sizes = [*[slots] * 3, *[rows] * 2, items[0], *[rows] * 2]
+        sizes += [*[tiles] * 2, items[1], *[tiles] * 2]
         # Aligned: see ``pack_int32``.
         self._starts = np.cumsum([0, *[-(-size // 4) * 4 for size in sizes]])
         self._empty = np.zeros(self._starts[-1], np.int32)
@@ -422,12 +402,11 @@ class TritonMixedSteps:
         self._there = upload(self._empty, places.device).clone()
         views = [self._there[at : at + n] for at, n in zip(self._starts, sizes, strict=False)]
         self._rows = _Rows(table, *views[:3])
-        lines = backend.tile_tokens * backend._shared
         self._decodes, self._chunks = (
             backend._pass(rows, firsts, _Items(items, parts, counts, True), tiling, lines)
             for (rows, firsts, items, parts, counts), tiling, lines in (
                 (views[3:8], backend._decodes, backend._decode_lines),
-                (views[8:], backend._chunks, lines),
+                (views[8:], backend._chunks, backend._chunk_lines),
             )
         )
 

@@ -203,8 +203,10 @@ def attend(
     best = tl.full([PADDED_LINES], float("-inf"), tl.float32)
     total = tl.zeros([PADDED_LINES], tl.float32)
     mixed = tl.zeros([PADDED_LINES, PADDED_DIM], tl.float32)
-    if WINDOW == 0:
-        for key_tile in range(from_tile, tl.minimum(to_tile, seen_by_all)):
+    for masked in tl.static_range(1 if WINDOW > 0 else 0, 2):
+        begin = tl.maximum(from_tile, seen_by_all) if masked else from_tile
+        stop = to_tile if masked else tl.minimum(to_tile, seen_by_all)
+        for key_tile in range(begin, stop):
             best, total, mixed = _add_keys(
                 q,
                 best,
@@ -223,29 +225,8 @@ def attend(
                 PAGE,
                 TILE_KEYS,
                 PRECISION,
-                False,
+                masked == 1,
             )
-    for key_tile in range(tl.maximum(from_tile, seen_by_all), to_tile):
-        best, total, mixed = _add_keys(
-            q,
-            best,
-            total,
-            mixed,
-            key_tile,
-            places,
-            pages,
-            end,
-            position,
-            scale,
-            WINDOW,
-            KV_HEADS,
-            DIM,
-            PADDED_DIM,
-            PAGE,
-            TILE_KEYS,
-            PRECISION,
-            True,
-        )
 
     divisor = tl.where(total > 0, total, 1.0)
     mixed = mixed / divisor[:, None]

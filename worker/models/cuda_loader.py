@@ -9,9 +9,10 @@ Reading, copying and converting overlap; the host holds only the ring of buffers
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
@@ -54,9 +55,13 @@ def load_on_cuda(
     # Work that was queued earlier may still use the tensors' memory.
     ring.stream.wait_stream(torch.cuda.current_stream(device))
     with ThreadPoolExecutor(readers, "tidegate-load") as pool:
-        for _ in pool.map(
-            lambda chunk: ring.carry(checkpoint, chunk), _in_file_order(checkpoint, fused)
-        ):
+        chunks = [
+            chunk
+            for parts, out in fused.items()
+            for chunk in cut(checkpoint, parts, out, _BUFFER_BYTES)
+        ]
+        chunks.sort(key=lambda chunk: (chunk.file, chunk.offset))
+        for _ in pool.map(partial(ring.carry, checkpoint), chunks):
             pass
     torch.cuda.current_stream(device).wait_stream(ring.stream)
     ring.stream.synchronize()
@@ -75,13 +80,6 @@ def cut(
             nbytes = min(step, stored.nbytes - start)
             yield Chunk(stored.file, stored.offset + start, nbytes, stored.dtype, flat, first)
             first += nbytes // stored.dtype.itemsize
-
-
-def _in_file_order(
-    checkpoint: Checkpoint, fused: Mapping[tuple[StoredPart, ...], Tensor]
-) -> Iterable[Chunk]:
-    chunks = [c for parts, out in fused.items() for c in cut(checkpoint, parts, out, _BUFFER_BYTES)]
-    return sorted(chunks, key=lambda chunk: (chunk.file, chunk.offset))
 
 
 class _Ring:

@@ -35,25 +35,29 @@ def why_unservable(path: Path) -> str | None:
     """What ``path`` is and what to do, if it lacks ``config.json`` or weights; otherwise None."""
     if not path.exists():
         return f"{path} does not exist"
+    if path.suffix == ".gguf" and not path.is_dir():
+        return _gguf_advice(str(path))
     if not path.is_dir():
-        return _file(path)
+        return f"{path} is a file; point the model path at the directory that it is in"
     has_config = (path / "config.json").exists()
-    if has_config and _has_weights(path):
+    weights = ("model.safetensors", "model.safetensors.index.json")
+    if has_config and any((path / name).exists() for name in weights):
         return None
     for kind in (_lora, _gguf, _cache):
         found = kind(path)
         if found is not None:
             return found
+    pickled = _files(path, lambda f: f.suffix in _PICKLES and f.stem != "training_args")
     if not has_config:
         missing = f"{path / 'config.json'} is missing; point the model path at a checkpoint"
-        if pickled := _files(path, _is_pickle):
+        if pickled:
             return (
                 f"{missing} in Hugging Face layout; this folder has its weights in"
                 f" {_some(pickled)}, as their author's own code wrote them: take the repository's"
                 " version for transformers"
             )
         return f"{missing} directory in Hugging Face layout"
-    if pickled := _files(path, _is_pickle):
+    if pickled:
         return (
             f"{path} has its weights in {_some(pickled)} only, which are pickles and could run any"
             f" code; this worker reads safetensors: {_TO_SAFETENSORS}"
@@ -66,18 +70,6 @@ def why_unservable(path: Path) -> str | None:
     return (
         f"{path / 'model.safetensors'} is missing; the download of this checkpoint is not complete"
     )
-
-
-def _has_weights(path: Path) -> bool:
-    return any(
-        (path / name).exists() for name in ("model.safetensors", "model.safetensors.index.json")
-    )
-
-
-def _file(path: Path) -> str:
-    if path.suffix == ".gguf":
-        return _gguf_advice(str(path))
-    return f"{path} is a file; point the model path at the directory that it is in"
 
 
 def _lora(path: Path) -> str | None:
@@ -112,10 +104,6 @@ def _cache(path: Path) -> str | None:
     known = sorted(snapshots.iterdir(), key=lambda each: each.stat().st_mtime)
     one = known[-1] if known else snapshots / "<commit>"
     return f"{path} is a repository in a Hugging Face cache; point the model path at {one}"
-
-
-def _is_pickle(file: Path) -> bool:
-    return file.suffix in _PICKLES and file.stem != "training_args"
 
 
 def _files(path: Path, wanted: Callable[[Path], bool]) -> list[str]:

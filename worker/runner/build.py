@@ -16,7 +16,7 @@ from worker.errors import NotDeterministic
 from worker.kv_disk.cuda_copies import memory_of
 from worker.loaded import LoadTiming
 from worker.log import model_log
-from worker.memory import GIB, MemoryGuard, MemoryLimits
+from worker.memory import GIB, MemoryLimits
 from worker.models import fused
 from worker.models.checkpoint import prefetch
 from worker.models.config import ModelConfig
@@ -79,16 +79,24 @@ def build_torch_runner(
     bytes_each = block_bytes(config, BLOCK_TOKENS, dtype.itemsize)
     blocks_per_job = -(-config.context_tokens // BLOCK_TOKENS)
     wanted = settings.max_running * blocks_per_job
-    guard = text_guard(_meter(device), MemoryLimits.of(settings.memory.hard_gib))
+    on_cuda = device.type == "cuda"
+    meter: MemoryMeter = CudaMemory(device.index) if on_cuda else ProcessMemory()
+    guard = text_guard(meter, MemoryLimits.of(settings.memory.hard_gib))
     context_bytes = blocks_per_job * bytes_each
     step_bytes = 0
-    if device.type == "cuda" and not settings.kv.blocks:
+    if on_cuda and not settings.kv.blocks:
         with timing.timed("profile"):
             tokens, rows = settings.max_step_tokens, settings.max_running
             step_bytes = largest_step_bytes(model, config, device, tokens=tokens, rows=rows)
             step_bytes += MOST_BYTES * settings.prompt_graphs
             torch.cuda.empty_cache()
-    budget = _pool_bytes(settings, device, guard, context_bytes, step_bytes)
+    free = meter.free_bytes()
+    if on_cuda:
+        budget = cuda_pool_bytes(free, step_bytes)
+    else:
+        budget = cpu_pool_bytes(free, settings.instances, context_bytes)
+    if (allowed := pool_bytes(guard)) is not None:
+        budget = min(budget, allowed)
     blocks = settings.kv.blocks or min(wanted, budget // bytes_each)
     if blocks < 1:
         guard.check(bytes_each)
@@ -108,10 +116,15 @@ def build_torch_runner(
             blocks_per_job,
             context_bytes / GIB,
         )
-    on_cuda = device.type == "cuda"
     # On CUDA the pool has one extra block: recorded decodes use it for padding rows.
     with timing.timed("kv_pool"):
-        pool = _allocate_pool(config, BLOCK_TOKENS, blocks + on_cuda, dtype, device)
+        try:
+            pool = _pool(config, BLOCK_TOKENS, blocks + on_cuda, dtype, device)
+        except (RuntimeError, OSError, OverflowError) as error:  # from torch or the system
+            raise MemoryError(
+                f"a KV pool of {blocks + on_cuda} blocks does not fit on {device};"
+                " lower TIDEGATE_WORKER__KV__BLOCKS or set it to 0"
+            ) from error
     max_blocks = min(blocks, blocks_per_job)
     max_tokens = max_blocks * BLOCK_TOKENS
     with timing.timed("attention_choice"):
@@ -136,9 +149,10 @@ def build_torch_runner(
             )
     else:
         runner = TorchRunner(forward, sampler, slots, device=device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    arithmetic = ""
-    if device.type == "cpu":
+    name, arithmetic = "cpu", ""
+    if on_cuda:
+        name = torch.cuda.get_device_name(device)
+    else:
         arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
         arithmetic += f", {model.products}, {toolchain()}"
         # The operating system may not allow the use of the CPU's AMX.
@@ -213,39 +227,6 @@ def _forward(
             threads,
         )
     return tiled, attention.name
-
-
-def _meter(device: torch.device) -> MemoryMeter:
-    return CudaMemory(device.index) if device.type == "cuda" else ProcessMemory()
-
-
-def _pool_bytes(
-    settings: WorkerSettings,
-    device: torch.device,
-    guard: MemoryGuard,
-    context_bytes: int,
-    step_bytes: int,
-) -> int:
-    """Bytes for the KV pool, from the free memory, a step's memory and the hard limit."""
-    free = _meter(device).free_bytes()
-    if device.type == "cpu":
-        share = cpu_pool_bytes(free, settings.instances, context_bytes)
-    else:
-        share = cuda_pool_bytes(free, step_bytes)
-    allowed = pool_bytes(guard)
-    return share if allowed is None else min(share, allowed)
-
-
-def _allocate_pool(
-    config: ModelConfig, block_tokens: int, blocks: int, dtype: torch.dtype, device: torch.device
-) -> KVPool:
-    try:
-        return _pool(config, block_tokens, blocks, dtype, device)
-    except (RuntimeError, OSError, OverflowError) as error:  # from torch or the system
-        raise MemoryError(
-            f"a KV pool of {blocks} blocks does not fit on {device};"
-            " lower TIDEGATE_WORKER__KV__BLOCKS or set it to 0"
-        ) from error
 
 
 def _pool(

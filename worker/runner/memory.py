@@ -63,23 +63,19 @@ class CudaMemory:
     """GPU memory that torch's allocator holds, including caches."""
 
     def __init__(self, index: int) -> None:
-        self._index = index
+        import torch
+
+        self._cuda, self._index = torch.cuda, index
 
     def used_bytes(self) -> int:
-        import torch
-
-        return torch.cuda.memory_reserved(self._index)
+        return self._cuda.memory_reserved(self._index)
 
     def free_bytes(self) -> int:
-        import torch
-
-        return torch.cuda.mem_get_info(self._index)[0]
+        return self._cuda.mem_get_info(self._index)[0]
 
     def drop_caches(self) -> None:
-        import torch
-
         gc.collect()
-        torch.cuda.empty_cache()
+        self._cuda.empty_cache()
 
 
 def block_bytes(config: "ModelConfig", block_tokens: int, number_bytes: int) -> int:

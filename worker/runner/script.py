@@ -76,7 +76,10 @@ class Script:
                 if match is None:
                     continue
             start = -1 if match is None else match.start()
-            calls = [_expanded_call(call, match) for call in answer.calls]
+            calls = [
+                ScriptedCall(_expand(call.name, match), _expanded(call.arguments, match))
+                for call in answer.calls
+            ]
             if start > best and all(_is_offered(call.name, prompt) for call in calls):
                 best, said = start, _written(_expand(answer.text, match), calls)
         return said
@@ -121,10 +124,6 @@ def _expanded(value: Any, match: re.Match[str] | None) -> Any:
     if isinstance(value, list):
         return [_expanded(inner, match) for inner in value]
     return value
-
-
-def _expanded_call(call: ScriptedCall, match: re.Match[str] | None) -> ScriptedCall:
-    return ScriptedCall(_expand(call.name, match), _expanded(call.arguments, match))
 
 
 def _is_offered(name: str, prompt: str) -> bool:

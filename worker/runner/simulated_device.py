@@ -49,23 +49,15 @@ class SimulatedDevice:
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
             self._look()
-        match self._fault:
-            case DeviceFault.LOST:
-                _fail()
-            case DeviceFault.HANGS:
-                self._hang()
-            case DeviceFault.FULL:
-                raise MemoryError("the simulated device has no memory left")
+        self._fail_if(DeviceFault.LOST)
+        if self._fault is DeviceFault.FULL:
+            raise MemoryError("the simulated device has no memory left")
         return self._factor
 
     def answer(self) -> None:
         """Compute something for a ``DeviceProbe``."""
         self._look()
-        match self._fault:
-            case DeviceFault.LOST | DeviceFault.XID:
-                _fail()
-            case DeviceFault.HANGS:
-                self._hang()
+        self._fail_if(DeviceFault.LOST, DeviceFault.XID)
 
     def next_xid(self) -> int | None:
         """The next Xid that its driver reports; see ``NextXid``."""
@@ -78,9 +70,12 @@ class SimulatedDevice:
         """Make hanging or watching threads raise, so that a test can end them."""
         self._released.set()
 
-    def _hang(self) -> NoReturn:
-        self._released.wait()
-        _fail()
+    def _fail_if(self, *faults: DeviceFault) -> None:
+        if self._fault is DeviceFault.HANGS:
+            self._released.wait()
+            _fail()
+        if self._fault in faults:
+            _fail()
 
     def _look(self) -> None:
         """Read the file, unless its last state is permanent."""

@@ -259,23 +259,17 @@ def spread(
     """Map the results of the rows that sampled to all ``rows`` of the step."""
     if len(sampling) == rows and logprobs is None:
         result = StepResult([[token] for token in ids], prompts=prompts)
-        _note_sampled(result, sampling, ids)
-        return result
-    result = StepResult([[] for _ in range(rows)], prompts=prompts)
-    for row, token in zip(sampling, ids, strict=True):
-        result.ids[row] = [token]
+    else:
+        result = StepResult([[] for _ in range(rows)], prompts=prompts)
+        for row, token in zip(sampling, ids, strict=True):
+            result.ids[row] = [token]
     if logprobs is not None:
         result.logprobs = [None] * rows
         for row, logprob in zip(sampling, logprobs, strict=True):
             result.logprobs[row] = None if logprob is None else [logprob]
-    _note_sampled(result, sampling, ids)
-    return result
-
-
-def _note_sampled(result: StepResult, sampling: Sequence[int], ids: Sequence[int]) -> None:
-    """Record rows with non-finite logits, and remove their tokens."""
-    if NO_TOKEN in ids:
+    if NO_TOKEN in ids:  # the row's logits are not finite
         broken = [row for row, token in zip(sampling, ids, strict=True) if token == NO_TOKEN]
-        result.not_finite = [*result.not_finite, *broken]
+        result.not_finite = broken
         for row in broken:
             result.ids[row] = []
+    return result

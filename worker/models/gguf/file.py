@@ -14,8 +14,15 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.values = _read_metadata(path)
-        """Metadata by key; arrays are lists."""
+        try:
+            self.values = read_gguf(path)
+            """Metadata by key; arrays are lists."""
+        except FileNotFoundError:
+            raise BrokenCheckpoint(f"{path} does not exist") from None
+        except (OSError, ValueError) as error:
+            raise BrokenCheckpoint(
+                f"{path} cannot be read as GGUF ({error}); download or convert it again"
+            ) from error
         self.architecture = self.text("general.architecture")
 
     def text(self, key: str, default: str = "") -> str:
@@ -58,14 +65,3 @@ class GgufFile:
                 " file was not written as GGUF has it: download or convert it again"
             )
         return value
-
-
-def _read_metadata(path: Path) -> dict[str, object]:
-    try:
-        return read_gguf(path)
-    except FileNotFoundError:
-        raise BrokenCheckpoint(f"{path} does not exist") from None
-    except (OSError, ValueError) as error:
-        raise BrokenCheckpoint(
-            f"{path} cannot be read as GGUF ({error}); download or convert it again"
-        ) from error

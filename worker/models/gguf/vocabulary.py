@@ -59,9 +59,7 @@ def build_tokenizer(file: GgufFile) -> bytes:
     kind = file.text(_KEY + "model")
     pieces = file.texts(_KEY + "tokens")
     if not pieces:
-        raise TokenizerError(
-            f"{file.path} holds no vocabulary; {_ELSEWHERE.format('its original tokenizer')}"
-        )
+        raise TokenizerError(f"{file.path} holds no vocabulary; {_ELSEWHERE}")
     try:
         if kind == "gpt2":
             tokenizer = _byte_level(file, pieces)
@@ -70,7 +68,7 @@ def build_tokenizer(file: GgufFile) -> bytes:
         else:
             raise UnsupportedModel(
                 f"{file.path}: tokenizer.ggml.model={kind!r} is not read here, only 'gpt2' and"
-                f" 'llama'; {_ELSEWHERE.format('its original tokenizer')}"
+                f" 'llama'; {_ELSEWHERE}"
             )
         _add_tokens(tokenizer, file, pieces)
         _add_ends(tokenizer, file, pieces)
@@ -82,7 +80,8 @@ def build_tokenizer(file: GgufFile) -> bytes:
 
 
 _ELSEWHERE: Final = (
-    "name a folder with {} (tokenizer.json): TIDEGATE_WORKER__ENGINE_ARGS='tokenizer=FOLDER'"
+    "name a folder with its original tokenizer (tokenizer.json):"
+    " TIDEGATE_WORKER__ENGINE_ARGS='tokenizer=FOLDER'"
 )
 
 
@@ -120,7 +119,7 @@ def _byte_level(file: GgufFile, pieces: list[str]) -> Tokenizer:
     if patterns is None:
         raise UnsupportedModel(
             f"{file.path}: how its tokenizer splits text ({_KEY}pre={name!r}) is not known here,"
-            f" only {', '.join(sorted(PATTERNS))}; {_ELSEWHERE.format('its original tokenizer')}"
+            f" only {', '.join(sorted(PATTERNS))}; {_ELSEWHERE}"
         )
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
     merges = [_pair(merge) for merge in file.texts(_KEY + "merges")]
