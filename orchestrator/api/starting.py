@@ -62,7 +62,7 @@ class _Starting(web.Server):
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         if self.is_over:
-            self._close_soon(handler)
+            self._loop.call_later(LEAVE_S, handler.force_close)
         for older in self.connections[:-MAX_CONNECTIONS]:
             older.force_close()
 
@@ -70,10 +70,7 @@ class _Starting(web.Server):
         """End all connections. Each may have sent a request that is not read yet."""
         self.is_over = True
         for connection in self.connections:
-            self._close_soon(connection)
-
-    def _close_soon(self, connection: RequestHandler) -> None:
-        self._loop.call_later(LEAVE_S, connection.force_close)
+            self._loop.call_later(LEAVE_S, connection.force_close)
 
 
 async def _answer(request: web.BaseRequest) -> web.Response:

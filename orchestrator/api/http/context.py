@@ -14,7 +14,7 @@ from aiohttp import web
 from prometheus_client import Counter
 
 from orchestrator.api.auth import ANYBODY, Authenticator, Key
-from orchestrator.api.config import CONFIG
+from orchestrator.api.config import ANY, CONFIG
 from orchestrator.api.http.field_errors import must
 from orchestrator.api.http.ignored import Ignored
 from orchestrator.clock import Clock, Instant, instant
@@ -27,8 +27,6 @@ from orchestrator.tasks.task import Task
 from orchestrator.telemetry.trace_context import TraceContext, read_traceparent
 from protocol import Grammar
 
-ANY_END = "*"
-"""The last character of an alias that is a prefix."""
 CORRELATION_HEADER = "X-Correlation-Id"
 REQUEST_ID_HEADER = "x-request-id"
 """OpenAI's name for the header with the correlation id. Proxies use it too."""
@@ -179,8 +177,8 @@ def served_name(request: web.Request, name: str | None) -> str:
     aliases = request.app[CONFIG].model_aliases
     if name in aliases:
         return aliases[name]
-    open_ended = (one for one in aliases if one.endswith(ANY_END))
-    begun = (one for one in open_ended if name.startswith(one.removesuffix(ANY_END)))
+    open_ended = (one for one in aliases if one.endswith(ANY))
+    begun = (one for one in open_ended if name.startswith(one.removesuffix(ANY)))
     longest = max(begun, key=len, default=None)
     orchestrator = request.app[ORCHESTRATOR]
     is_ours = name in orchestrator.models.by_name() or name in orchestrator.stages.demand.loadable()
@@ -190,4 +188,4 @@ def served_name(request: web.Request, name: str | None) -> str:
 def listed_aliases(app: web.Application) -> Mapping[str, str]:
     """Aliases without a ``*``, with their models."""
     aliases = app[CONFIG].model_aliases
-    return {name: model for name, model in aliases.items() if not name.endswith(ANY_END)}
+    return {name: model for name, model in aliases.items() if not name.endswith(ANY)}

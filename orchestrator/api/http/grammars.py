@@ -4,8 +4,8 @@
 A schema's text goes to the worker unchanged: it may be long, and only the worker reads it.
 """
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,13 +32,7 @@ class GrammarRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True,
     guided_decoding_backend: Unused = NULL
 
     def stated_grammar(self) -> StatedGrammar | None:
-        stated = [
-            StatedGrammar(name, grammar)
-            for name, read in _READERS.items()
-            if (value := getattr(self, name, None)) is not None
-            and value != NULL
-            and (grammar := read(name, value)) is not None
-        ]
+        stated = _stated_in(self, _FIELDS)
         if len(stated) > 1:
             raise InvalidRequest(
                 f"{stated[0].field} and {stated[1].field} both set the answer's format; "
@@ -84,8 +78,7 @@ _outputs_reader = Reader(_StructuredOutputs)
 _strings = Reader(str)
 
 
-def response_format(field: str, value: msgspec.Raw) -> Grammar | None:
-    """The grammar for OpenAI's ``response_format``; None for text. Raises ``InvalidRequest``."""
+def _response_format(field: str, value: msgspec.Raw) -> Grammar | None:
     stated = _decode(field, value, _format_reader)
     if stated.type == "text":
         return None
@@ -127,25 +120,11 @@ def _json_schema(field: str, schema: msgspec.Raw, strict: bool | None = None) ->
 
 def _structured_outputs(field: str, value: msgspec.Raw) -> Grammar | None:
     value = msgspec.Raw(_unquoted(field, value).encode())
-    stated = _decode(field, value, _outputs_reader)
-    found: list[Grammar] = []
-    if stated.json != NULL:
-        found.append(_json_schema(field, stated.json))
-    if stated.regex is not None:
-        found.append(_checked(field, GrammarKind.REGEX, stated.regex))
-    if stated.choice != NULL:
-        found.append(_checked(field, GrammarKind.CHOICE, _text(stated.choice)))
-    if stated.grammar is not None:
-        found.append(_checked(field, GrammarKind.LARK, stated.grammar))
-    if stated.json_object:
-        found.append(Grammar(GrammarKind.JSON_OBJECT))
-    if stated.structural_tag != NULL:
-        text = _unquoted(field, stated.structural_tag)
-        found.append(_checked(field, GrammarKind.STRUCTURAL_TAG, text))
+    found = _stated_in(_decode(field, value, _outputs_reader), _KINDS, field)
     if len(found) != 1:
         kinds = "json, regex, choice, grammar, json_object and structural_tag"
         raise wrong(field, f"expected exactly one of {kinds}")
-    return found[0]
+    return found[0].grammar
 
 
 def _checked(field: str, kind: GrammarKind, text: str, *, lenient: bool = False) -> Grammar:
@@ -178,11 +157,35 @@ def _unquoted(field: str, value: msgspec.Raw) -> str:
     return str(_decode(field, value, _strings)) if text.startswith('"') else text
 
 
-_READERS: dict[str, Callable[[str, msgspec.Raw], Grammar | None]] = {
-    "response_format": response_format,
-    "structured_outputs": _structured_outputs,
-    "guided_json": _json_schema,
-    "guided_choice": lambda field, value: _checked(field, GrammarKind.CHOICE, _text(value)),
-    "guided_regex": lambda field, value: _checked(field, GrammarKind.REGEX, str(value)),
-    "guided_grammar": lambda field, value: _checked(field, GrammarKind.LARK, str(value)),
+_Read = Callable[[str, Any], Grammar | None]
+"""Reads the value of a field. Raises ``InvalidRequest``."""
+
+_KINDS: dict[str, _Read] = {
+    "json": _json_schema,
+    "regex": lambda field, value: _checked(field, GrammarKind.REGEX, value),
+    "choice": lambda field, value: _checked(field, GrammarKind.CHOICE, _text(value)),
+    "grammar": lambda field, value: _checked(field, GrammarKind.LARK, value),
+    "json_object": lambda field, value: Grammar(GrammarKind.JSON_OBJECT) if value else None,
+    "structural_tag": lambda field, value: _checked(
+        field, GrammarKind.STRUCTURAL_TAG, _unquoted(field, value)
+    ),
 }
+"""Fields of ``structured_outputs``."""
+_FIELDS: dict[str, _Read] = {
+    "response_format": _response_format,
+    "structured_outputs": _structured_outputs,
+    **{f"guided_{kind}": _KINDS[kind] for kind in ("json", "choice", "regex", "grammar")},
+}
+
+
+def _stated_in(
+    body: msgspec.Struct, readers: Mapping[str, _Read], field: str = ""
+) -> list[StatedGrammar]:
+    """The grammars in the fields of ``body``, which is the ``field`` of a request if stated."""
+    return [
+        StatedGrammar(name, grammar)
+        for name, read in readers.items()
+        if (value := getattr(body, name, None)) is not None
+        and value != NULL
+        and (grammar := read(field or name, value)) is not None
+    ]

@@ -62,22 +62,16 @@ class Finishes:
         if self._left <= 0 or task.ending is not None:
             return
         self._left -= 1
+        prediction, now = self._orchestrator.stages.prediction, self._orchestrator.clock.now()
         try:
-            predicted_ms = self._predict(task)
+            if prediction.forecaster.machine(task.model, now) is None:  # nothing is measured yet
+                return
+            left_ms = at_share(prediction.schedule.of(task).end_ms, USUAL)
         except Exception:  # the request itself is fine
             service_log.exception("cannot predict a task's end for the overview")
             return
-        if predicted_ms is not None:
-            task.on_end.append(lambda ended: self._ended(ended, predicted_ms))
-
-    def _predict(self, task: Task) -> float | None:
-        """Predicted ms from a task's arrival to its end; None if there are no measurements yet."""
-        orchestrator = self._orchestrator
-        prediction = orchestrator.stages.prediction
-        if prediction.forecaster.machine(task.model, orchestrator.clock.now()) is None:
-            return None
-        passed_ms = 1000 * (orchestrator.clock.now() - task.marks.received)
-        return passed_ms + at_share(prediction.schedule.of(task).end_ms, USUAL)
+        predicted_ms = 1000 * (now - task.marks.received) + left_ms
+        task.on_end.append(lambda ended: self._ended(ended, predicted_ms))
 
     def for_snapshot(self) -> list[FinishTimes]:
         """The finishes since the last snapshot. Allows predictions for the next one."""
