@@ -36,13 +36,11 @@ _REFUSED = PreparedResponse(503, json.dumps({"error": _ERROR}).encode())
 
 
 @asynccontextmanager
-async def saying_that_it_starts(
-    host: str, port: int, *, is_shared: bool = False
-) -> AsyncIterator[Port]:
+async def saying_that_it_starts(host: str, port: int) -> AsyncIterator[Port]:
     """Listen, and answer that the service is starting until another server takes over the port. If
     none has at the end of the block, the port is closed. Raises ``OSError``."""
     starting = _Starting(_answer, access_log=None)
-    listening = await Port.open(host, port, starting, is_shared=is_shared)
+    listening = await Port.open(host, port, starting)
     listening.on_handed_over = starting.leave
     try:
         yield listening

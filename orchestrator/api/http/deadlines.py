@@ -84,7 +84,18 @@ def read_deadline(
     if body_ms is not None:
         stated.append(_Limit(body_ms / 1000, "deadline_ms"))
     own = min(stated, default=_Limit(policy.default_s, DEFAULT))
-    deadline = _deadline(own, arrival, policy, is_default=not stated)
+
+    def deadline_of(limit: _Limit) -> Deadline:
+        budget_s = min(max(limit.budget_s, _MIN_S), policy.max_s)
+        return Deadline(
+            at=arrival.mono + budget_s,
+            unix_ms=round((arrival.unix + budget_s) * 1000),
+            clamped_ms=policy.max_s * 1000 if limit.budget_s > policy.max_s else None,
+            is_default=not stated,
+            source=limit.source,
+        )
+
+    deadline = deadline_of(own)
     if not is_awaited:
         return deadline
     bounds = list(_limits_of_others(headers, _ENVOY, _amount, passed_over, 1e-3))
@@ -92,23 +103,7 @@ def read_deadline(
         for name in _SDKS:
             bounds += _limits_of_others(headers, name, _amount, passed_over)
     bound = min(bounds, default=own)
-    if bound >= own:
-        return deadline
-    bounded = _deadline(bound, arrival, policy, is_default=not stated)
-    return replace(bounded, unbounded=deadline)
-
-
-def _deadline(
-    limit: _Limit, arrival: Instant, policy: DeadlineConfig, *, is_default: bool
-) -> Deadline:
-    budget_s = min(max(limit.budget_s, _MIN_S), policy.max_s)
-    return Deadline(
-        at=arrival.mono + budget_s,
-        unix_ms=round((arrival.unix + budget_s) * 1000),
-        clamped_ms=policy.max_s * 1000 if limit.budget_s > policy.max_s else None,
-        is_default=is_default,
-        source=limit.source,
-    )
+    return deadline if bound >= own else replace(deadline_of(bound), unbounded=deadline)
 
 
 def stated_deadline(headers: Headers, arrival: Instant, policy: DeadlineConfig) -> Deadline | None:

@@ -5,7 +5,6 @@ read.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -77,44 +76,35 @@ class Reference(NamedTuple):
         return parts[1] if len(parts) > 1 else ""
 
 
-@dataclass(frozen=True, slots=True)
 class Turns:
-    """A request's turns. The flags save the event loop a search of up to 100,000 turns."""
+    """The turns that a request adds to a conversation. A model's message and the tool calls after
+    it are one turn. The flags save the event loop a search of up to 100,000 turns."""
 
-    turns: tuple[Message | Reference, ...]
-    has_references: bool = False
-    has_orphans: bool = False
-    """Whether there are results of tool calls from before this request."""
-
-
-def turns_of(items: str | Sequence[InputItem], field: str = "input") -> Turns:
-    """The turns that a request adds to a conversation. ``field`` is the name of the items' field.
-    Raises ``InvalidRequest`` for unsupported items."""
-    if isinstance(items, str):
-        return Turns((Message("user", items),))
-    reader = _Reader(field)
-    for at, item in enumerate(items):
-        reader.read(item, at)
-    reader.end_calls()
-    return Turns(tuple(reader.turns), reader.has_references, reader.has_orphans)
-
-
-class _Reader:
-    """Converts items to turns. A model's message and the tool calls after it are one turn."""
-
-    def __init__(self, field: str) -> None:
-        self._field = field
+    def __init__(self) -> None:
         self.turns: list[Message | Reference] = []
         self.has_references = False
         self.has_orphans = False
+        """Whether there are results of tool calls from before this request."""
         self._called: dict[str, str] = {}
         """Names of the calls so far, by id."""
         self._calls: list[ToolCall] = []
         """Calls of the current turn."""
         self._thought = ""
 
-    def read(self, item: InputItem, at: int) -> None:
-        kind, call_id, where = item.type or "message", item.call_id or "", f"{self._field}[{at}]"
+    @classmethod
+    def of(cls, stated: str | Sequence[InputItem]) -> "Turns":
+        """The turns of a request's ``input``. Raises ``InvalidRequest`` for unsupported items."""
+        read = cls()
+        if isinstance(stated, str):
+            read.turns.append(Message("user", stated))
+            return read
+        for at, item in enumerate(stated):
+            read._read(item, f"input[{at}]")
+        read._end_calls()
+        return read
+
+    def _read(self, item: InputItem, where: str) -> None:
+        kind, call_id = item.type or "message", item.call_id or ""
         if kind in _OF_CALLS and not call_id:
             raise missing(f"{where}.call_id", "send the same one in a call and its result")
         if kind in ("function_call", "custom_tool_call"):
@@ -126,7 +116,7 @@ class _Reader:
                 call = read_call(call_id, name, item.arguments, f"{where}.arguments")
             self._calls.append(call)
             return
-        self.end_calls()
+        self._end_calls()
         match kind:
             case "message" if item.type or item.role or not item.id:
                 if item.role is None:
@@ -142,21 +132,11 @@ class _Reader:
                 self.has_references = True
                 self.turns.append(Reference(item.id or ""))
             case _:
-                self._pass_over(excerpt(kind, 64), f"{where}.type")
+                _pass_over(excerpt(kind, 64), f"{where}.type")
         if item.role != "assistant":
             self._thought = ""
 
-    def _pass_over(self, kind: str, where: str) -> None:
-        refusal = wrong(
-            where,
-            f"{kind} is not supported; send a call of your own tool as function_call, and its "
-            f"result as function_call_output; expected one of: {_SERVED}",
-        )
-        if kind not in _WITHOUT_CONTENT:
-            raise refusal
-        pass_over(f"{self._field}[]", f"type={kind}", refusal)
-
-    def end_calls(self) -> None:
+    def _end_calls(self) -> None:
         """Attach the calls so far to the model's message before them, if there is one."""
         if not self._calls:
             return
@@ -171,9 +151,20 @@ class _Reader:
     def _result(self, output: msgspec.Raw, call_id: str, where: str) -> None:
         name = self._called.get(call_id, "")
         self.has_orphans = self.has_orphans or not name
-        content = decode_part(output, _content_reader, where, f"{self._field}[].output")
+        content = decode_part(output, _content_reader, where, "input[].output")
         said = said_in("tool", content or "", where)
         self.turns.append(structs.replace(said, call_id=call_id, name=name))
+
+
+def _pass_over(kind: str, where: str) -> None:
+    refusal = wrong(
+        where,
+        f"{kind} is not supported; send a call of your own tool as function_call, and its result "
+        f"as function_call_output; expected one of: {_SERVED}",
+    )
+    if kind not in _WITHOUT_CONTENT:
+        raise refusal
+    pass_over("input[]", f"type={kind}", refusal)
 
 
 def joined(
@@ -183,7 +174,7 @@ def joined(
     ``answer_of`` finds a task's answer. Raises ``InvalidRequest`` if an answer is not kept."""
     turns = _resolved(new.turns, answer_of) if new.has_references else new.turns
     history = (*earlier, *turns)
-    return _with_names(history) if new.has_orphans else history  # type: ignore[arg-type, return-value]
+    return _with_names(history) if new.has_orphans else history
 
 
 def conversation(instructions: str | None, history: Sequence[Message]) -> tuple[Message, ...]:

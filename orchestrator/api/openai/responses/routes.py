@@ -22,7 +22,7 @@ from orchestrator.api.http.responses import (
     until_answered,
 )
 from orchestrator.api.http.tools import EFFORT, effort_argument, read_call, template_arguments
-from orchestrator.api.openai.responses.items import conversation, joined, turns_of
+from orchestrator.api.openai.responses.items import Turns, conversation, joined
 from orchestrator.api.openai.responses.output import (
     ItemKind,
     OutputItems,
@@ -125,7 +125,7 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedResponses:
         job=job,
         created_unix=int(request[CONTEXT].arrival.unix),
         instructions=body.instructions,
-        turns=turns_of(body.input),
+        turns=Turns.of(body.input),
         tools=asked_tools(
             body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls is not False
         ),

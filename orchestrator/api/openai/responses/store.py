@@ -47,9 +47,6 @@ class ResponseStore:
         self._ended: OwnedStore[Stored] = OwnedStore(clock, retention)
         self._ended.on_change = lambda key, name: self.on_change(key, name)
 
-    def __len__(self) -> int:
-        return len(self._ended)
-
     def kept(self) -> Kept:
         return self._ended.kept()
 
