@@ -186,6 +186,8 @@ class MessageEvents:
         self._stream = stream
         self._request_id = request_id
         self._output = output
+        self._events: list[bytes] = []
+        """Encoded events that are sent together."""
         self._has_message = False
         self._index = -1
         self._open = ""
@@ -198,12 +200,12 @@ class MessageEvents:
         self._output.begin(task)
 
     def tokens(self, task: Task, delta: Delta) -> None:
-        events = self._begin(task)
+        self._begin(task)
         if self._output.is_plain:  # an event for each token
-            events += self._events_of([Content(text) for text in delta.texts if text])
+            self._add([Content(text) for text in delta.texts if text])
         else:
-            events += self._events_of(self._output.feed(delta))
-        self._stream.send(b"".join(events))
+            self._add(self._output.feed(delta))
+        self._stream.send(self._take())
 
     def ended(self, task: Task) -> None:
         ending = task.ending
@@ -211,79 +213,74 @@ class MessageEvents:
         more = {"deadline_budget": str(ending.budget), **task_fields(task)}
         if ending.error is not None:
             if not self._stream.refuse(ending.error):
-                self._stream.finish(
-                    _event("error", error_body(ending.error, self._request_id) | more)
-                )
+                self._emit("error", error_body(ending.error, self._request_id) | more)
+                self._stream.finish(self._take())
             return
-        events = self._begin(task)
-        events += self._events_of(self._output.finish(ending.tail, ending))
-        is_calling = self._output.is_calling(ending)
-        last = {"delta": stop(ending, is_calling=is_calling), "usage": usage(task), **more}
-        events += [*self._close(), _event("message_delta", last), _event("message_stop", {})]
-        self._stream.finish(b"".join(events))
+        self._begin(task)
+        self._add(self._output.finish(ending.tail, ending))
+        self._close()
+        delta = stop(ending, is_calling=self._output.is_calling(ending))
+        self._emit("message_delta", {"delta": delta, "usage": usage(task), **more})
+        self._emit("message_stop", {})
+        self._stream.finish(self._take())
 
     # inside
 
-    def _begin(self, task: Task) -> list[bytes]:
-        """The event that must come first, unless it was sent already."""
-        if self._has_message:
-            return []
-        self._has_message = True
-        return [_event("message_start", {"message": message(task, None, [])})]
+    def _begin(self, task: Task) -> None:
+        """Emit the event that must come first, once."""
+        if not self._has_message:
+            self._has_message = True
+            self._emit("message_start", {"message": message(task, None, [])})
 
-    def _events_of(self, pieces: Iterable[Piece]) -> list[bytes]:
-        events: list[bytes] = []
+    def _add(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
             match piece:
                 case Content(text):
-                    events += self._in_block("text", {"text": ""})
-                    events.append(self._delta("text_delta", "text", text))
+                    self._in_block("text", {"text": ""})
+                    self._delta("text_delta", "text", text)
                 case Reasoning(text):
-                    events += self._in_block("thinking", {"thinking": "", "signature": ""})
-                    events.append(self._delta("thinking_delta", "thinking", text))
+                    self._in_block("thinking", {"thinking": "", "signature": ""})
+                    self._delta("thinking_delta", "thinking", text)
                 case CallBegins(_, name):
-                    events += self._close()
-                    start: dict[str, object] = {"id": new_call_id(), "name": name, "input": {}}
-                    events += self._in_block("tool_use", start)
-                    events.append(self._delta("input_json_delta", "partial_json", ""))
+                    self._close()
+                    self._in_block("tool_use", {"id": new_call_id(), "name": name, "input": {}})
+                    self._delta("input_json_delta", "partial_json", "")
                 case CallArguments(_, json):
-                    events.append(self._delta("input_json_delta", "partial_json", json))
+                    self._delta("input_json_delta", "partial_json", json)
                 case CallEnds():
-                    events += self._close()
+                    self._close()
                 case CallFails(_, text, is_cut):
-                    events += self._close()
+                    self._close()
                     if not is_cut:  # the client cannot use a partial call
-                        events += self._in_block("text", {"text": ""})
-                        events.append(self._delta("text_delta", "text", text))
-        return events
+                        self._add([Content(text)])
 
-    def _in_block(self, kind: str, start: dict[str, object]) -> list[bytes]:
+    def _in_block(self, kind: str, start: dict[str, object]) -> None:
         """Open a block of type ``kind``, unless one is open already."""
         if self._open == kind:
-            return []
-        events = self._close()
+            return
+        self._close()
         self._index += 1
         self._open = kind
-        block = {"index": self._index, "content_block": {"type": kind, **start}}
-        events.append(_event("content_block_start", block))
+        block = {"type": kind, **start}
+        self._emit("content_block_start", {"index": self._index, "content_block": block})
         if self._index == 0:
-            events.append(_event("ping", {}))
-        return events
+            self._emit("ping", {})
 
-    def _close(self) -> list[bytes]:
-        if not self._open:
-            return []
-        events = []
+    def _close(self) -> None:
         if self._open == "thinking":  # where Anthropic has one; nothing here needs it
-            events.append(self._delta("signature_delta", "signature", ""))
-        self._open = ""
-        events.append(_event("content_block_stop", {"index": self._index}))
+            self._delta("signature_delta", "signature", "")
+        if self._open:
+            self._open = ""
+            self._emit("content_block_stop", {"index": self._index})
+
+    def _delta(self, kind: str, key: str, text: str) -> None:
+        delta = {"type": kind, key: text}
+        self._emit("content_block_delta", {"index": self._index, "delta": delta})
+
+    def _emit(self, kind: str, value: dict[str, object]) -> None:
+        data = _encode({"type": kind} | value)
+        self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
+
+    def _take(self) -> bytes:
+        events, self._events = b"".join(self._events), []
         return events
-
-    def _delta(self, kind: str, key: str, text: str) -> bytes:
-        delta = {"index": self._index, "delta": {"type": kind, key: text}}
-        return _event("content_block_delta", delta)
-
-
-def _event(kind: str, value: dict[str, object]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind} | value))

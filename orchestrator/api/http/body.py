@@ -227,7 +227,6 @@ async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T],
     """Read the request's body as ``reader``'s type and return the result of ``make``; keep nothing
     else. Raises ``InvalidRequest`` or a subclass, and ``DeadlineExceeded`` if the deadline in the
     headers passes first."""
-    require_json(request)
     async with _held(request) as body:
         if request.app[ELSEWHERE].keeps_bodies:
             request[CONTEXT].body = body
@@ -248,14 +247,14 @@ async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T],
 
 async def keep_body(request: web.Request) -> None:
     """Read and keep a JSON body before a handler reads it. Raises the errors of ``read_body``."""
-    require_json(request)
     async with _held(request) as body:
         request[CONTEXT].body = body
 
 
 @asynccontextmanager
 async def _held(request: web.Request) -> AsyncIterator[bytes]:
-    """The complete body. It keeps its share of the budget until the end of the block."""
+    """The complete JSON body. It keeps its share of the budget until the end of the block."""
+    _require_json(request)
     patience = Patience()
     kept = request[CONTEXT].body
     with request.app[BODIES].share(patience.end) as share:
@@ -277,7 +276,7 @@ def _ignored_by(request: web.Request) -> Iterator[Ignored | None]:
         request.app[IGNORED_FIELDS].tell(route.canonical, ignored)
 
 
-def require_json(request: web.Request) -> None:
+def _require_json(request: web.Request) -> None:
     """Raise ``UnsupportedMediaType`` unless the headers declare a plain JSON body."""
     if request.content_type != "application/json" and not request.content_type.endswith("+json"):
         # Accept no other type: web pages can send some types without a preflight request.

@@ -151,6 +151,7 @@ class Connection(RequestHandler):
             transport.abort()
 
     def turn_away(self) -> None:
+        """Close without reading the request."""
         transport = self.transport
         if transport is not None and not self.is_serving:
             transport.write(_NO_ROOM)

@@ -42,13 +42,11 @@ async def listed(
     key, now = request[CONTEXT].key, request.app[ORCHESTRATOR].clock.now()
     found: list[dict[str, Any]] = []
     for work in works:
-        if status is not None and status_of(work) != status:
-            continue
-        if work.job.key != key.fingerprint and not key.is_admin:
-            continue
-        if len(found) > limit:
-            break
-        found.append(line(work, now))
+        is_asked_for = status is None or status_of(work) == status
+        if is_asked_for and (key.is_admin or work.job.key == key.fingerprint):
+            found.append(line(work, now))
+            if len(found) > limit:
+                break
     told = await told_by_siblings(request)
     lines = [*found, *(each for answer in told for each in answer[name])]
     if told:

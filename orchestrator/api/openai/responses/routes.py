@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -62,10 +63,7 @@ async def create(request: web.Request) -> web.StreamResponse:
 
     if asked.is_streamed:
         return await stream_answer(
-            request,
-            job,
-            chat,
-            lambda stream: ResponseEvents(stream, asked, output, keep),
+            request, job, chat, lambda stream: ResponseEvents(stream, asked, output, keep)
         )
     answer = OutputCollector(asked, output, keep)
     task = await until_answered(request, job, chat, answer, answer.complete)
@@ -89,14 +87,8 @@ async def cancel(request: web.Request) -> web.Response:
         return _answer(request.app[RESPONSES].get(key, name).body)
     except NotFound:
         (task, *_) = await cancel_tasks(request, name)
-    status = status_of(task.ending)
-    body = {
-        "id": response_id(task.id),
-        "object": "response",
-        "status": status,
-        "model": task.served_name,
-    }
-    return json_response(body)
+    body = {"id": response_id(task.id), "object": "response", "status": status_of(task.ending)}
+    return json_response(body | {"model": task.served_name})
 
 
 async def delete(request: web.Request) -> web.Response:
@@ -242,14 +234,9 @@ class OutputCollector:
     # its current state
 
     def body(self, task: Task) -> dict[str, object]:
-        output = [item.body() for item in self._items.items]
-        return response(
-            task,
-            self.asked,
-            status_of(task.ending),
-            output,
-            reasoning_tokens=self._reasoning_tokens,
-        )
+        output, reasoning = [item.body() for item in self._items.items], self._reasoning_tokens
+        status = status_of(task.ending)
+        return response(task, self.asked, status, output, reasoning_tokens=reasoning)
 
     def turns(self) -> tuple[Message, ...]:
         """The turns that this response adds to the conversation."""
@@ -264,12 +251,9 @@ class OutputCollector:
     def _calls(self) -> tuple[ToolCall, ...]:
         calls = []
         for item in self._items.items:
-            if item.kind is not ItemKind.CALL or item.status != "completed":
-                continue
-            try:
-                calls.append(read_call(item.call_id, item.name, item.text, "arguments"))
-            except InvalidRequest:  # nested too deeply for a template
-                continue
+            if item.kind is ItemKind.CALL and item.status == "completed":
+                with suppress(InvalidRequest):  # nested too deeply for a template
+                    calls.append(read_call(item.call_id, item.name, item.text, "arguments"))
         return tuple(calls)
 
 

@@ -4,6 +4,7 @@ The additional fields are the same in every dialect (``GenerationRequest``).
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -177,11 +178,9 @@ def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
 
 def read_metadata(stated: msgspec.Raw) -> dict[str, str]:
     """The client's key-value pairs to keep. Raises ``InvalidRequest``."""
-    try:
+    with suppress(msgspec.DecodeError):
         if len(memoryview(stated)) <= _MAX_METADATA_BYTES:
             return _metadata_decoder.decode(stated) or {}
-    except msgspec.DecodeError:
-        pass
     raise must("metadata", f"be an object of strings, of at most {_MAX_METADATA_BYTES} bytes")
 
 
