@@ -17,7 +17,6 @@ Run-time modules:
 
 ``tidegate up``, a pool whose file is in memory and which ends with its launcher:
 
-- ``spec``       the request, as specs of a pool
 - ``launcher``   starts all units at once, and ends them
 - ``command``    signals, terminal output, exit status
 

@@ -15,9 +15,9 @@ from catalog.errors import ProvisionError
 from catalog.operator_key import access
 from orchestrator.telemetry.narration import LAUNCH, narrated
 from pool.events import EventKind, PoolEvent
+from pool.fleet.specs import LaunchSpec
 from pool.launcher import PoolLaunch
 from pool.process.guardian import die_with_parent
-from pool.spec import LaunchSpec
 
 View = Callable[[PoolEvent], None]
 """Receives the launcher's events."""

@@ -34,13 +34,12 @@ from catalog.paths import journal_file, log_dir, store_dir
 from pool.engines.ensure import ensure_triton, registered
 from pool.engines.triton import PLAIN_TOKEN, TritonInstall, TritonPorts, require_guard
 from pool.events import EventKind, PoolEvent
-from pool.fleet.specs import InstanceSpec, StoreSpec
+from pool.fleet.specs import InstanceSpec, LaunchSpec, StoreSpec
 from pool.fleet.units import PoolHost, PoolMachine
 from pool.manager import Manager
 from pool.preflight import cpu
 from pool.process.logs import require_writable
 from pool.process.ports import choose_ports, free_ports, is_free
-from pool.spec import LaunchSpec
 from pool.supervise import Supervised, cancelled
 from pool.units import llamacpp
 from pool.units.orchestrator import OrchestratorProcess

@@ -5,20 +5,27 @@ both see the same free memory, so each one's need is reserved until it has loade
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from catalog.errors import StartFailed
 from pool.events import pool_log
 from pool.fleet.specs import InstanceSpec
-from pool.preflight.need import GIB, need_of
 from pool.preflight.nvml import GpuDevice, GpuUnavailable, Nvml
 from worker.free_memory import memory_free
-from worker.settings import variable
+from worker.settings import BLOCK_TOKENS, variable
 
+GIB = 2**30
+CUDA_CONTEXT_BYTES = GIB // 2
+"""Bytes of an idle process on a GPU: driver, kernels, workspaces."""
+ACTIVATIONS_SHARE = 0.05
+"""Memory for steps, as a share of the weights."""
+KV_SHARE = 0.1
+"""Memory for KV, as a share of the weights, if the model's shape is not known."""
+_WEIGHTS = (".safetensors", ".gguf", ".bin")
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _LARGEST_TTL_S = 15.0
-_HEEDED = ("engine", "dtype", "kv.blocks")
-"""Worker settings that decide how much memory it needs."""
 
 
 class Gpus:
@@ -187,9 +194,64 @@ def _called(wanted: str, devices: Sequence[GpuDevice]) -> GpuDevice | None:
 
 
 def need_bytes(spec: InstanceSpec, model: Path) -> int:
-    """Bytes that a spec needs: its stated need (on each GPU), else from its files (on all)."""
+    """Bytes that a spec needs: its stated need (on each GPU), else a conservative estimate from the
+    files of its checkpoint folder or .gguf file (on all GPUs). Made-up tokens need no weights.
+
+    The KV cache is ``kv.blocks``, else one whole context; the worker uses more if memory is free.
+    """
     if spec.vram_gib is not None:
         return int(spec.vram_gib * GIB)
-    engine, dtype, blocks = (spec.settings.get(variable(name), "") for name in _HEEDED)
-    kv_blocks = int(blocks) if blocks.isdigit() else 0
-    return need_of(model, engine, dtype, kv_blocks, on_gpu=spec.on_gpu)
+    engine, dtype, blocks = (
+        spec.settings.get(variable(name), "") for name in ("engine", "dtype", "kv.blocks")
+    )
+    if engine.startswith("synthetic"):
+        return GIB // 4
+    files = _files(model)
+    on_disk = sum(file.stat().st_size for file in files)
+    config = _config(model)
+    stored = _BYTES.get(str(config.get("torch_dtype") or config.get("dtype")), 2)
+    wanted = _BYTES.get(dtype, stored)
+    is_gguf = any(file.suffix == ".gguf" for file in files)
+    weights = on_disk if is_gguf else on_disk * wanted // stored
+    kv = _kv_bytes(config, int(blocks) if blocks.isdigit() else 0, wanted)
+    other = int(weights * ACTIVATIONS_SHARE) + (CUDA_CONTEXT_BYTES if spec.on_gpu else GIB // 4)
+    return weights + (int(weights * KV_SHARE) if kv is None else kv) + other
+
+
+def _files(model: Path) -> list[Path]:
+    """The weight files. If a folder has several formats, the first has every weight once."""
+    if model.is_file():
+        return [model]
+    for ending in _WEIGHTS:
+        found = sorted(model.glob(f"*{ending}"))
+        if found:
+            return found
+    return []
+
+
+def _config(model: Path) -> dict[str, object]:
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(config, dict):
+        return {}
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
+
+
+def _kv_bytes(config: Mapping[str, object], blocks: int, value_bytes: int) -> int | None:
+    """Bytes of ``blocks``, or of one context for 0; None if the model's shape is not known."""
+    layers, heads = _number(config, "num_hidden_layers"), _number(config, "num_attention_heads")
+    hidden, context = _number(config, "hidden_size"), _number(config, "max_position_embeddings")
+    if not (layers and heads and hidden and context):
+        return None
+    head_dim = _number(config, "head_dim") or hidden // heads
+    kv_heads = _number(config, "num_key_value_heads") or heads
+    tokens = blocks * BLOCK_TOKENS if blocks else context
+    return 2 * layers * kv_heads * head_dim * tokens * max(value_bytes, 2)
+
+
+def _number(config: Mapping[str, object], name: str) -> int:
+    value = config.get(name)
+    return value if isinstance(value, int) and value > 0 else 0

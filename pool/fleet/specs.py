@@ -1,16 +1,19 @@
-"""The wanted configuration of a pool, from its file: instances, orchestrators, a store."""
+"""The wanted configuration of a pool, from its file or from the request of ``tidegate up``:
+instances, orchestrators, a store."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
+from catalog.paths import JOURNAL_BY_DEFAULT, MODEL_REPOSITORY, journal_file, state_dir
 from orchestrator.tls import SETTING, Tls, spell_tls
 from pool.engines.triton import TritonPorts
 from pool.pool_file import InstanceSettings, PoolFile
 from pool.process.ports import PORT_STRIDE
+from pool.supervise import RestartPolicy
 from pool.units.orchestrator import Address
 from worker.environment import variable_of
 from worker.settings import variable
@@ -19,6 +22,7 @@ MODELS = ("llm",)
 """The models in the model repository that a pool's Triton loads."""
 SLOT_MODEL = "slot"
 ORCHESTRATOR = "orchestrator"
+_ADVERTISE = "TIDEGATE_STATE__ADVERTISE"
 CHOSEN = TritonPorts(0, 0, 0)
 
 
@@ -149,3 +153,126 @@ def _spelled(value: object) -> str:
 def numbered_ports(first: Iterable[int], at: int) -> TritonPorts:
     """The ports of the Triton ``at`` (from 0), given those of the first; 0 asks for a free one."""
     return TritonPorts(*(port and port + PORT_STRIDE * at for port in first))
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """The request of ``tidegate up``: one run of the launcher."""
+
+    worker_env: Mapping[str, str] = field(default_factory=dict)
+    """Variables ``TIDEGATE_WORKER__…`` and ``TIDEGATE_SLOT__…`` for every instance."""
+    host: str = "127.0.0.1"
+    port: int = 8080
+    """The orchestrator's port; 0 asks for a free port."""
+    serve: bool = True
+    """Whether to start an orchestrator; otherwise Triton only."""
+    processes: int = 1
+    """Number of orchestrator processes that share ``port``. Above 1, they share a store."""
+    store: str = ""
+    """Program of a store to start for them; empty if the settings name a running one."""
+    own_host: str = "127.0.0.1"
+    """Host for the own addresses of several processes."""
+    advertise: str = ""
+    """``http://host`` of ``own_host`` for remote orchestrators; empty: unchanged."""
+    instances_at: str | None = None
+    """Comma-separated addresses of running instances; empty means those in the settings. None:
+    Tritons are started here."""
+    instances: int = 1
+    gpus: tuple[str, ...] = ()
+    """CUDA devices, divided among the instances; empty leaves the choice to the worker."""
+    gpus_each: int = 1
+    """Number of ``gpus`` per instance; a divisor of their number."""
+    triton: Path | None = None
+    """A server to use instead of the first one found."""
+    triton_host: str = "127.0.0.1"
+    triton_open: bool = False
+    """Whether clients off loopback may also generate without a token."""
+    lane_token: str = field(default="", repr=False)
+    """Token that orchestrator and workers share. If empty and both are started, it is random."""
+    tls: Tls | None = None
+    """TLS between orchestrator and Tritons; both present the certificate."""
+    triton_ports: TritonPorts = CHOSEN
+    """Ports of the first Triton; each next one adds ``PORT_STRIDE``; 0 asks for free ports.
+    Tritons for clips come after those for text."""
+    model_repository: Path = MODEL_REPOSITORY
+    models: tuple[str, ...] = ("llm",)
+    load_timeout_s: float = 300.0
+    drain_s: float = 1.0
+    """Seconds for running work at shutdown. The shutdown takes 3.5 s more, 6 s with a store."""
+    home: Path = field(default_factory=state_dir)
+    log_to_stderr: bool = False
+    """Whether to log to stderr instead of files in ``home``/logs/<host>-<port>."""
+    state_file: Path | None = None
+    """File with address, ports and process ids as JSON while the service is up; None for none."""
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+
+    @property
+    def runs_gguf(self) -> bool:
+        """Whether llama.cpp's server runs the text model, instead of a Triton."""
+        return self.worker_env.get("TIDEGATE_WORKER__ENGINE") == "llamacpp"
+
+    @property
+    def instance_specs(self) -> list[InstanceSpec]:
+        """The instances, with their requested ports. With an orchestrator, each Triton has one
+        model: if two models share a Triton, a crash of either one's process ends both."""
+        if self.instances_at is not None:
+            return []
+        kinds = [("triton", self.models)]
+        if self.serve and SLOT_MODEL in self.models and len(self.models) > 1:
+            text = tuple(model for model in self.models if model != SLOT_MODEL)
+            kinds = [("triton", text), ("slots", (SLOT_MODEL,))]
+        made: list[InstanceSpec] = []
+        tritons = 0
+        for kind, models in kinds:
+            is_gguf = self.runs_gguf and models != (SLOT_MODEL,)
+            name = "llamacpp" if is_gguf else kind
+            for index in range(self.instances):
+                ports = CHOSEN if is_gguf else numbered_ports(self.triton_ports, tritons)
+                tritons += not is_gguf
+                made.append(
+                    InstanceSpec(
+                        name if self.instances == 1 else f"{name}-{index}",
+                        model="",
+                        groups=(self._gpus_of(index),),
+                        settings=self.worker_env,
+                        ports=ports,
+                        host=self.triton_host,
+                        load_timeout_s=self.load_timeout_s,
+                        models=models,
+                        tls=self.tls,
+                    )
+                )
+        return made
+
+    def orchestrator_specs(
+        self, port: int, own_ports: Sequence[int], lane_token: str, env: Mapping[str, str]
+    ) -> list[OrchestratorSpec]:
+        """The orchestrators at ``port``; ``env`` names the instances and the store."""
+        settings = {
+            "TIDEGATE_SHUTDOWN__GRACE_S": str(self.drain_s),
+            "TIDEGATE_HOME": str(self.home),
+            **env,
+        }
+        ready_within_s = None
+        if self.instances_at is None:
+            ready_within_s = self.load_timeout_s
+            settings |= {
+                "TIDEGATE_LANES__TOKEN": lane_token,
+                SETTING: spell_tls(self.tls),
+                JOURNAL_BY_DEFAULT: str(journal_file(self.home, self.host, port)),
+                **({"TIDEGATE_SLOTS__SERVE": "true"} if SLOT_MODEL in self.models else {}),
+            }
+        one = OrchestratorSpec(self.host, port, settings, ready_within_s=ready_within_s)
+        if self.processes == 1:
+            return [one]
+        several = []
+        for number, own in enumerate(own_ports):
+            told = {_ADVERTISE: f"{self.advertise}:{own}"} if self.advertise else {}
+            name, address = f"{one.name}-{number}", Address(self.own_host, own)
+            several.append(replace(one, name=name, own=address, settings=settings | told))
+        return several
+
+    def _gpus_of(self, index: int) -> tuple[str, ...]:
+        """The GPUs of the instance ``index``."""
+        first = index * self.gpus_each % len(self.gpus) if self.gpus else 0
+        return self.gpus[first : first + self.gpus_each]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from pool import command
-from pool.spec import LaunchSpec
+from pool.fleet.specs import LaunchSpec
 from tests.orchestrator.conftest import make_service, make_worker, service, worker
 from tidegate import _clock
 from tidegate.cli.main import main

@@ -7,8 +7,8 @@ import pytest
 
 from catalog.errors import PortsUnguarded
 from pool.events import PoolEvent
+from pool.fleet.specs import LaunchSpec
 from pool.launcher import PoolLaunch
-from pool.spec import LaunchSpec
 from tests.support.cases import for_each
 
 PLAIN = {"TIDEGATE_WORKER__PLAIN__TOKEN": "p"}

@@ -18,10 +18,10 @@ from catalog.paths import state_dir
 from pool.engines import ensure
 from pool.engines.triton import TritonInstall, TritonPorts, find_triton
 from pool.events import EventKind, PoolEvent
+from pool.fleet.specs import LaunchSpec
 from pool.launcher import PoolLaunch
 from pool.process import ports
 from pool.process.ports import free_ports
-from pool.spec import LaunchSpec
 from pool.supervise import RestartPolicy
 from tests.support.processes import Marked
 from tests.support.triton_models import NEVER_FINALIZES, QUIET, REFUSES_TO_LOAD, write_model

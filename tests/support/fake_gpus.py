@@ -1,6 +1,6 @@
 """GPUs that a test fills, breaks and takes away."""
 
-from pool.preflight.need import GIB
+from pool.fleet.gpus import GIB
 from pool.preflight.nvml import GpuDevice, GpuFault, GpuUnavailable
 
 

@@ -25,9 +25,8 @@ from pool.artifacts.resolve import resolve_model
 from pool.artifacts.staging import AddRequest
 from pool.engines.environments import environment_if_made
 from pool.engines.triton import TritonPorts
-from pool.fleet.specs import SLOT_MODEL
+from pool.fleet.specs import SLOT_MODEL, LaunchSpec
 from pool.preflight.host import check_slot
-from pool.spec import LaunchSpec
 from pool.units.llamacpp import ENGINE as LLAMACPP
 from pool.units.store import find_store
 from protocol.gguf import find_gguf, is_gguf, parts_of

@@ -9,9 +9,8 @@ import pytest
 
 from catalog.errors import StartFailed
 from catalog.paths import DEMO_CHECKPOINT
-from pool.fleet.gpus import Gpus
+from pool.fleet.gpus import GIB, Gpus
 from pool.fleet.specs import InstanceSpec
-from pool.preflight.need import GIB
 from pool.preflight.nvml import GpuDevice, GpuFault
 from tests.support.cases import for_each
 from tests.support.clock import ManualClock

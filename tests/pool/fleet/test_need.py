@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from catalog.paths import DEMO_CHECKPOINT
-from pool.preflight.need import GIB, need_of
+from pool.fleet.gpus import GIB, need_bytes
+from pool.fleet.specs import InstanceSpec
+from worker.settings import variable
 
 SHAPE = {
     "torch_dtype": "bfloat16",
@@ -19,10 +21,15 @@ SHAPE = {
 PER_TOKEN = 2 * 2 * 2 * 8 * 2
 
 
-def need(path: Path, size: int = 0, *, on_gpu: bool = True, **settings: object) -> int:
-    """Without what CUDA takes, or a process on the CPU."""
+def need_of(path: Path, **settings: str) -> int:
+    told = {variable(name.replace("__", ".")): value for name, value in settings.items()}
+    return need_bytes(InstanceSpec("a", str(path), (("0",),), told), path)
+
+
+def need(path: Path, size: int = 0, **settings: str) -> int:
+    """Without what CUDA takes."""
     (path / "model.safetensors").write_bytes(bytes(size))
-    return need_of(path, on_gpu=on_gpu, **settings) - (GIB // 2 if on_gpu else GIB // 4)
+    return need_of(path, **settings) - GIB // 2
 
 
 def test_weights_are_the_files_in_the_type_that_is_computed_in(tmp_path: Path) -> None:
@@ -39,7 +46,7 @@ def test_kv_is_one_context_or_what_is_asked_for(tmp_path: Path, wrap: object) ->
     assert callable(wrap)
     (tmp_path / "config.json").write_text(json.dumps(wrap(SHAPE)))
     assert need(tmp_path) == 1000 * PER_TOKEN
-    assert need(tmp_path, kv_blocks=7) == 7 * 16 * PER_TOKEN
+    assert need(tmp_path, kv__blocks="7") == 7 * 16 * PER_TOKEN
 
 
 @pytest.mark.parametrize("config", ["", "[]", "{}", '{"hidden_size": "many"}'])
@@ -51,7 +58,6 @@ def test_without_a_shape_kv_is_a_share_of_the_weights(tmp_path: Path, config: st
 def test_other_kinds_of_models(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(bytes(1000))
-    assert need_of(model, dtype="float32", on_gpu=True) == 1150 + GIB // 2, "as it is"
-    assert GIB // 2 < need_of(DEMO_CHECKPOINT, on_gpu=True) < GIB
-    made_up = need_of(DEMO_CHECKPOINT, "synthetic-free", on_gpu=False)
-    assert made_up == GIB // 4
+    assert need_of(model, dtype="float32") == 1150 + GIB // 2, "as it is"
+    assert GIB // 2 < need_of(DEMO_CHECKPOINT) < GIB
+    assert need_of(DEMO_CHECKPOINT, engine="synthetic-free") == GIB // 4
