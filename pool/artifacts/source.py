@@ -94,7 +94,11 @@ def choose(listing: Listing, wanted: str = "") -> FileChoice:
 
 
 def _chosen(listing: Listing, wanted: str) -> FileChoice:
-    files = {file.path: _checked(file) for file in listing.files}
+    files = {file.path: file for file in listing.files}
+    for path in map(PurePosixPath, files):
+        if path.is_absolute() or ".." in path.parts or path.name == MANIFEST:
+            why = "is Tidegate's own" if path.name == MANIFEST else "would leave its folder"
+            raise StagingFailed(f"the source has a file {str(path)!r}, which {why}")
     ggufs = [path for path in files if path.endswith(".gguf")]
     if wanted:
         ggufs = [path for path in ggufs if fnmatch.fnmatchcase(path, wanted)]
@@ -104,7 +108,9 @@ def _chosen(listing: Listing, wanted: str) -> FileChoice:
             )
     weights = () if wanted else _safetensors(files)
     if weights and "config.json" in files:
-        return FileChoice(ModelFormat.SAFETENSORS, _with_small(files, weights))
+        small = [path for path in files if _matches(path, _SMALL)]
+        needed = sorted({*weights, *small} & files.keys())
+        return FileChoice(ModelFormat.SAFETENSORS, tuple(files[path] for path in needed))
     if ggufs:
         return FileChoice(ModelFormat.GGUF, _one_gguf(listing, files, ggufs))
     raise StagingFailed(_why_no_model(listing, files))
@@ -139,13 +145,8 @@ def _is_projector(path: str) -> bool:
 
 
 def _why_no_model(listing: Listing, files: dict[str, SourceFile]) -> str:
-    pickles = [
-        file
-        for path, file in files.items()
-        if "/" not in path
-        and any(fnmatch.fnmatchcase(path, kind) for kind in _PICKLES)
-        and path != "training_args.bin"
-    ]
+    top = files.keys() - {"training_args.bin"}
+    pickles = [files[path] for path in top if "/" not in path and _matches(path, _PICKLES)]
     if pickles and "config.json" in files:
         return (
             f"{listing.source} has its weights only in {_told(pickles)}, which are pickles: they"
@@ -157,18 +158,8 @@ def _why_no_model(listing: Listing, files: dict[str, SourceFile]) -> str:
     )
 
 
-def _with_small(files: dict[str, SourceFile], weights: Iterable[str]) -> tuple[SourceFile, ...]:
-    small = [path for path in files if any(fnmatch.fnmatchcase(path, kind) for kind in _SMALL)]
-    return tuple(files[path] for path in sorted({*weights, *small}) if path in files)
-
-
-def _checked(file: SourceFile) -> SourceFile:
-    """Return ``file``. Raises ``StagingFailed`` if it would leave its folder or be the manifest."""
-    path = PurePosixPath(file.path)
-    if path.is_absolute() or ".." in path.parts or path.name == MANIFEST:
-        why = "is Tidegate's own" if path.name == MANIFEST else "would leave its folder"
-        raise StagingFailed(f"the source has a file {file.path!r}, which {why}")
-    return file
+def _matches(path: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
 
 
 def _told(files: Iterable[SourceFile]) -> str:

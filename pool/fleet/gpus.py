@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from catalog.errors import StartFailed
-from pool.events import pool_log
+from pool.events import EventKind, PoolEvent, pool_log
 from pool.fleet.specs import InstanceSpec
 from pool.preflight.nvml import GpuDevice, GpuUnavailable, Nvml
 from worker.free_memory import memory_free
@@ -37,9 +37,9 @@ class Gpus:
         reader: Nvml,
         heartbeat_s: float,
         now: Callable[[], float],
-        on_out: Callable[[str, str], None],
+        emit: Callable[[PoolEvent], None],
     ) -> None:
-        """``on_out`` gets each GPU that is taken out of use, and the reason."""
+        """``emit`` gets an event for each GPU that is taken out of use."""
         self.hits = self.misses = 0
         """How often a cached answer was fresh, and how often it was not."""
         self.out: dict[str, str] = {}
@@ -47,7 +47,7 @@ class Gpus:
         self._reader = reader
         self._heartbeat_s = heartbeat_s
         self._now = now
-        self._on_out = on_out
+        self._emit = emit
         self._devices: list[GpuDevice] = []
         self._read_at: float | None = None
         self._reading = asyncio.Lock()
@@ -175,7 +175,7 @@ class Gpus:
         for fault in faults:
             if fault.is_of_device and fault.uuid and fault.uuid not in self.out:
                 reason = self.out[fault.uuid] = f"the driver reported Xid {fault.xid}"
-                self._on_out(fault.uuid, reason)
+                self._emit(PoolEvent(EventKind.GPU_OUT, fault.uuid, reason))
         async with self._changed:
             self._changed.notify_all()
 

@@ -17,7 +17,7 @@ import aiohttp
 
 from catalog.atomic import write_atomically
 from catalog.operator_key import Access, access
-from pool.events import pool_log
+from pool.events import EventKind, PoolEvent, pool_log
 from pool.supervise import cancelled
 
 RENEWALS = 3
@@ -143,11 +143,11 @@ def _printable(body: bytes) -> str:
 class Registrar:
     """All targets, each updated by its own task."""
 
-    def __init__(self, warn: Callable[[str, str], None]) -> None:
-        """``warn`` gets a target that cannot be updated and the reason, once per outage."""
+    def __init__(self, emit: Callable[[PoolEvent], None]) -> None:
+        """``emit`` gets an event for a target that cannot be updated, once per outage."""
         self.errors: dict[str, str] = {}
         """Current errors, by target."""
-        self._warn = warn
+        self._emit = emit
         self._ready: frozenset[str] = frozenset()
         self._followers: dict[str, _Follower] = {}
 
@@ -183,7 +183,7 @@ class Registrar:
             self.errors.pop(name, None)
         elif self.errors.get(name) != reason:
             self.errors[name] = reason
-            self._warn(name, reason)
+            self._emit(PoolEvent(EventKind.UNREGISTERED, name, reason))
 
 
 class _Follower:

@@ -46,8 +46,8 @@ class PoolService:
         loop = asyncio.get_running_loop()
         self._specs = specs_of(self.file)
         self._emit = emit
-        self._gpus = Gpus(reader, self.file.pool.heartbeat_s, loop.time, self._gpu_out)
-        self._registrar = Registrar(self._cannot_tell)
+        self._gpus = Gpus(reader, self.file.pool.heartbeat_s, loop.time, emit)
+        self._registrar = Registrar(emit)
         self._ending: asyncio.Future[float | None] = loop.create_future()
         self._ended = asyncio.Event()
         self._applying: asyncio.Task[None] | None = None
@@ -274,12 +274,6 @@ class PoolService:
 
     def _warn(self, text: str) -> None:
         self._emit(PoolEvent(EventKind.WARNED, POOL, text))
-
-    def _cannot_tell(self, target: str, reason: str) -> None:
-        self._emit(PoolEvent(EventKind.UNREGISTERED, target, reason))
-
-    def _gpu_out(self, uuid: str, reason: str) -> None:
-        self._emit(PoolEvent(EventKind.GPU_OUT, uuid, reason))
 
 
 def _version_of(path: Path) -> tuple[int, int, int] | None:

@@ -105,13 +105,10 @@ def bound_log(path: Path) -> None:
 
 
 def _make_room(path: Path) -> None:
-    """Free the name ``….1``: rename each earlier log to the next number, delete the oldest."""
-    for age in range(KEPT_LOGS, 0, -1):
+    """Free the name ``….1``: rename each earlier log to the next number, over the oldest."""
+    for age in range(KEPT_LOGS - 1, 0, -1):
         with suppress(FileNotFoundError):
-            if age == KEPT_LOGS:
-                _earlier(path, age).unlink()
-            else:
-                _earlier(path, age).replace(_earlier(path, age + 1))
+            _earlier(path, age).replace(_earlier(path, age + 1))
 
 
 def _earlier(path: Path, age: int) -> Path:

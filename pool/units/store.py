@@ -67,20 +67,18 @@ class StoreProcess(ProcessUnit):
             raise StartFailed(
                 f"{self.name}: cannot use {self._folder}: {error.strerror}"
             ) from error
-        await self._spawn(self._command(), command_environment({}), self._socket.name)
-        await self.resume()
-
-    def forget(self) -> None:
-        """Remove the data of a store that has ended and will not be used again."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _command(self) -> list[str]:
-        return [
+        command = [
             self._program,
             *("--port", "0", "--unixsocket", str(self._socket), "--unixsocketperm", "600"),
             *("--dir", str(self._folder), "--appendonly", "yes", "--appendfsync", "always"),
             *("--save", "", "--maxmemory-policy", "noeviction", "--daemonize", "no"),
         ]
+        await self._spawn(command, command_environment({}), self._socket.name)
+        await self.resume()
+
+    def forget(self) -> None:
+        """Remove the data of a store that has ended and will not be used again."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _answers(self) -> bool:
         """Whether it accepts requests; it does not while it loads its data."""

@@ -9,6 +9,7 @@ import pytest
 
 from catalog.errors import StartFailed
 from catalog.paths import DEMO_CHECKPOINT
+from pool.events import EventKind, PoolEvent
 from pool.fleet.gpus import GIB, Gpus
 from pool.fleet.specs import InstanceSpec
 from pool.preflight.nvml import GpuDevice, GpuFault
@@ -22,11 +23,8 @@ ANYWHERE = Path("nowhere")
 class Rig:
     def __init__(self, *free: float, heartbeat_s: float = 15.0) -> None:
         self.fake, self.clock = FakeGpus(*free), ManualClock()
-        self.out: list[tuple[str, str]] = []
-        said = self.out.append
-        self.gpus = Gpus(
-            self.fake, heartbeat_s, self.clock.now, lambda uuid, why: said((uuid, why))
-        )
+        self.said: list[PoolEvent] = []
+        self.gpus = Gpus(self.fake, heartbeat_s, self.clock.now, self.said.append)
 
     async def refusal(self, who: str, group: str, gib: float) -> str:
         return await self.gpus.refusal(who, group.split(","), int(gib * GIB))
@@ -135,7 +133,7 @@ async def test_a_fault_takes_out_its_gpu_and_its_instance_goes_to_another() -> N
         rig.fake.pending = [GpuFault("GPU-0", 79)]
         await rig.look()
         assert await losing == "GPU 0 is taken out: the driver reported Xid 79"
-    assert rig.out == [("GPU-0", "the driver reported Xid 79")]
+    assert rig.said == [PoolEvent(EventKind.GPU_OUT, "GPU-0", "the driver reported Xid 79")]
     rig.gpus.settle("a")
     assert await rig.gpus.take("a", spec("0", "1"), ANYWHERE) == ("1",)
 

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from catalog.operator_key import keep_key, key_file
 from orchestrator.instances.discovery import SourceError, WatchedFile
+from pool.events import PoolEvent
 from pool.fleet import registrar as registrars
 from pool.fleet.registrar import AddressList, CannotTell, HttpTarget, Registrar, Target
 from tests.orchestrator.conftest import MakeService, MakeWorker
@@ -64,8 +65,8 @@ class Rig:
     """A registrar with these targets, and what it warned of."""
 
     def __init__(self, *targets: Target) -> None:
-        self.warned: list[tuple[str, str]] = []
-        self.registrar = Registrar(lambda name, why: self.warned.append((name, why)))
+        self.warned: list[PoolEvent] = []
+        self.registrar = Registrar(self.warned.append)
         self.targets = targets
 
     async def __aenter__(self) -> "Rig":
@@ -141,7 +142,7 @@ async def test_one_that_refuses_is_said_once_and_holds_up_nobody(
         await rig.tell("a:1", within_s=0.3)
         assert (tmp_path / "instances").read_text().endswith("\na:1\n")
         assert set(rig.registrar.errors) == {bad.name, gone.name}
-        assert [name for name, _ in rig.warned].count(bad.name) == 1
+        assert [event.target for event in rig.warned].count(bad.name) == 1
         assert "HTTP 403" in rig.registrar.errors[bad.name]
 
 

@@ -35,7 +35,7 @@ def host(tmp_path: Path, advertise: str = "") -> PoolHost:
         lane_token="secret",
         warn=lambda text: None,
         home=tmp_path,
-        gpus=Gpus(FakeGpus(40.0, 40.0), 15.0, now, lambda uuid, why: None),
+        gpus=Gpus(FakeGpus(40.0, 40.0), 15.0, now, lambda event: None),
         sharing=lambda: 3,
         advertise=advertise,
     )
