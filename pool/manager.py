@@ -13,6 +13,7 @@ import contextlib
 import math
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from catalog.errors import StartFailed
@@ -38,43 +39,36 @@ TELL_S = 2.0
 """Seconds to tell orchestrators that an instance leaves; after that, it is drained anyway."""
 
 
+@dataclass(eq=False)
 class Manager:
-    """All members of one pool. ``emit`` must return at once and never raise."""
+    """All members of one pool."""
 
-    def __init__(
-        self,
-        machine: PoolMachine,
-        emit: Callable[[PoolEvent], None],
-        *,
-        drain_s: float,
-        policy: RestartPolicy = POLICY,
-        home: PoolHome | None = None,
-        registrar: "Registrar | None" = None,
-        state: PoolState | None = None,
-    ) -> None:
-        """``drain_s``: seconds for running work. ``home`` stores the state, and ``state`` is the
-        last manager's. Without a ``registrar``, no orchestrator is updated."""
-        self.members: dict[str, Supervised] = {}
-        self.incoming: dict[str, Supervised] = {}
-        """Replacements, by the name of the member that each replaces."""
-        self.state = state or PoolState()
-        self._drain_s = drain_s
-        self._policy = policy
-        self._machine = machine
-        self._home = home
-        self._registrar = registrar
-        self._emit = emit
-        self._rng = random.Random()
-        self._applying = asyncio.Lock()
-        self._is_failing = False
-        self._is_recovering = False
+    machine: PoolMachine
+    emit: Callable[[PoolEvent], None]
+    """Gets events; it must return at once and never raise."""
+    drain_s: float
+    """Seconds for running work."""
+    policy: RestartPolicy = POLICY
+    home: PoolHome | None = None
+    """Stores the state."""
+    registrar: "Registrar | None" = None
+    """Updates orchestrators."""
+    state: PoolState = field(default_factory=PoolState)
+    """The last manager's, then ours."""
+    members: dict[str, Supervised] = field(default_factory=dict, init=False)
+    incoming: dict[str, Supervised] = field(default_factory=dict, init=False)
+    """Replacements, by the name of the member that each replaces."""
+    _rng: random.Random = field(default_factory=random.Random, init=False)
+    _applying: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _is_failing: bool = field(default=False, init=False)
+    _is_recovering: bool = field(default=False, init=False)
 
     # ── orders ───────────────────────────────────────────────────────────────────────────────
 
     async def recover(self, specs: Mapping[str, AnySpec]) -> None:
         """Take over running instances. Call it once, before anything else; then call ``apply``."""
         spare = []
-        for found in self._machine.found():
+        for found in self.machine.found():
             name = found.label.unit
             spec = specs.get(name)
             if (member := await self._attached(found, spec)) is None:
@@ -107,7 +101,7 @@ class Manager:
             changed = [name for name in stay if self.members[name].digest != specs[name].digest]
             if gone or changed or new:
                 text = f"{len(new)} to start, {len(changed)} to replace, {len(gone)} to end"
-                self._emit(PoolEvent(EventKind.CHANGED, POOL, text))
+                self.emit(PoolEvent(EventKind.CHANGED, POOL, text))
             for spec in new:
                 self.add(spec)
             await asyncio.gather(
@@ -118,7 +112,7 @@ class Manager:
     def add(self, spec: AnySpec) -> Supervised:
         """Start one more instance, and keep it up."""
         kept = self.state.instances.get(spec.name)
-        unit = self._machine.make(spec, kept, self._on_step(spec.name))
+        unit = self.machine.make(spec, kept, self._on_step(spec.name))
         member = self._member(unit, spec.digest)
         self.members[spec.name] = member
         self._save()
@@ -141,9 +135,9 @@ class Manager:
         start fails. Otherwise the old one ends first.
         """
         old = self.members[name]
-        self._emit(PoolEvent(EventKind.REPLACING, name))
-        if old.is_ready and spec.has_own_ports and await self._machine.fits_beside(spec):
-            unit = self._machine.make(spec, None, self._on_step(name))
+        self.emit(PoolEvent(EventKind.REPLACING, name))
+        if old.is_ready and spec.has_own_ports and await self.machine.fits_beside(spec):
+            unit = self.machine.make(spec, None, self._on_step(name))
             new = self._member(unit, spec.digest)
             self.incoming[name] = new
             new.begin()
@@ -151,7 +145,7 @@ class Manager:
                 reason = await new.first_outcome()
                 if reason:
                     await new.end(0.0)
-                    self._emit(PoolEvent(EventKind.KEPT, name, reason))
+                    self.emit(PoolEvent(EventKind.KEPT, name, reason))
                     return False
                 self.members[name] = new
             except asyncio.CancelledError:
@@ -207,9 +201,9 @@ class Manager:
         """A member that is attached to a found run; None if the run has ended."""
         digest, on_step = found.label.facts.get("digest", ""), self._on_step(found.label.unit)
         if spec is not None and spec.digest == digest:
-            unit = self._machine.make(spec, InstanceRecord(ports=found.ports), on_step)
+            unit = self.machine.make(spec, InstanceRecord(ports=found.ports), on_step)
         else:
-            unit = self._machine.make_former(found, on_step)
+            unit = self.machine.make_former(found, on_step)
         try:
             await unit.attach(found)
         except (StartFailed, TimeoutError):
@@ -220,14 +214,14 @@ class Manager:
         return member
 
     def _member(self, unit: ProcessUnit, digest: str) -> Supervised:
-        return Supervised(unit, digest, self._emit, self._changed, self._rng, self._policy)
+        return Supervised(unit, digest, self.emit, self._changed, self._rng, self.policy)
 
     def _on_step(self, name: str) -> OnStep:
         events = {"fits": EventKind.FITS, "started": EventKind.SPAWNED}
 
         def stepped(step: str) -> None:
             if step in events:
-                self._emit(PoolEvent(events[step], name))
+                self.emit(PoolEvent(events[step], name))
             self._save()
 
         return stepped
@@ -235,25 +229,25 @@ class Manager:
     async def _end(self, member: Supervised, drain_s: float | None = None) -> None:
         now = asyncio.get_running_loop().time
         began = now()
-        self._emit(PoolEvent(EventKind.STOPPING, member.name))
+        self.emit(PoolEvent(EventKind.STOPPING, member.name))
         was_ready = member.is_ready
         await member.retire()
         if was_ready:
             await self.told()
-        await member.end(self._drain_s if drain_s is None else drain_s)
-        self._emit(PoolEvent(EventKind.STOPPED, member.name, seconds=now() - began))
+        await member.end(self.drain_s if drain_s is None else drain_s)
+        self.emit(PoolEvent(EventKind.STOPPED, member.name, seconds=now() - began))
 
     # ── updates to others ────────────────────────────────────────────────────────────────────
 
     def _changed(self) -> None:
-        if not self._is_recovering and self._registrar is not None:
-            self._registrar.set_ready(self.ready_addresses)
+        if not self._is_recovering and self.registrar is not None:
+            self.registrar.set_ready(self.ready_addresses)
         self._save()
 
     async def told(self) -> None:
         """Wait until orchestrators know the ready instances, or for ``TELL_S``."""
-        if self._registrar is not None:
-            await self._registrar.wait_told(TELL_S)
+        if self.registrar is not None:
+            await self.registrar.wait_told(TELL_S)
 
     @property
     def ready_addresses(self) -> frozenset[str]:
@@ -272,13 +266,13 @@ class Manager:
                 address=member.unit.address,
                 restarts=member.restarts,
             )
-        if self._home is None:
+        if self.home is None:
             return
         try:
-            self._home.write(self.state)
+            self.home.write(self.state)
             self._is_failing = False
         except OSError as error:
             if not self._is_failing:
                 text = f"the state cannot be written: {error}; ports may change at the next start"
-                self._emit(PoolEvent(EventKind.WARNED, POOL, text))
+                self.emit(PoolEvent(EventKind.WARNED, POOL, text))
             self._is_failing = True

@@ -6,7 +6,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -197,36 +197,27 @@ class UnitState(StrEnum):
     DRAINING = "draining"
 
 
+@dataclass(eq=False)
 class Supervised:
     """Supervises a unit from its first start to its end, and restarts it when it is lost."""
 
-    def __init__(
-        self,
-        unit: ProcessUnit,
-        digest: str,
-        emit: Callable[[PoolEvent], None],
-        changed: Callable[[], None],
-        rng: random.Random,
-        policy: RestartPolicy,
-    ) -> None:
-        """``emit`` gets events; ``changed`` is called after each change of state. Both must return
-        at once and never raise. ``digest`` identifies the unit's configuration."""
-        self.unit = unit
-        self.digest = digest
-        self.state = UnitState.STARTING
-        self.reason = ""
-        """Why it is down; empty in other states."""
-        self.restarts = 0
-        self._emit = emit
-        self._changed = changed
-        self._rng = rng
-        self._policy = policy
-        self._failures = 0
-        self._life: asyncio.Task[None] | None = None
-        loop = asyncio.get_running_loop()
-        self._now = loop.time
-        self._first: asyncio.Future[str] = loop.create_future()
-        self._given_up: asyncio.Future[str] = loop.create_future()
+    unit: ProcessUnit
+    digest: str
+    """Identifies the unit's configuration."""
+    emit: Callable[[PoolEvent], None]
+    """Gets events; it must return at once and never raise."""
+    changed: Callable[[], None]
+    """Called after each change of state, under the same conditions."""
+    rng: random.Random
+    policy: RestartPolicy
+    state: UnitState = field(default=UnitState.STARTING, init=False)
+    reason: str = field(default="", init=False)
+    """Why it is down; empty in other states."""
+    restarts: int = field(default=0, init=False)
+    _failures: int = field(default=0, init=False)
+    _life: "asyncio.Task[None] | None" = field(default=None, init=False)
+    _first: "asyncio.Future[str]" = field(default_factory=asyncio.Future, init=False)
+    _given_up: "asyncio.Future[str]" = field(default_factory=asyncio.Future, init=False)
 
     @property
     def name(self) -> str:
@@ -268,14 +259,14 @@ class Supervised:
 
     async def _live(self, begin: Callable[[], Awaitable[None]], served: EventKind) -> None:
         reason = await self._started(begin, served)
-        if reason and not self._policy.first_too:
+        if reason and not self.policy.first_too:
             return
         while True:
             try:
                 reason = reason or await self._lost()
                 await self.unit.stop(0.0)
                 self._failures += 1
-                if self._failures > self._policy.max_failures and self.unit.is_given_up:
+                if self._failures > self.policy.max_failures and self.unit.is_given_up:
                     times = f"{self._failures} times in a row"
                     reason = f"{self.name} failed {times}; the last time: {reason}"
                     self._given_up.set_result(reason)
@@ -289,11 +280,11 @@ class Supervised:
                 pool_log.exception("the supervision of a unit failed; restarting the unit")
                 reason = f"{type(error).__name__}: {error}"
                 self._become(UnitState.DOWN, reason)
-                await asyncio.sleep(self._policy.max_delay_s)
+                await asyncio.sleep(self.policy.max_delay_s)
 
     async def _started(self, begin: Callable[[], Awaitable[None]], served: EventKind) -> str:
         """Start or resume the unit. Returns why it does not serve, or an empty string."""
-        began, reason = self._now(), ""
+        began, reason = _now(), ""
         try:
             await begin()
         except (ProvisionError, OSError) as error:
@@ -302,29 +293,33 @@ class Supervised:
             pool_log.exception("cannot start a unit; retrying")
             reason = f"{type(error).__name__}: {error}"
         else:
-            self._emit(PoolEvent(served, self.name, self.unit.where, self._now() - began))
+            self.emit(PoolEvent(served, self.name, self.unit.where, _now() - began))
         self._become(UnitState.DOWN if reason else UnitState.READY, reason)
         if not self._first.done():
             self._first.set_result(reason)
         return reason
 
     async def _lost(self) -> str:
-        serving_since = self._now()
+        serving_since = _now()
         reason = await self.unit.lost()
-        if self._now() - serving_since >= self._policy.stable_s:
+        if _now() - serving_since >= self.policy.stable_s:
             self._failures = 0
         self._become(UnitState.DOWN, reason)
         return reason
 
     async def _pause(self, reason: str) -> None:
-        pause_s = self._policy.delay_s(self._failures, self._rng)
+        pause_s = self.policy.delay_s(self._failures, self.rng)
         kind = EventKind.FAILED if self._first.result() else EventKind.LOST
-        self._emit(PoolEvent(kind, self.name, reason, pause_s))
+        self.emit(PoolEvent(kind, self.name, reason, pause_s))
         await asyncio.sleep(pause_s)
 
     def _become(self, state: UnitState, reason: str = "") -> None:
         self.state, self.reason = state, reason
-        self._changed()
+        self.changed()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def first_of(*watches: Coroutine[Any, Any, str]) -> str:

@@ -7,6 +7,7 @@ both see the same free memory, so each one's need is reserved until it has loade
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from catalog.errors import StartFailed
@@ -28,46 +29,41 @@ _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _LARGEST_TTL_S = 15.0
 
 
+@dataclass(eq=False)
 class Gpus:
     """The GPUs of this machine, their free memory, and GPUs that are out of use. Without a GPU,
     instances for the CPU still run."""
 
-    def __init__(
-        self,
-        reader: Nvml,
-        heartbeat_s: float,
-        now: Callable[[], float],
-        emit: Callable[[PoolEvent], None],
-    ) -> None:
-        """``emit`` gets an event for each GPU that is taken out of use."""
-        self.hits = self.misses = 0
-        """How often a cached answer was fresh, and how often it was not."""
-        self.out: dict[str, str] = {}
-        """GPUs that are out of use, by UUID, with the reason."""
-        self._reader = reader
-        self._heartbeat_s = heartbeat_s
-        self._now = now
-        self._emit = emit
-        self._devices: list[GpuDevice] = []
-        self._read_at: float | None = None
-        self._reading = asyncio.Lock()
-        self._reserved: dict[str, tuple[tuple[str, ...], int]] = {}
-        self._changed = asyncio.Condition()
-        self._is_failing = False
+    reader: Nvml
+    heartbeat_s: float
+    now: Callable[[], float]
+    emit: Callable[[PoolEvent], None]
+    """Gets an event for each GPU that is taken out of use."""
+    hits: int = field(default=0, init=False)
+    misses: int = field(default=0, init=False)
+    """How often a cached answer was fresh, and how often it was not."""
+    out: dict[str, str] = field(default_factory=dict, init=False)
+    """GPUs that are out of use, by UUID, with the reason."""
+    _devices: list[GpuDevice] = field(default_factory=list, init=False)
+    _read_at: float | None = field(default=None, init=False)
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _reserved: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict, init=False)
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition, init=False)
+    _is_failing: bool = field(default=False, init=False)
 
     # ── room ─────────────────────────────────────────────────────────────────────────────────
 
     async def devices(self) -> list[GpuDevice]:
         """All GPUs; the data is at most one heartbeat old. Raises ``GpuUnavailable``."""
         async with self._reading:
-            ttl_s = min(self._heartbeat_s, _LARGEST_TTL_S)
-            if self._read_at is not None and self._now() - self._read_at < ttl_s:
+            ttl_s = min(self.heartbeat_s, _LARGEST_TTL_S)
+            if self._read_at is not None and self.now() - self._read_at < ttl_s:
                 self.hits += 1
                 return self._devices
             self.misses += 1
             # NVML blocks on the driver.
-            self._devices = await asyncio.to_thread(self._reader.devices)
-            self._read_at = self._now()
+            self._devices = await asyncio.to_thread(self.reader.devices)
+            self._read_at = self.now()
             return self._devices
 
     async def take(self, who: str, spec: InstanceSpec, model: Path) -> tuple[str, ...]:
@@ -159,13 +155,13 @@ class Gpus:
     async def watch(self) -> None:
         """Check for faults once per heartbeat, until cancelled."""
         while True:
-            await asyncio.sleep(self._heartbeat_s)
+            await asyncio.sleep(self.heartbeat_s)
             await self.look()
 
     async def look(self) -> None:
         """Take GPUs with new faults out of use, and wake the watchers of their instances."""
         try:
-            faults = await asyncio.to_thread(self._reader.faults)
+            faults = await asyncio.to_thread(self.reader.faults)
         except GpuUnavailable:
             faults = []
         except Exception:  # another version of NVIDIA's library raised it
@@ -175,7 +171,7 @@ class Gpus:
         for fault in faults:
             if fault.is_of_device and fault.uuid and fault.uuid not in self.out:
                 reason = self.out[fault.uuid] = f"the driver reported Xid {fault.xid}"
-                self._emit(PoolEvent(EventKind.GPU_OUT, fault.uuid, reason))
+                self.emit(PoolEvent(EventKind.GPU_OUT, fault.uuid, reason))
         async with self._changed:
             self._changed.notify_all()
 
