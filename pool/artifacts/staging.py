@@ -310,15 +310,14 @@ class _Staging:
 def _known(catalog: ModelCatalog, entry: ModelEntry, request: AddRequest) -> ModelEntry | None:
     """The entry of the same model if it is active, renamed if the request has a new name; else
     None. Raises ``StagingFailed`` if the name belongs to another model."""
-    for each in catalog.entries():
-        if each.id == entry.id and each.state is ModelState.ACTIVE:
-            if not request.name or request.name == each.name:
-                return each
-            require_free(entry, catalog.entries())
-            catalog.update(each.id, name=request.name)
-            return msgspec.structs.replace(each, name=request.name)
+    its = [each for each in catalog.entries() if each.id == entry.id]
+    known = next((each for each in its if each.state is ModelState.ACTIVE), None)
+    if known and request.name in ("", known.name):
+        return known
     require_free(entry, catalog.entries())
-    return None
+    if known:
+        catalog.update(known.id, name=request.name)
+    return known and msgspec.structs.replace(known, name=request.name)
 
 
 def _name_of(request: AddRequest, listing: Listing) -> str:

@@ -91,7 +91,7 @@ class Nvml:
                 if parts is None:
                     found.append(self._device(handle, str(index)))
                 else:
-                    gpu = _text(nvml.nvmlDeviceGetUUID(handle))
+                    gpu = self._uuid(handle)
                     found += [self._device(p, f"{index}:{at}", gpu) for at, p in enumerate(parts)]
             except nvml.NVMLError:
                 continue  # lost, or being reset
@@ -99,8 +99,7 @@ class Nvml:
 
     def faults(self) -> list[GpuFault]:
         """The faults since the last call. Raises ``GpuUnavailable``."""
-        nvml = self._nvml
-        faults: list[GpuFault] = []
+        nvml, faults = self._nvml, list[GpuFault]()
         if nvml is None:
             return faults
         try:
@@ -109,7 +108,7 @@ class Nvml:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
                 uuid = ""
                 with contextlib.suppress(nvml.NVMLError):  # a device that has fallen off the bus
-                    uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
+                    uuid = self._uuid(event.device)
                 faults.append(GpuFault(uuid, int(event.eventData)))
         except nvml.NVMLError as error:
             no_more = (nvml.NVML_ERROR_TIMEOUT, nvml.NVML_ERROR_NOT_SUPPORTED)
@@ -125,7 +124,7 @@ class Nvml:
         for index in range(nvml.nvmlDeviceGetCount()):
             with contextlib.suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+                uuid = self._uuid(handle)
                 if uuid not in self._registered:
                     xids = nvml.nvmlEventTypeXidCriticalError
                     nvml.nvmlDeviceRegisterEvents(handle, xids, self._events)
@@ -147,16 +146,12 @@ class Nvml:
         return parts
 
     def _device(self, handle: Any, index: str, gpu: str = "") -> GpuDevice:
-        nvml = self._nvml
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        return GpuDevice(
-            index=index,
-            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-            name=_text(nvml.nvmlDeviceGetName(handle)),
-            total_bytes=int(memory.total),
-            free_bytes=int(memory.free),
-            gpu=gpu,
-        )
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        name = _text(self._nvml.nvmlDeviceGetName(handle))
+        return GpuDevice(index, self._uuid(handle), name, memory.total, memory.free, gpu)
+
+    def _uuid(self, handle: Any) -> str:
+        return _text(self._nvml.nvmlDeviceGetUUID(handle))
 
 
 def _text(value: str | bytes) -> str:

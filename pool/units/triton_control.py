@@ -37,22 +37,18 @@ class TritonControl:
 
     async def is_server(self, server_id: str, timeout_s: float) -> bool:
         """Whether the server with ``--id=server_id`` answers."""
-        try:
-            answer = await self._stub.ServerMetadata(
-                service_pb2.ServerMetadataRequest(), timeout=timeout_s
-            )
-        except grpc.RpcError:
-            return False
-        return bool(answer.name == server_id)
+        request = service_pb2.ServerMetadataRequest()
+        with contextlib.suppress(grpc.RpcError):
+            answer = await self._stub.ServerMetadata(request, timeout=timeout_s)
+            return bool(answer.name == server_id)
+        return False
 
     async def is_ready(self, model: str, timeout_s: float) -> bool:
         """Whether ``model`` is loaded."""
         request = service_pb2.ModelReadyRequest(name=model)
-        try:
-            answer = await self._stub.ModelReady(request, timeout=timeout_s)
-        except grpc.RpcError:
-            return False
-        return bool(answer.ready)
+        with contextlib.suppress(grpc.RpcError):
+            return bool((await self._stub.ModelReady(request, timeout=timeout_s)).ready)
+        return False
 
     async def drain(self, model: str, grace_s: float, timeout_s: float, token: str = "") -> bool:
         """Make ``model`` end its jobs within ``grace_s`` and close its lanes; False if it did not.
