@@ -35,7 +35,7 @@ from pool.engines.ensure import ensure_triton, registered
 from pool.engines.triton import PLAIN_TOKEN, TritonInstall, TritonPorts, require_guard
 from pool.events import EventKind, PoolEvent
 from pool.fleet.specs import InstanceSpec, LaunchSpec, StoreSpec
-from pool.fleet.units import PoolHost, PoolMachine
+from pool.fleet.units import PoolMachine
 from pool.manager import Manager
 from pool.preflight import cpu
 from pool.process.logs import require_writable
@@ -163,7 +163,7 @@ class PoolLaunch:
         logs = None if spec.log_to_stderr else log_dir(spec.home, host, port)
         if logs:
             require_writable(logs)
-        pool_host = PoolHost(
+        machine = PoolMachine(
             install=install,
             state_dir=spec.home,
             logs=logs,
@@ -172,7 +172,6 @@ class PoolLaunch:
             sharing=lambda: spec.instances,
             model_repository=spec.model_repository,
         )
-        machine = PoolMachine(pool_host)
         return Manager(machine, self._told, drain_s=spec.drain_s, policy=spec.restart)
 
     async def _start_units(

@@ -20,7 +20,7 @@ from pool.fleet.home import Answer, PoolHome, PoolState, control_socket, home_of
 from pool.fleet.metrics import pool_metrics, serving_metrics
 from pool.fleet.registrar import RENEWALS, AddressList, HttpTarget, Registrar, Target
 from pool.fleet.specs import MODELS, InstanceSpec, specs_of
-from pool.fleet.units import PoolHost, PoolMachine
+from pool.fleet.units import PoolMachine
 from pool.manager import POOL, Manager
 from pool.pool_file import PoolFile, read_pool_file
 from pool.preflight.nvml import Nvml
@@ -152,7 +152,7 @@ class PoolService:
         self._guard(self.file, state.lane_token)
         self._warn_of_loopback(self.file)
         install = await ensure_triton(pool.triton, state_dir(), self._warn)
-        host = PoolHost(
+        machine = PoolMachine(
             install=install,
             state_dir=state_dir(),
             logs=self.home.logs,
@@ -166,7 +166,7 @@ class PoolService:
         )
         stack.push_async_callback(self._registrar.follow, {})
         self.manager = Manager(
-            PoolMachine(host),
+            machine,
             self._emit,
             drain_s=pool.drain_s,
             home=self.home,

@@ -42,8 +42,8 @@ _SERVER = "llamacpp"
 
 
 @dataclass(frozen=True, slots=True)
-class PoolHost:
-    """Facts shared by all units of a pool."""
+class PoolMachine:
+    """This machine for the units of a pool: creates units, and finds running ones."""
 
     install: TritonInstall | None
     state_dir: Path
@@ -73,12 +73,66 @@ class PoolHost:
             on_step=on_step,
         )
 
+    def found(self) -> Sequence[FoundRun]:
+        """Every running unit of this pool. Cleans up after dead runs."""
+        assert self.home is not None
+        found = find_detached(self.home)
+        clear_remains(self.home, found)
+        return found
+
+    def make(self, spec: AnySpec, kept: InstanceRecord | None, on_step: OnStep) -> ProcessUnit:
+        """A unit that is not started yet; it uses the chosen ports of ``kept``, if any."""
+        ports = (0, 0, 0) if kept is None else kept.ports
+        if isinstance(spec, StoreSpec):
+            return StoreProcess(spec.program, spec.folder, **self.options(spec.name, on_step))
+        if isinstance(spec, OrchestratorSpec):
+            return PoolOrchestrator(self, spec, ports[0], on_step)
+        tenancy = Tenancy(self, spec, on_step)
+        if (model := self._gguf_of(spec)) is not None:
+            return PoolLlamaCpp(tenancy, model, spec.ports.http or ports[0])
+        first = (asked or kept for asked, kept in zip(spec.ports, ports, strict=True))
+        return PoolTriton(tenancy, TritonPorts(*first))
+
+    def make_former(self, found: FoundRun, on_step: OnStep) -> ProcessUnit:
+        """A unit for a running process that matches no spec; use it only to end the process."""
+        facts, name = found.label.facts, found.label.unit
+        host = facts.get("host", "127.0.0.1")
+        if name == ORCHESTRATOR:
+            port = found.ports[0]
+            return PoolOrchestrator(self, OrchestratorSpec(host, port), port, on_step)
+        models = tuple(filter(None, facts.get("models", "").split(",")))
+        spec = InstanceSpec(name, model="", host=host, models=models)
+        tenancy = Tenancy(self, spec, on_step)
+        if facts.get("server") == _SERVER:
+            return PoolLlamaCpp(tenancy, None, 0)
+        return PoolTriton(tenancy, CHOSEN)
+
+    async def fits_beside(self, spec: AnySpec) -> bool:
+        """Whether an instance could start alongside all others."""
+        if not isinstance(spec, InstanceSpec) or self.gpus is None:
+            return False
+        try:
+            model = await asyncio.to_thread(resolve_model, spec.model, self.state_dir)
+        except ProvisionError:
+            return True  # its start will fail with the reason, and the old one stays
+        return await self.gpus.fits_beside(spec, model)
+
+    def _gguf_of(self, spec: InstanceSpec) -> Path | None:
+        """The model of an instance, if llama.cpp's server runs it; None for a Triton."""
+        model = Path(spec.settings.get(_MODEL_PATH, ""))
+        with suppress(ProvisionError):
+            if spec.model:
+                model = resolve_model(spec.model, self.state_dir)
+            if spec.models != (SLOT_MODEL,) and is_asked_for(spec.settings, model):
+                return model
+        return None
+
 
 @dataclass
 class Tenancy:
     """An instance's resources on this machine: a model, GPUs, ports."""
 
-    host: PoolHost
+    host: PoolMachine
     spec: InstanceSpec
     on_step: OnStep
     group: tuple[str, ...] = ()
@@ -241,7 +295,7 @@ class PoolOrchestrator(OrchestratorProcess):
     """An orchestrator in front of the instances."""
 
     def __init__(
-        self, host: PoolHost, spec: OrchestratorSpec, kept_port: int, on_step: OnStep
+        self, host: PoolMachine, spec: OrchestratorSpec, kept_port: int, on_step: OnStep
     ) -> None:
         env = dict(spec.settings)
         if host.home is not None:
@@ -268,64 +322,3 @@ class PoolOrchestrator(OrchestratorProcess):
 
     def facts(self) -> dict[str, str]:
         return {"digest": self._spec.digest, "ports": str(self.port), "host": self.host}
-
-
-class PoolMachine:
-    """Creates units of real processes, and finds running ones."""
-
-    def __init__(self, host: PoolHost) -> None:
-        self.host = host
-
-    def found(self) -> Sequence[FoundRun]:
-        """Every running unit of this pool. Cleans up after dead runs."""
-        assert self.host.home is not None
-        found = find_detached(self.host.home)
-        clear_remains(self.host.home, found)
-        return found
-
-    def make(self, spec: AnySpec, kept: InstanceRecord | None, on_step: OnStep) -> ProcessUnit:
-        """A unit that is not started yet; it uses the chosen ports of ``kept``, if any."""
-        host, ports = self.host, (0, 0, 0) if kept is None else kept.ports
-        if isinstance(spec, StoreSpec):
-            return StoreProcess(spec.program, spec.folder, **host.options(spec.name, on_step))
-        if isinstance(spec, OrchestratorSpec):
-            return PoolOrchestrator(host, spec, ports[0], on_step)
-        tenancy = Tenancy(host, spec, on_step)
-        if (model := self._gguf_of(spec)) is not None:
-            return PoolLlamaCpp(tenancy, model, spec.ports.http or ports[0])
-        first = (asked or kept for asked, kept in zip(spec.ports, ports, strict=True))
-        return PoolTriton(tenancy, TritonPorts(*first))
-
-    def make_former(self, found: FoundRun, on_step: OnStep) -> ProcessUnit:
-        """A unit for a running process that matches no spec; use it only to end the process."""
-        facts, name = found.label.facts, found.label.unit
-        host = facts.get("host", "127.0.0.1")
-        if name == ORCHESTRATOR:
-            port = found.ports[0]
-            return PoolOrchestrator(self.host, OrchestratorSpec(host, port), port, on_step)
-        models = tuple(filter(None, facts.get("models", "").split(",")))
-        spec = InstanceSpec(name, model="", host=host, models=models)
-        tenancy = Tenancy(self.host, spec, on_step)
-        if facts.get("server") == _SERVER:
-            return PoolLlamaCpp(tenancy, None, 0)
-        return PoolTriton(tenancy, CHOSEN)
-
-    async def fits_beside(self, spec: AnySpec) -> bool:
-        """Whether an instance could start alongside all others."""
-        if not isinstance(spec, InstanceSpec) or self.host.gpus is None:
-            return False
-        try:
-            model = await asyncio.to_thread(resolve_model, spec.model, self.host.state_dir)
-        except ProvisionError:
-            return True  # its start will fail with the reason, and the old one stays
-        return await self.host.gpus.fits_beside(spec, model)
-
-    def _gguf_of(self, spec: InstanceSpec) -> Path | None:
-        """The model of an instance, if llama.cpp's server runs it; None for a Triton."""
-        model = Path(spec.settings.get(_MODEL_PATH, ""))
-        with suppress(ProvisionError):
-            if spec.model:
-                model = resolve_model(spec.model, self.host.state_dir)
-            if spec.models != (SLOT_MODEL,) and is_asked_for(spec.settings, model):
-                return model
-        return None

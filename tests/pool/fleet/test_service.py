@@ -69,7 +69,7 @@ class Running:
 @pytest.fixture
 async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
     machine = FakeMachine()
-    monkeypatch.setattr(service_module, "PoolMachine", lambda host: machine)
+    monkeypatch.setattr(service_module, "PoolMachine", lambda **_: machine)
     monkeypatch.setattr(service_module, "LOOK_S", 0.02)
     monkeypatch.setattr("tests.support.fake_pool.LOAD_S", 0.01)
     monkeypatch.delenv("TIDEGATE_LANES__TOKEN", raising=False)

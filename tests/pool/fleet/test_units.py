@@ -11,7 +11,7 @@ from catalog.errors import PortInUse
 from pool.engines.triton import TritonInstall, TritonPorts
 from pool.fleet.gpus import Gpus
 from pool.fleet.specs import CHOSEN, InstanceSpec
-from pool.fleet.units import PoolHost, PoolLlamaCpp, PoolMachine, PoolTriton, Tenancy
+from pool.fleet.units import PoolLlamaCpp, PoolMachine, PoolTriton, Tenancy
 from pool.process.ports import free_ports
 from pool.process.proc import ProcessId
 from pool.process.process import FoundRun, Label
@@ -26,9 +26,9 @@ def on_step(step: str) -> None:
     pass
 
 
-def host(tmp_path: Path, advertise: str = "") -> PoolHost:
+def host(tmp_path: Path, advertise: str = "") -> PoolMachine:
     now = asyncio.get_running_loop().time
-    return PoolHost(
+    return PoolMachine(
         install=TritonInstall(Path("/none"), Path("/none"), (), "0", "path"),
         state_dir=tmp_path,
         logs=tmp_path,
@@ -102,7 +102,7 @@ async def test_orchestrators_are_told_the_name_by_which_they_reach_it(tmp_path: 
 
 
 async def test_one_that_is_not_asked_for_any_more_is_known_by_its_label(tmp_path: Path) -> None:
-    machine = PoolMachine(host(tmp_path))
+    machine = host(tmp_path)
 
     def found(facts: dict[str, str]) -> FoundRun:
         return FoundRun(ProcessId(1, 1), Label(str(tmp_path), "old", "mark", facts))
@@ -134,7 +134,7 @@ async def test_a_gguf_file_gets_its_server_unless_another_engine_is_named(
 ) -> None:
     (tmp_path / "m.gguf").touch()
     spec = InstanceSpec("a", str(tmp_path / model) if model else "demo", settings={ENGINE: engine})
-    made = PoolMachine(host(tmp_path)).make(spec, None, on_step)
+    made = host(tmp_path).make(spec, None, on_step)
     assert type(made) is kind
     if kind is PoolLlamaCpp:
         assert made.address == "", "no port yet"
