@@ -1,8 +1,6 @@
 """Processes that are killed, and two at once: the catalog stays true (PV-4)."""
 
 import asyncio
-import errno
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from catalog.errors import CatalogUnusable, StagingFailed
+from catalog.errors import StagingFailed
 from catalog.models import ModelCatalog, ModelState
 from tests.pool.artifacts.test_staging_hub import add as add_from_hub
 from tests.pool.artifacts.test_staging_hub import nothing_is_active, whole
@@ -68,23 +66,6 @@ async def test_a_download_that_was_killed_goes_on_where_it_was(
     entry = await add_from_hub(catalog)
     assert hub.sent["model.safetensors"] <= len(hub.files["model.safetensors"]) - 2500
     assert whole(catalog, hub, entry)
-
-
-async def test_a_disk_that_is_full_when_the_catalog_is_written_keeps_the_old_one(
-    catalog: ModelCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry = await add(catalog, make_folder(tmp_path / "mine"))
-    before = catalog.file.read_bytes()
-
-    def full(file: int, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
-        with pytest.raises(CatalogUnusable, match="No space left on device; make room"):
-            catalog.touch(entry)
-    assert catalog.file.read_bytes() == before
-    catalog.touch(entry)
 
 
 async def test_a_damaged_catalog_is_set_aside_and_made_again_from_the_folders(

@@ -143,6 +143,11 @@ GGUFS = {"m-Q4_K_M.gguf": gguf(300), "m-Q8_0.gguf": gguf(400)}
         ({"LICENSE\x1b[2J": b"x"}, {}, r"a file 'LICENSE\\x1b\[2J'"),
         (PICKLES | {"model.safetensors": None}, {}, "pickles: they can run any code"),
         (
+            dict.fromkeys(checkpoint()) | {"notes.txt": b"hello"},
+            {},
+            r"expected config\.json .*there is notes\.txt \(5 bytes\)",
+        ),
+        (
             GGUFS | {"model.safetensors": None},
             {},
             r"2 GGUF models; .*--file: m-Q4_K_M\.gguf \(1\.\d kB\)",

@@ -152,15 +152,6 @@ async def test_what_is_damaged_or_made_to_exhaust_its_reader_is_not_registered(
     assert [entry.state for entry in catalog.entries()] == [ModelState.STAGING]
 
 
-async def test_a_folder_without_a_model_is_refused_with_what_it_has(
-    catalog: ModelCatalog, tmp_path: Path
-) -> None:
-    source = make_folder(tmp_path / "none", {"notes.txt": b"hello"})
-    said = r"expected config\.json .*there is notes\.txt \(5 bytes\)"
-    with pytest.raises(StagingFailed, match=said):
-        await add(catalog, source)
-
-
 async def test_verify_finds_one_flipped_bit_and_adding_again_mends_it(
     catalog: ModelCatalog, tmp_path: Path
 ) -> None:
