@@ -62,7 +62,6 @@ class PoolLaunch:
         """Hosts and ports that were chosen."""
         self._port = 0
         """Port of the orchestrators; 0 if there are none."""
-        self._stores: list[StoreProcess] = []
         self._serving: set[str] = set()
         """Names of the units that have not been given up; empty until everything serves."""
         self._emit = on_event
@@ -181,8 +180,7 @@ class PoolLaunch:
         if spec.store:
             store = StoreSpec(spec.store, store_dir(spec.home, spec.host, port))
             await self._serves([manager.add(store)])
-            self._stores = self._units(StoreProcess)
-            env["TIDEGATE_STATE__URL"] = self._stores[0].url
+            env["TIDEGATE_STATE__URL"] = self._units(StoreProcess)[0].url
         begun = [manager.add(each) for each in instances]
         if spec.serve:
             addresses = spec.instances_at or ",".join(each.unit.address for each in begun)
@@ -264,8 +262,7 @@ class PoolLaunch:
                 key_file(spec.home, spec.host, port).unlink(missing_ok=True)
         if spec.port:
             return
-        for store in self._stores:
-            store.forget()
+        shutil.rmtree(store_dir(spec.home, spec.host, port), ignore_errors=True)
         path = journal_file(spec.home, spec.host, port)
         for file in path.parent.glob(f"{path.name}*"):
             with contextlib.suppress(OSError):

@@ -136,7 +136,7 @@ class Manager:
         """
         old = self.members[name]
         self.emit(PoolEvent(EventKind.REPLACING, name))
-        if old.is_ready and spec.has_own_ports and await self.machine.fits_beside(spec):
+        if old.is_ready and await self.machine.fits_beside(spec):
             unit = self.machine.make(spec, None, self._on_step(name))
             new = self._member(unit, spec.digest)
             self.incoming[name] = new

@@ -50,11 +50,6 @@ class InstanceSpec:
         return bool(self.groups[0])
 
     @property
-    def has_own_ports(self) -> bool:
-        """Whether it can run at the same time as the instance that it replaces."""
-        return not any(self.ports)
-
-    @property
     def digest(self) -> str:
         """Digest of all fields whose change needs a new process; the load timeout is not one."""
         told = (self.name, self.model, self.groups[0], sorted(self.settings.items()))
@@ -76,8 +71,6 @@ class OrchestratorSpec:
     own: Address | None = None
     """Its own address, if several orchestrators share the port."""
     ready_within_s: float | None = None
-    has_own_ports: bool = False
-    """Always false: clients know the orchestrator by its port."""
 
     @property
     def digest(self) -> str:
@@ -92,7 +85,6 @@ class StoreSpec:
     folder: Path
     name: str = "store"
     digest: str = ""
-    has_own_ports: bool = False
 
 
 def _digest(told: object) -> str:

@@ -1,11 +1,10 @@
 """The units of a pool on this machine. Model, GPUs and ports are resolved before each start."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from catalog.errors import ProvisionError, StartFailed
 from catalog.hosts import connect_host
@@ -108,8 +107,8 @@ class PoolMachine:
         return PoolTriton(tenancy, CHOSEN)
 
     async def fits_beside(self, spec: AnySpec) -> bool:
-        """Whether an instance could start alongside all others."""
-        if not isinstance(spec, InstanceSpec) or self.gpus is None:
+        """Whether an instance could start alongside all others, and the one that it replaces."""
+        if not isinstance(spec, InstanceSpec) or any(spec.ports) or self.gpus is None:
             return False
         try:
             model = await asyncio.to_thread(resolve_model, spec.model, self.state_dir)
@@ -183,18 +182,27 @@ class Tenancy:
         remedy = f"stop its program, or give {self.spec.name} another port"
         return choose_ports(host, asked, remedy, kept=kept)
 
-    async def lost(self, own: Coroutine[Any, Any, str]) -> str:
-        """Wait for the loss of the instance (``own``) or of one of its GPUs; return the reason."""
-        gpus = self.host.gpus
-        return await (own if gpus is None else first_of(own, gpus.lost(self.group)))
-
     def facts(self, ports: Sequence[int], **more: str) -> dict[str, str]:
         """Facts for the next manager."""
         told = {"ports": ",".join(map(str, ports)), "devices": ",".join(self.group)}
         return {"digest": self.spec.digest, **told, **more}
 
 
-class PoolTriton(TritonInstance):
+class _Tenant(ProcessUnit):
+    """An instance that is lost with its process, or with one of its GPUs."""
+
+    _tenancy: Tenancy
+
+    async def attach(self, found: FoundRun) -> None:
+        self._tenancy.group = found.gpus
+        await super().attach(found)
+
+    async def lost(self) -> str:
+        own, gpus = super().lost(), self._tenancy.host.gpus
+        return await (own if gpus is None else first_of(own, gpus.lost(self._tenancy.group)))
+
+
+class PoolTriton(_Tenant, TritonInstance):
     """The Triton of one instance."""
 
     def __init__(self, tenancy: Tenancy, ports: TritonPorts) -> None:
@@ -226,13 +234,9 @@ class PoolTriton(TritonInstance):
             await super().start()
 
     async def attach(self, found: FoundRun) -> None:
-        self._tenancy.group = found.gpus
         token = environment_of(found.guardian.pid).get(LANE_TOKEN, "")
         self._spec = replace(self._spec, lane_token=token)
         await super().attach(found)
-
-    async def lost(self) -> str:
-        return await self._tenancy.lost(super().lost())
 
     def facts(self) -> dict[str, str]:
         spec = self._tenancy.spec
@@ -252,7 +256,7 @@ class PoolTriton(TritonInstance):
         return env | await tenancy.visible()
 
 
-class PoolLlamaCpp(LlamaCppServer):
+class PoolLlamaCpp(_Tenant, LlamaCppServer):
     """The llama.cpp server of one instance, if its model is a GGUF file."""
 
     def __init__(self, tenancy: Tenancy, model: Path | None, port: int) -> None:
@@ -279,13 +283,6 @@ class PoolLlamaCpp(LlamaCppServer):
             self._environment = await tenancy.visible()
             self._told = ""
             await super().start()
-
-    async def attach(self, found: FoundRun) -> None:
-        self._tenancy.group = found.gpus
-        await super().attach(found)
-
-    async def lost(self) -> str:
-        return await self._tenancy.lost(super().lost())
 
     def facts(self) -> dict[str, str]:
         return self._tenancy.facts([self.port], server=_SERVER)

@@ -44,14 +44,10 @@ _POLL_S = 0.01
 _REAP_S = 2.0
 
 
-def remove_shared_memory(prefix: str) -> list[str]:
-    """Remove every region whose name starts with ``prefix``; returns the names removed."""
-    removed = []
+def remove_shared_memory(prefix: str) -> None:
+    """Remove every region whose name starts with ``prefix``."""
     for region in SHARED_MEMORY.glob(f"{prefix}*"):
-        with contextlib.suppress(FileNotFoundError):
-            region.unlink()
-            removed.append(region.name)
-    return removed
+        region.unlink(missing_ok=True)
 
 
 def kill_group(pgid: int) -> None:

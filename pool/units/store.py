@@ -76,10 +76,6 @@ class StoreProcess(ProcessUnit):
         await self._spawn(command, command_environment({}), self._socket.name)
         await self.resume()
 
-    def forget(self) -> None:
-        """Remove the data of a store that has ended and will not be used again."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-
     async def _answers(self) -> bool:
         """Whether it accepts requests; it does not while it loads its data."""
         with contextlib.suppress(OSError, TimeoutError):

@@ -99,7 +99,7 @@ class FakeMachine:
         return FakeUnit(self, found.label.unit, "former", 0, on_step)
 
     async def fits_beside(self, spec: FakeSpec) -> bool:
-        return self.has_room
+        return self.has_room and spec.has_own_ports
 
     # ── Keeper ───────────────────────────────────────────────────────────────────────────────
 

@@ -110,4 +110,4 @@ def test_removes_shared_memory_of_its_prefix_only(marked: Marked) -> None:
         assert not Path("/dev/shm", f"{ours}region").exists()
         assert Path("/dev/shm", f"{other}region").exists()
     finally:
-        assert guardian.remove_shared_memory(other) == [f"{other}region"]
+        guardian.remove_shared_memory(other)
