@@ -37,7 +37,7 @@ from pool.events import EventKind, PoolEvent
 from pool.fleet.specs import InstanceSpec, LaunchSpec, StoreSpec
 from pool.fleet.units import PoolMachine
 from pool.manager import Manager
-from pool.preflight import cpu
+from pool.preflight.host import cpu_cores
 from pool.process.logs import require_writable
 from pool.process.ports import choose_ports, free_ports, is_free
 from pool.supervise import Supervised, cancelled
@@ -115,7 +115,7 @@ class PoolLaunch:
 
     async def _serve(self) -> None:
         install = await self._find_triton() if self._has_tritons else None
-        if self.spec.processes > max(1.0, cpu.cores()):
+        if self.spec.processes > max(1.0, cpu_cores()):
             self._warn("there are more orchestrator processes than cores: use fewer processes")
         began = time.monotonic()
         await self._start_all(install)

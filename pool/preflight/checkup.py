@@ -16,9 +16,11 @@ from pathlib import Path
 from catalog.errors import MachineUnfit, NoEngine, PortInUse, ProvisionError
 from pool.engines.triton import find_triton
 from pool.engines.triton_wheel import DOWNLOAD_MB
-from pool.preflight import cpu, gpu
+from pool.preflight import gpu
 from pool.preflight.host import (
     check_platform,
+    cpu_cores,
+    cpu_features,
     find_libpython,
     libpython_name,
     libpython_places,
@@ -141,7 +143,7 @@ def _torch(wanted: WantedService) -> _Result:
 
 
 def _cpu(wanted: WantedService) -> _Result:
-    cores, features = cpu.cores(), cpu.features()
+    cores, features = cpu_cores(), cpu_features()
     if features:
         return OK, f"{cores:g} cores; {', '.join(features)}"
     advice = "generation is slow; in a virtual machine, pass the host's CPU on (-cpu host)"

@@ -1,4 +1,5 @@
 """Checks this machine's requirements; each error has one sentence with the command that fixes it.
+Reads its CPU.
 
 Standard library only, because set-up runs this before it installs anything.
 """
@@ -15,6 +16,17 @@ from catalog.errors import MachineUnfit
 from worker.extras import pip_install
 
 MIN_GLIBC = (2, 35)
+CPUINFO = Path("/proc/cpuinfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+_FEATURES = {
+    "avx2": "AVX2",
+    "avx512f": "AVX-512",
+    "avx512_bf16": "AVX-512 bf16",
+    "amx_tile": "AMX",
+    "amx_bf16": "AMX bf16",
+}
+"""CPU features for fast matrix products, by their names in ``flags``."""
 _SYSTEM_LIBRARIES = (
     "/usr/lib/x86_64-linux-gnu",
     "/lib/x86_64-linux-gnu",
@@ -123,6 +135,26 @@ def check_slot(speech: str = "espeak") -> None:
             f"{pip_install('slot')} (make demo ARGS=--slot does that in a checkout), or leave out"
             " --slot."
         )
+
+
+def cpu_features() -> list[str]:
+    """The names of the CPU's features for fast matrix products."""
+    try:
+        flags = re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(), re.M)
+    except OSError:
+        return []
+    there = flags[1].split() if flags else []
+    return [name for flag, name in _FEATURES.items() if flag in there]
+
+
+def cpu_cores() -> float:
+    """Number of cores that this process may use, within a container's quota."""
+    usable = float(len(os.sched_getaffinity(0)))
+    try:
+        quota, period = (CGROUP / "cpu.max").read_text().split()
+        return usable if quota == "max" else min(usable, int(quota) / int(period))
+    except (OSError, ValueError):
+        return usable
 
 
 def _glibc_version() -> tuple[int, int]:

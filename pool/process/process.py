@@ -124,7 +124,6 @@ class GuardedProcess:
     """
 
     def __init__(self, name: str, found: FoundRun, pid: int, log: Path | None) -> None:
-        self.name = name
         self.found = found
         self.pid = pid
         """The command's own process id, which is also its process group."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pool.preflight import cpu, gpu, host
+from pool.preflight import gpu, host
 from pool.preflight.checkup import CheckupFinding, CheckupVerdict, WantedService, examine
 from tidegate.cli.main import main
 from worker.extras import pip_install
@@ -86,8 +86,8 @@ def test_a_port_that_is_taken() -> None:
 
 def test_what_the_cpu_can_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
-    monkeypatch.setattr(cpu, "CPUINFO", cpuinfo)
-    monkeypatch.setattr(cpu, "CGROUP", tmp_path)
+    monkeypatch.setattr(host, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(host, "CGROUP", tmp_path)
     assert found("cpu").verdict is CheckupVerdict.WARN  # nobody tells
     cpuinfo.write_text(
         "processor\t: 0\nflags\t\t: fpu avx2 avx512f amx_tile amx_bf16 avx512_bf16\n"
