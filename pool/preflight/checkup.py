@@ -7,7 +7,7 @@ them, including those that only cost speed. Standard library only; it starts no 
 import os
 import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -60,28 +60,35 @@ class CheckupFinding:
     advice: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WantedService:
-    """The service that should run here. ``device`` None means a GPU if there is one."""
-
-    home: Path
-    device: str | None = None
-    triton: Path | None = None
-    host: str = "127.0.0.1"
-    port: int = 8080
-
-
 _Result = tuple[CheckupVerdict, str] | tuple[CheckupVerdict, str, str]
 """Verdict, finding and advice."""
 
 
-def examine(wanted: WantedService) -> Iterator[CheckupFinding]:
-    """Yield the findings one by one, so that each can be shown immediately."""
-    for name, check in _CHECKS.items():
-        yield CheckupFinding(name, *check(wanted))
+def examine(
+    home: Path,
+    device: str | None = None,
+    triton: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+) -> Iterator[CheckupFinding]:
+    """What this machine has for a service. ``device`` None means a GPU if there is one. Yields the
+    findings one by one, so that each can be shown immediately."""
+    yield CheckupFinding("platform", *_platform())
+    yield CheckupFinding("libpython", *_libpython())
+    yield CheckupFinding("triton", *_triton(triton, home))
+    yield CheckupFinding("gpu", *_gpu(device))
+    yield CheckupFinding("torch", *_torch(device))
+    yield CheckupFinding("cpu", *_cpu())
+    yield CheckupFinding("numba", *_numba(device))
+    yield CheckupFinding("slot", *_slot())
+    yield CheckupFinding("memory", *_memory())
+    yield CheckupFinding("/dev/shm", *_shared_memory())
+    yield CheckupFinding("disk", *_disk(home))
+    yield CheckupFinding("open files", *_files())
+    yield CheckupFinding("port", *_port(host, port))
 
 
-def _python(wanted: WantedService) -> _Result:
+def _platform() -> _Result:
     try:
         check_platform()
     except MachineUnfit as error:
@@ -89,7 +96,7 @@ def _python(wanted: WantedService) -> _Result:
     return OK, f"Linux x86_64, Python {python_version()}"
 
 
-def _libpython(wanted: WantedService) -> _Result:
+def _libpython() -> _Result:
     name = libpython_name()
     if found := find_libpython():
         return OK, f"{found}/{name}"
@@ -100,9 +107,9 @@ def _libpython(wanted: WantedService) -> _Result:
     return FAIL, f"no {name}, which Triton's Python stub needs", advice
 
 
-def _triton(wanted: WantedService) -> _Result:
+def _triton(configured: Path | None, home: Path) -> _Result:
     try:
-        return OK, find_triton(wanted.triton, wanted.home).description
+        return OK, find_triton(configured, home).description
     except NoEngine:
         advice = f"tidegate up fetches one ({DOWNLOAD_MB} MB), or give one with --triton PATH"
         return WARN, "no server on this machine", advice
@@ -110,26 +117,26 @@ def _triton(wanted: WantedService) -> _Result:
         return FAIL, "the server cannot run here", str(error)
 
 
-def _gpu(wanted: WantedService) -> _Result:
+def _gpu(device: str | None) -> _Result:
     seen = gpu.look()
-    if wanted.device == "cpu":
+    if device == "cpu":
         return OK, "not wanted (--device cpu)"
     if seen.problem:
-        return FAIL if wanted.device == "cuda" else WARN, seen.problem, seen.advice
+        return FAIL if device == "cuda" else WARN, seen.problem, seen.advice
     return OK, f"{', '.join(seen.devices)}; driver for CUDA {seen.cuda}"
 
 
-def _torch(wanted: WantedService) -> _Result:
+def _torch(device: str | None) -> _Result:
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         return FAIL, "not installed", "make setup in a checkout, or install the wheel again"
     built_for, seen = gpu.torch_cuda(), gpu.look()
-    if wanted.device == "cpu" or seen.problem:
+    if device == "cpu" or seen.problem:
         return OK, version
     if built_for is None:
         return (
-            FAIL if wanted.device == "cuda" else WARN,
+            FAIL if device == "cuda" else WARN,
             f"{version} was built without CUDA, and there is a GPU",
             "pip install --force-reinstall torch (without an index for CPU builds)",
         )
@@ -142,7 +149,7 @@ def _torch(wanted: WantedService) -> _Result:
     return OK, f"{version} for CUDA {built_for}"
 
 
-def _cpu(wanted: WantedService) -> _Result:
+def _cpu() -> _Result:
     cores, features = cpu_cores(), cpu_features()
     if features:
         return OK, f"{cores:g} cores; {', '.join(features)}"
@@ -150,15 +157,15 @@ def _cpu(wanted: WantedService) -> _Result:
     return WARN, f"{cores:g} cores; none of AVX2, AVX-512, AMX", advice
 
 
-def _numba(wanted: WantedService) -> _Result:
+def _numba(device: str | None) -> _Result:
     try:
         return OK, metadata.version("numba")
     except metadata.PackageNotFoundError:
-        verdict = OK if wanted.device == "cuda" else WARN
+        verdict = OK if device == "cuda" else WARN
         return verdict, "not installed: on the CPU, steps are not compiled", pip_install("cpu")
 
 
-def _slot(wanted: WantedService) -> _Result:
+def _slot() -> _Result:
     missing = slot_packages_lacking(os.environ.get("TIDEGATE_SLOT__SPEECH", "espeak"))
     if not missing:
         return OK, "clips can be rendered (tidegate up --slot)"
@@ -166,7 +173,7 @@ def _slot(wanted: WantedService) -> _Result:
     return WARN, found, pip_install("slot")
 
 
-def _memory(wanted: WantedService) -> _Result:
+def _memory() -> _Result:
     free = memory_free()
     if free is None or free >= _MIN_MEMORY:
         return OK, "unknown" if free is None else f"{_size(free)} free"
@@ -174,7 +181,7 @@ def _memory(wanted: WantedService) -> _Result:
     return WARN, f"{_size(free)} free", advice
 
 
-def _shared_memory(wanted: WantedService) -> _Result:
+def _shared_memory() -> _Result:
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError as error:
@@ -187,8 +194,8 @@ def _shared_memory(wanted: WantedService) -> _Result:
     return FAIL, found, advice
 
 
-def _disk(wanted: WantedService) -> _Result:
-    folder = next(p for p in (wanted.home, *wanted.home.parents) if p.exists())
+def _disk(home: Path) -> _Result:
+    folder = next(p for p in (home, *home.parents) if p.exists())
     if not os.access(folder, os.W_OK):
         return FAIL, f"{folder} cannot be written", "set TIDEGATE_HOME to a folder that can"
     free = shutil.disk_usage(folder).free
@@ -198,7 +205,7 @@ def _disk(wanted: WantedService) -> _Result:
     return WARN, found, "make room, or set TIDEGATE_HOME to a folder on another disk"
 
 
-def _files(wanted: WantedService) -> _Result:
+def _files() -> _Result:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return OK, "no limit"
@@ -208,31 +215,14 @@ def _files(wanted: WantedService) -> _Result:
     return WARN, f"{soft} at most: each client takes one", f"{can}, before tidegate up"
 
 
-def _port(wanted: WantedService) -> _Result:
-    where = host_port(wanted.host, wanted.port)
+def _port(host: str, port: int) -> _Result:
+    where = host_port(host, port)
     remedy = "take a free one with tidegate up --port 0, or another with --port"
     try:
-        require_free(wanted.host, wanted.port, remedy)
+        require_free(host, port, remedy)
     except PortInUse as error:
         return WARN, f"{where} cannot be listened on", str(error)
     return OK, f"{where} is free"
-
-
-_CHECKS: dict[str, Callable[[WantedService], _Result]] = {
-    "platform": _python,
-    "libpython": _libpython,
-    "triton": _triton,
-    "gpu": _gpu,
-    "torch": _torch,
-    "cpu": _cpu,
-    "numba": _numba,
-    "slot": _slot,
-    "memory": _memory,
-    "/dev/shm": _shared_memory,
-    "disk": _disk,
-    "open files": _files,
-    "port": _port,
-}
 
 
 def _numbers(version: str) -> tuple[int, ...]:

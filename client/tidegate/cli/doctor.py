@@ -43,10 +43,10 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 def doctor(device: str | None, triton: Path | None, host: str, port: int, as_json: bool) -> int:
     with importing(serving=True):
         from catalog.paths import state_dir
-        from pool.preflight.checkup import CheckupVerdict, WantedService, examine
+        from pool.preflight.checkup import CheckupVerdict, examine
 
     found = []
-    for finding in examine(WantedService(state_dir(), device, triton, host, port)):
+    for finding in examine(state_dir(), device, triton, host, port):
         found.append(finding)
         if not as_json:
             _print(finding)

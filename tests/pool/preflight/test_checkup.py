@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from pool.preflight import gpu, host
-from pool.preflight.checkup import CheckupFinding, CheckupVerdict, WantedService, examine
+from pool.preflight.checkup import CheckupFinding, CheckupVerdict, examine
 from tidegate.cli.main import main
 from worker.extras import pip_install
 
 
 def found(check: str, **wanted: Any) -> CheckupFinding:
-    here = WantedService(**({"home": Path("/"), "device": "cpu", "port": 0} | wanted))
-    return next(finding for finding in examine(here) if finding.check == check)
+    here = {"home": Path("/"), "device": "cpu", "port": 0} | wanted
+    return next(finding for finding in examine(**here) if finding.check == check)
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_lack_has_an_advice(tmp_path: Path) -> None:
-    findings = list(examine(WantedService(tmp_path, port=0)))
+    findings = list(examine(tmp_path, port=0))
     assert len({finding.check for finding in findings}) == len(findings) == 13
     assert all(finding.advice for finding in findings if finding.verdict is not CheckupVerdict.OK)
 
