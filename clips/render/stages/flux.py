@@ -5,10 +5,10 @@ encoders are 9.8 GB more in bf16: they stay in the host's memory and pass throug
 by layer, once for each new prompt.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,11 +85,11 @@ class FluxPortrait:
         logging.set_verbosity_error()
         self._device = device
         self._options = options
-        self._pictures = _place(pictures, device, options)
-        self._texts = texts
+        _place(pictures, device, options)
         _place_texts(texts, device)
+        self._pictures, self._texts = pictures, texts
         pictures.set_progress_bar_config(disable=True)
-        self._prompts: OrderedDict[str, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
+        self._encoded = lru_cache(_KEPT_PROMPTS)(self._encode)
         self._look: Step | None = None
         self._done = 0.0
         for block in _blocks(pictures, texts):
@@ -116,17 +116,19 @@ class FluxPortrait:
         )
 
     def residents(self) -> Sequence[Resident]:
+        precision = self._options.precision
+        others = "fp32" if precision == "fp32" else "bf16"
         kept = [
-            resident("flux transformer", [self._pictures.transformer], self._options.precision),
-            resident("flux decoder", [self._pictures.vae], _name(self._options.dtype)),
+            resident("flux transformer", [self._pictures.transformer], precision),
+            resident("flux decoder", [self._pictures.vae], others),
         ]
         encoders = [self._texts.text_encoder, self._texts.text_encoder_2]
         if self._device.type == "cpu":
-            kept.append(resident("flux text encoders", encoders, _name(self._options.dtype)))
+            kept.append(resident("flux text encoders", encoders, others))
         return kept
 
     def close(self) -> None:
-        self._prompts.clear()
+        self._encoded.cache_clear()
         self._pictures = self._texts = None
 
     def render(self, recipe: Recipe, actor: torch.Tensor, step: Step) -> None:
@@ -157,17 +159,12 @@ class FluxPortrait:
             actor.copy_(picture[0])
         step(1.0)
 
-    def _encoded(self, prompt: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def _encode(self, prompt: str) -> tuple[torch.Tensor, torch.Tensor]:
         """A prompt's embeddings on the device: T5's for each token, CLIP's for the whole."""
-        if prompt not in self._prompts:
-            words, pooled, _ = self._texts.encode_prompt(
-                prompt, None, device=self._device, max_sequence_length=_MAX_TOKENS
-            )
-            self._prompts[prompt] = words.to(self._device), pooled.to(self._device)
-            if len(self._prompts) > _KEPT_PROMPTS:
-                self._prompts.popitem(last=False)
-        self._prompts.move_to_end(prompt)
-        return self._prompts[prompt]
+        words, pooled, _ = self._texts.encode_prompt(
+            prompt, None, device=self._device, max_sequence_length=_MAX_TOKENS
+        )
+        return words.to(self._device), pooled.to(self._device)
 
     @contextmanager
     def _looked_after(self, step: Step) -> Iterator[None]:
@@ -223,7 +220,7 @@ def _load_parts(path: Path, dtype: torch.dtype) -> tuple[dict[str, Any], dict[st
     return pictures, texts, scheduler
 
 
-def _place(pictures: Any, device: torch.device, options: FluxOptions) -> Any:
+def _place(pictures: Any, device: torch.device, options: FluxOptions) -> None:
     """Move transformer and decoder to ``device``, as small as asked. Raises ``LoadError``."""
     transformer = pictures.transformer
     transformer.requires_grad_(False)
@@ -246,7 +243,6 @@ def _place(pictures: Any, device: torch.device, options: FluxOptions) -> Any:
     pictures.vae.enable_tiling()
     pictures.vae.tile_sample_min_size = _TILE
     pictures.vae.tile_latent_min_size = _TILE // pictures.vae_scale_factor
-    return pictures
 
 
 def _place_texts(texts: Any, device: torch.device) -> None:
@@ -270,10 +266,6 @@ def _blocks(pictures: Any, texts: Any) -> Iterator[torch.nn.Module]:
     yield from pictures.transformer.transformer_blocks
     yield from pictures.transformer.single_transformer_blocks
     yield from pictures.vae.decoder.up_blocks
-
-
-def _name(dtype: torch.dtype) -> str:
-    return "fp32" if dtype == torch.float32 else "bf16"
 
 
 def quantize(module: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:

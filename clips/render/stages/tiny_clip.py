@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from clips.render.memory import Resident
 from clips.render.stages.base import ModelScore, Step
+from clips.render.stages.checkpoint import resident
 from clips.render.stages.face import words_of
 from worker.errors import LoadError
 
@@ -30,12 +31,12 @@ FOLDER = Path(__file__).parent / "tiny_clip_weights"
 
 
 class TwoTowers(torch.nn.Module):
-    """Two towers. ``channels``: those of the convolutions, each of which halves the picture."""
+    """Two towers. ``channels``: those of the convolutions, each of which halves the picture. Words
+    not seen in training have weights of 0."""
 
     def __init__(self, channels: Sequence[int]) -> None:
         super().__init__()
         self.words = torch.nn.Embedding(BUCKETS, WIDTH)
-        torch.nn.init.zeros_(self.words.weight)  # words not seen in training have no effect
         self.convolutions = torch.nn.ModuleList(
             torch.nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairwise([3, *channels])
         )
@@ -46,22 +47,15 @@ class TwoTowers(torch.nn.Module):
         self.scale = torch.nn.Parameter(torch.tensor(1.0))
         self.bias = torch.nn.Parameter(torch.tensor(0.0))
 
-    def text(self, buckets: torch.Tensor) -> torch.Tensor:
-        """Embed texts: ``buckets`` ``[n, words]``, -1 for none, to ``[n, WIDTH]``."""
-        known = (buckets >= 0)[..., None]
-        words: torch.Tensor = self.words(buckets.clamp_min(0))
-        return (words * known).sum(1)
-
-    def picture(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Embed ``pixels`` ``[n, 3, SIZE, SIZE]``, 0 to 1, as unit vectors ``[n, WIDTH]``."""
+    def forward(self, buckets: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
+        """Probabilities ``[n]`` that ``pixels`` ``[n, 3, SIZE, SIZE]``, 0 to 1, show the words in
+        ``buckets`` ``[words]``."""
         hidden = pixels * 2 - 1
         for convolution in self.convolutions:
             hidden = nn.gelu(convolution(hidden))
-        return nn.normalize(self.out(hidden.flatten(1)), dim=-1)
-
-    def logits(self, text: torch.Tensor, picture: torch.Tensor) -> torch.Tensor:
-        """Logits ``[texts, pictures]`` of embeddings of texts and pictures."""
-        return self.scale.exp() * (text @ picture.T) + self.bias
+        picture = nn.normalize(self.out(hidden.flatten(1)), dim=-1)
+        text = self.words(buckets).sum(0)
+        return torch.sigmoid(self.scale.exp() * (picture @ text) + self.bias)
 
 
 class TinyClipCheck:
@@ -75,10 +69,7 @@ class TinyClipCheck:
         self._models = {name: _load(name).to(device) for name in NAMES}
 
     def residents(self) -> Sequence[Resident]:
-        return [
-            Resident(name, sum(4 * p.numel() for p in model.parameters()), "float32")
-            for name, model in self._models.items()
-        ]
+        return [resident(name, [model], "float32") for name, model in self._models.items()]
 
     def close(self) -> None:
         self._models.clear()
@@ -86,16 +77,18 @@ class TinyClipCheck:
     def score(
         self, prompt: str, keyframes: torch.Tensor, step: Step
     ) -> tuple[ModelScore, ModelScore]:
-        buckets = [crc32(word.encode()) % BUCKETS for word in words_of(prompt)]
-        words = torch.tensor([buckets or [-1]], device=self._device)
+        buckets = torch.tensor(
+            [crc32(word.encode()) % BUCKETS for word in words_of(prompt)],
+            dtype=torch.long,
+            device=self._device,
+        )
         pixels = nn.interpolate(
             keyframes.to(self._device, torch.float32) / 255, (SIZE, SIZE), mode="area"
         )
         scores = []
         for number, (name, model) in enumerate(self._models.items()):
             step(number / len(self._models))
-            likely = model.logits(model.text(words), model.picture(pixels)).sigmoid()[0]
-            scores.append(ModelScore(name, tuple(likely.tolist())))
+            scores.append(ModelScore(name, tuple(model(buckets, pixels).tolist())))
         return scores[0], scores[1]
 
 
