@@ -157,7 +157,7 @@ class ClipInstance:
         """The latest reported state; None before the first."""
         self.ability = NOMINAL_ABILITY
         self.heard_at = 0.0
-        self.state_at = 0.0
+        """When that came; 0 if none came."""
         self.attempts: list[ClipAttempt] = []
         """Our attempts there, in the order in which they were sent."""
         self.others = 0
@@ -179,7 +179,7 @@ class ClipInstance:
         """The instance's leases and stages as they will become free."""
         others_s: list[float] = []
         if self.others and self.state is not None:
-            since_s = now - self.state_at
+            since_s = now - self.heard_at
             others_s = [s - since_s for s in sorted(self.state.free_in_s)[-self.others :]]
         begun = [attempt.begun for attempt in self.attempts]
         return InstanceTimeline(self.ability, now, begun, others_s)
@@ -191,10 +191,8 @@ class ClipInstance:
 
     def take_state(self, state: ClipsState, now: float) -> bool:
         """Store the latest state. Returns whether it affects placement."""
-        self.heard_at = now
         before = (self.free, self.is_draining)
-        self.ability = Ability.of(state)
-        self.state, self.state_at = state, now
+        self.state, self.heard_at, self.ability = state, now, Ability.of(state)
         self.others = max(0, state.slots_total - state.slots_free - len(self.attempts))
         return (self.free, state.draining) != before
 

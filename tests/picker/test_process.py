@@ -11,23 +11,14 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from picker.ext_proc import FULL_DUPLEX_STREAMED
 from picker.pods import Pods
 from picker.section import PickerSection
 from tests.orchestrator.conftest import MakeService, MakeWorker
-from tests.picker.test_stream import Envoy, named
+from tests.picker.test_stream import Envoy, answer, named
 from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 from tests.support.pods import FakePod, serve_picker
-
-FULL_DUPLEX = 4
-
-
-async def relayed(stream: Envoy, answer: bytes, content_type: str) -> None:
-    headers = {"headers": [{"key": "content-type", "raw_value": content_type.encode()}]}
-    await stream.send(response_headers={"headers": headers})
-    await stream.get("response_headers")
-    await stream.send(response_body={"body": answer, "end_of_stream": True})
-    await stream.get("response_body")
 
 
 async def test_a_real_orchestrator_as_a_pod(
@@ -44,15 +35,15 @@ async def test_a_real_orchestrator_as_a_pod(
             for stream in (True, False):
                 asked = {"model": "fake", "prompt": "Hi", "max_tokens": 12, "stream": stream}
                 asked |= {"stream_options": {"include_usage": True}} if stream else {}
-                envoy = Envoy(channel, FULL_DUPLEX, FULL_DUPLEX)
+                envoy = Envoy(channel, FULL_DUPLEX_STREAMED, FULL_DUPLEX_STREAMED)
                 await envoy.head("/v1/completions")
                 await envoy.body(json.dumps(asked).encode())
                 assert named(await envoy.get("request_headers"), "request_headers") == [address]
                 await envoy.get("request_body")
                 async with service.http.post("/v1/completions", json=asked) as response:
-                    answer, kind = await response.read(), response.headers["Content-Type"]
+                    body, kind = await response.read(), response.headers["Content-Type"]
                 assert response.status == 200
-                await relayed(envoy, answer, kind)
+                await answer(envoy, [body], kind)
                 await envoy.hang_up()
     assert not pod.flights
     assert pod.prospect(0.0).pace is not None  # learnt from answers, which told their tokens
@@ -85,10 +76,10 @@ async def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> No
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             serving = health_pb2.HealthCheckResponse.SERVING
-            async for answer in stub.Watch(health_pb2.HealthCheckRequest()):
-                if answer.status == serving:
+            async for told in stub.Watch(health_pb2.HealthCheckRequest()):
+                if told.status == serving:
                     break
-            envoy = Envoy(channel, FULL_DUPLEX, FULL_DUPLEX)
+            envoy = Envoy(channel, FULL_DUPLEX_STREAMED, FULL_DUPLEX_STREAMED)
             await envoy.head("/v1/models", end=True)
             assert named(await envoy.get("request_headers"), "request_headers") == [pod.address]
             await envoy.hang_up()

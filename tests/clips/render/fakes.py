@@ -1,7 +1,7 @@
 """Providers that do what a test says, and a pipeline of them."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -108,7 +108,9 @@ class FakeCheck(FakeStage):
 class Rig:
     """A pipeline of fakes that takes hardly any time, by its own measure."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, times: Mapping[ClipStage, StageTimes] | None = None, sizes: BufferSizes = SIZES
+    ) -> None:
         self.order: list[str] = []
         fakes = (FakeSpeech, FakePortrait, FakeVideo, FakeCheck)
         self.fakes = {
@@ -116,15 +118,15 @@ class Rig:
             for stage, fake in zip(ClipStage, fakes, strict=True)
         }
         self.used = 0
-        self.times = {
+        self.times = times or {
             stage: StageTimes(StageBudget(0.01, 30.0, BUDGETS[stage].retries), 1.0)
             for stage in ClipStage
         }
         guard = clip_guard(CountedMemory(lambda: self.used), MemoryLimits(hard_bytes=100))
         stages = StageProviders(*self.fakes.values())  # type: ignore[arg-type]
-        settings = RenderSettings(size=64, seconds=5.0, buffer_s=1.0)
+        settings = RenderSettings(size=sizes.size, seconds=5.0, buffer_s=1.0)
         self.pipeline = ClipPipeline(stages, self.times, guard, CPU, settings)
-        self.pool = BufferPool(SIZES, 1, CPU)
+        self.pool = BufferPool(sizes, 1, CPU)
         self.said: list[tuple[ClipStage, float]] = []
 
     async def run(self, deadline_s: float = 600.0, *, degrade: bool = False) -> Clip:

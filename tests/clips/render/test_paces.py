@@ -10,14 +10,12 @@ import pytest
 from clips.plan.budgets import BUDGETS, FRESH_S, Activity, ClipStage, StageTimes
 from clips.plan.plan import SAMPLE_RATE
 from clips.plan.recipe import read_recipe
-from clips.render.buffers import BufferPool, BufferSizes
+from clips.render.buffers import BufferSizes
 from clips.render.build import warm_up
 from clips.render.clip import Clip, ClipOrder, Unfinished
 from clips.render.errors import OutOfTime
-from clips.render.pipeline import LIKELY, ClipPipeline
-from clips.render.settings import RenderSettings
-from clips.render.stages.base import Step
-from tests.clips.render.fakes import CPU, FakeVideo, Rig
+from clips.render.pipeline import LIKELY
+from tests.clips.render.fakes import FakeVideo, Rig
 
 SIZES = BufferSizes(size=128, frames=150, samples=5 * SAMPLE_RATE)
 BUSY, CALM = 9.0, 0.3
@@ -28,31 +26,20 @@ WHOLE = 36 * 128**2
 
 
 class Machine(Rig):
-    """Videos take ``video_s`` for as much as ``RECIPE`` asks for, portraits ``portrait_s``, and
-    nothing else takes any time."""
+    """Videos take ``video_s`` for as much as ``RECIPE`` asks for; nothing else takes any time."""
 
     def __init__(self) -> None:
-        super().__init__()
+        activity = Activity(self.now)
+        times = {stage: StageTimes(BUDGETS[stage], 1.0, activity) for stage in ClipStage}
+        super().__init__(times, SIZES)
         self.now_s = 0.0
         self.video_s = CALM
-        self.portrait_s = 0.0
-        activity = Activity(self.now)
-        self.times = {stage: StageTimes(BUDGETS[stage], 1.0, activity) for stage in ClipStage}
-        before = self.pipeline
-        before.close()
-        settings = RenderSettings(size=128, seconds=5.0, buffer_s=1.0)
-        self.pipeline = ClipPipeline(before.providers, self.times, before.memory, CPU, settings)
-        self.pool = BufferPool(SIZES, 1, CPU)
-        self.fakes[ClipStage.PORTRAIT].hook = self._draw
         video = self.fakes[ClipStage.VIDEO]
         assert isinstance(video, FakeVideo)
         video.each = self._show
 
     def now(self) -> float:
         return self.now_s
-
-    def _draw(self, step: Step) -> None:
-        self.now_s += self.portrait_s
 
     def _show(self, pixels: int) -> None:
         self.now_s += self.video_s * pixels / WHOLE

@@ -13,11 +13,16 @@ from clips.render.errors import OutOfTime
 from clips.render.queue import ClipQueue
 
 LONG = 1e9
-SIZES = BufferSizes(size=8, frames=1, samples=1)
+SIZES = BufferSizes(size=8, frames=4, samples=100)
+SLOTS = 3
+
+
+def new_pool(slots: int = SLOTS) -> BufferPool:
+    return BufferPool(SIZES, slots, torch.device("cpu"))
 
 
 def new_queue(slots: int = 1) -> tuple[BufferPool, ClipQueue]:
-    pool = BufferPool(SIZES, slots, torch.device("cpu"))
+    pool = new_pool(slots)
     return pool, ClipQueue(pool, now=lambda: 0.0)
 
 
@@ -85,14 +90,6 @@ async def test_waits_are_foretold() -> None:
     for lease in leases:
         queue.release(lease)
     queue.release(await waiting)
-
-
-SIZES = BufferSizes(size=8, frames=4, samples=100)
-SLOTS = 3
-
-
-def new_pool() -> BufferPool:
-    return BufferPool(SIZES, SLOTS, torch.device("cpu"))
 
 
 def test_views_share_the_memory_that_was_taken_once() -> None:

@@ -129,7 +129,7 @@ def test_a_portrait_survives_the_file() -> None:
     assert torch.allclose(torch.from_numpy(read).permute(2, 0, 1) / 255, picture, atol=3e-3)
 
 
-def test_espeak_says_it_in_time_and_stops_when_asked() -> None:
+def test_espeak_says_it_in_time() -> None:
     pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
     from clips.render.stages.espeak import EspeakSpeech
 
@@ -149,11 +149,6 @@ def test_espeak_says_it_in_time_and_stops_when_asked() -> None:
         recipe = read_recipe({"schema": "1.0", "text": "Good morning. " * 20})
         assert speech.render(recipe, audio[:SAMPLE_RATE], no_step) == SAMPLE_RATE
 
-        def stop(done: float) -> None:
-            raise InterruptedError
-
-        with pytest.raises(InterruptedError):
-            speech.render(recipe, audio, stop)
         with pytest.raises(ValueError, match="no voice 'nobody'"):
             speech.render(
                 read_recipe({"schema": "1.0", "text": "Hi", "voice": {"name": "nobody"}}),
