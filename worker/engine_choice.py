@@ -40,8 +40,14 @@ def choose_engine(settings: WorkerSettings, packages: Path | None = None) -> Eng
         return EngineChoice("vllm", f"{variable('adapters')} names adapters")
     if settings.device == "cpu":
         return EngineChoice("torch", "on the CPU it is the default")
-    if asked := _only_ours(settings):
-        return EngineChoice("torch", f"{asked} asks for what only Tidegate's own engine does")
+    only_ours = {
+        "deterministic": settings.deterministic,
+        "kv.disk_path": settings.kv.disk_path is not None,
+    }
+    for name, is_asked in only_ours.items():
+        if is_asked:
+            why = f"{variable(name)} asks for what only Tidegate's own engine does"
+            return EngineChoice("torch", why)
     return _vllm_or_ours(settings.model_path, packages)
 
 
@@ -95,15 +101,6 @@ def _vllm_or_ours(model: Path, packages: Path | None) -> EngineChoice:
     if not known.intersection(stated):
         return EngineChoice("torch", f"vllm {vllm.version} has no {', '.join(stated)}")
     return EngineChoice("vllm", f"vllm {vllm.version} is installed and has {', '.join(stated)}")
-
-
-def _only_ours(settings: WorkerSettings) -> str:
-    """The setting that only Tidegate's own engine supports; empty if there is none."""
-    asked = {
-        "deterministic": settings.deterministic,
-        "kv.disk_path": settings.kv.disk_path is not None,
-    }
-    return next((variable(name) for name, is_asked in asked.items() if is_asked), "")
 
 
 def _architectures(model: Path) -> tuple[str, ...]:

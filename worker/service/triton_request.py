@@ -1,4 +1,5 @@
-"""Wraps Triton's requests as ``Call`` and ``Responder``, for the models of ``model_repository``.
+"""Wraps Triton's requests as ``Call`` and ``Responder``, and what both models of
+``model_repository`` do in their process.
 
 Only those models can import ``triton_python_backend_utils``; they pass it in.
 """
@@ -8,12 +9,15 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from protocol import Code
+from worker.encoding import speak_utf8
 from worker.errors import ResponderLost
+from worker.log import configure_logging
+from worker.service import stub_abi
 from worker.service.call import Call, Responder, Tensors
 
 Outgoing = Callable[[NDArray[Any]], NDArray[Any]]
@@ -35,14 +39,40 @@ imported the model. Triton has no code for a missed deadline; the message always
 ours."""
 
 
-def call_of(request: Any, responder: Responder) -> Call:
-    """Convert a request. Raises ``ValueError`` if a parameter or the id is not UTF-8."""
-    return Call(
-        inputs={tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
-        parameters=json.loads(request.parameters() or "{}"),
-        request_id=request.request_id(),
-        responder=responder,
-    )
+class Service(Protocol):
+    """What serves a model's requests. Neither method raises: an error becomes the response."""
+
+    def accept(self, call: Call) -> None: ...
+
+    def refuse(self, responder: Responder, reason: str) -> None: ...
+
+
+def prepare_process() -> Outgoing:
+    """Set up the log, shared memory and numpy in Triton's stub."""
+    speak_utf8()
+    configure_logging()
+    restrict_shared_memory()
+    if not stub_abi.is_needed():
+        return lambda array: array
+    stub_abi.install()
+    return stub_abi.outgoing
+
+
+def hand_over(requests: list[Any], service: Service, outgoing: Outgoing, pb_utils: Any) -> None:
+    """Pass Triton's requests to the service. ``pb_utils`` is Triton's module."""
+    for request in requests:
+        responder = TritonResponder(request.get_response_sender(), outgoing, pb_utils)
+        try:
+            call = Call(
+                inputs={tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
+                parameters=json.loads(request.parameters() or "{}"),
+                request_id=request.request_id(),
+                responder=responder,
+            )
+        except ValueError:
+            service.refuse(responder, "a parameter or the id is not valid Unicode text")
+        else:
+            service.accept(call)
 
 
 class TritonResponder:

@@ -16,13 +16,10 @@ gc.set_threshold(100_000, 20, 20)
 # PYTHONPATH says where `worker` is, but the stub's interpreter ignores it.
 sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
-from worker.encoding import speak_utf8
 from worker.engines import load_engine
-from worker.log import configure_logging
 from worker.runner.xid_watch import gpu_fault_of
-from worker.service import stub_abi
 from worker.service.failure import STEP_TIMEOUT_S, ProcessGuard
-from worker.service.triton_request import Outgoing, TritonResponder, call_of, restrict_shared_memory
+from worker.service.triton_request import hand_over, prepare_process
 from worker.service.worker import Worker
 from worker.settings import read_settings
 
@@ -38,15 +35,9 @@ class TritonPythonModel:
     """The model's life cycle as Triton calls it. ``execute`` only hands over (decoupled)."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        speak_utf8()
-        configure_logging()
-        restrict_shared_memory()
+        self._outgoing = prepare_process()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         settings = read_settings()
-        self._outgoing: Outgoing = lambda array: array
-        if stub_abi.is_needed():
-            stub_abi.install()
-            self._outgoing = stub_abi.outgoing
         guard = ProcessGuard(GUARD_TIMES * STEP_TIMEOUT_S, time.monotonic)
         loaded = load_engine(settings)
         self._service = Worker(loaded, settings, guard=guard, device_fault=gpu_fault_of(settings))
@@ -57,14 +48,7 @@ class TritonPythonModel:
         self._service.start()
 
     def execute(self, requests: list[Any]) -> None:
-        for request in requests:
-            responder = TritonResponder(request.get_response_sender(), self._outgoing, pb_utils)
-            try:
-                call = call_of(request, responder)
-            except ValueError:
-                self._service.refuse(responder, "a parameter or the id is not valid Unicode text")
-            else:
-                self._service.accept(call)
+        hand_over(requests, self._service, self._outgoing, pb_utils)
 
     def finalize(self) -> None:
         self._service.close()

@@ -13,38 +13,21 @@ sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 from clips.render.build import build_clips
 from clips.render.settings import read_clip_settings
 from clips.render.worker import ClipWorker
-from worker.encoding import speak_utf8
-from worker.log import configure_logging
-from worker.service import stub_abi
-from worker.service.triton_request import Outgoing, TritonResponder, call_of, restrict_shared_memory
+from worker.service.triton_request import hand_over, prepare_process
 
 
 class TritonPythonModel:
     """The model's life cycle as Triton calls it. ``execute`` only hands over (decoupled)."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        speak_utf8()
-        configure_logging()
-        restrict_shared_memory()
-        settings = read_clip_settings()
-        self._outgoing: Outgoing = lambda array: array
-        if stub_abi.is_needed():
-            stub_abi.install()
-            self._outgoing = stub_abi.outgoing
-        self._worker: ClipWorker = build_clips(settings)
+        self._outgoing = prepare_process()
+        self._worker: ClipWorker = build_clips(read_clip_settings())
         gc.collect()
         gc.freeze()
         self._worker.start()
 
     def execute(self, requests: list[Any]) -> None:
-        for request in requests:
-            responder = TritonResponder(request.get_response_sender(), self._outgoing, pb_utils)
-            try:
-                call = call_of(request, responder)
-            except ValueError:
-                self._worker.refuse(responder, "a parameter or the id is not valid Unicode text")
-            else:
-                self._worker.accept(call)
+        hand_over(requests, self._worker, self._outgoing, pb_utils)
 
     def finalize(self) -> None:
         self._worker.close()
