@@ -4,6 +4,7 @@ serves one clip at a time.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -63,7 +64,8 @@ class VideoProvider(Provider, Protocol):
         ``audio`` says from ``n / fps`` seconds on."""
 
 
-class ModelScore(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ModelScore:
     """How well each keyframe matches its prompt, 0 to 1, according to one model."""
 
     model: str
