@@ -55,6 +55,7 @@ def digests_of(path: Path) -> Digests:
 def check_formats(folder: Path, files: list[str]) -> None:
     """Check every file whose format determines its length. Raises ``DamagedModel``."""
     tensors: dict[str, set[str]] = {}
+    indexes: dict[str, object] = {}
     for name in files:
         if name.endswith(".safetensors"):
             tensors[name] = check_safetensors(folder / name)
@@ -62,20 +63,24 @@ def check_formats(folder: Path, files: list[str]) -> None:
             check_gguf(folder / name)
         elif name.endswith(".json"):
             content = _json(folder / name)
-            if name == "config.json" and not _says_what_it_is(content):
+            known = content if isinstance(content, dict) else {}
+            if name == "config.json" and not (
+                known.get("model_type") or known.get("architectures")
+            ):
                 raise DamagedModel(
                     "config.json: it names neither a model_type nor architectures, so no engine can"
                     " load it; get it again"
                 )
-    for name in files:
-        if name.endswith(".safetensors.index.json"):
-            _check_index(folder / name, tensors)
-
-
-def _says_what_it_is(config: object) -> bool:
-    return isinstance(config, dict) and bool(
-        config.get("model_type") or config.get("architectures")
-    )
+            if name.endswith(".safetensors.index.json"):
+                indexes[name] = known.get("weight_map")
+    for name, weights in indexes.items():
+        if not isinstance(weights, dict):
+            raise DamagedModel(f"{Path(name).name}: it has no weight_map")
+        for tensor, shard in weights.items():
+            if tensor not in tensors.get(str(shard), ()):
+                raise DamagedModel(
+                    f"{Path(name).name}: it has {tensor} in {shard}, where it is not"
+                )
 
 
 def check_gguf(path: Path) -> dict[str, object]:
@@ -109,9 +114,8 @@ def check_safetensors(path: Path) -> set[str]:
             at = end
     except (ValueError, KeyError, TypeError, AttributeError, *_ABSURD) as error:
         reason = str(error) or type(error).__name__
-        raise DamagedModel(
-            f"{path.name}: its safetensors header cannot be read: {reason}"
-        ) from None
+        what = f"its safetensors header cannot be read: {reason}"
+        raise DamagedModel(f"{path.name}: {what}") from None
     if 8 + length + at != size:
         raise DamagedModel(
             f"{path.name}: it has {size} bytes, and its tensors make {8 + length + at}"
@@ -124,16 +128,6 @@ def _bytes_of(tensor: dict[str, Any], stated: int) -> int:
     if any(type(side) is not int or side < 0 for side in tensor["shape"]):
         raise ValueError(f"a tensor is of shape {tensor['shape']}")
     return stated if bits is None else -(-math.prod(tensor["shape"]) * bits // 8)
-
-
-def _check_index(path: Path, tensors: dict[str, set[str]]) -> None:
-    index = _json(path)
-    weights = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(weights, dict):
-        raise DamagedModel(f"{path.name}: it has no weight_map")
-    for tensor, shard in weights.items():
-        if tensor not in tensors.get(str(shard), ()):
-            raise DamagedModel(f"{path.name}: it has {tensor} in {shard}, where it is not")
 
 
 def _json(path: Path) -> object:
@@ -158,14 +152,16 @@ def verify_model(
     """
     if entry.state is ModelState.STAGING:
         raise StagingFailed(f"{entry.name} is not complete yet: add it again to resume")
-    folder = catalog.path_of(entry)
-    problem = _problem(folder, entry)
+    problem = _problem(catalog.path_of(entry), entry)
     if not problem and catalog.digest_of(entry, threads) != entry.digest:
         problem = "files were added to it that engines read"
-    state = ModelState.BROKEN if problem else ModelState.ACTIVE
-    verified_ms = now_ms()
-    catalog.update(entry.id, state=state, problem=problem, verified_ms=verified_ms)
-    return msgspec.structs.replace(entry, state=state, problem=problem, verified_ms=verified_ms)
+    changes: dict[str, str | int] = {
+        "state": ModelState.BROKEN if problem else ModelState.ACTIVE,
+        "problem": problem,
+        "verified_ms": now_ms(),
+    }
+    catalog.update(entry.id, **changes)
+    return msgspec.structs.replace(entry, **changes)
 
 
 def _problem(folder: Path, entry: ModelEntry) -> str:

@@ -13,7 +13,8 @@ import base64
 import csv
 import hashlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -21,7 +22,7 @@ from typing import Final, Literal
 import msgspec
 
 from catalog.errors import EngineUnknown
-from catalog.shared_file import SharedFile, now_ms
+from catalog.shared_file import Index, SharedFile
 
 ComputeMode = Literal["cpu", "cuda"]
 EnvironmentVars = Mapping[str, str]
@@ -69,28 +70,17 @@ class PreparedEngine:
 MANIFEST = ".tidegate-engine.json"
 
 
-class Engines(msgspec.Struct, frozen=True):
-    """The catalog's file. ``version`` counts its changes."""
-
-    version: int = 0
-    changed_ms: int = 0
-    entries: tuple[EngineEntry, ...] = ()
-
-
 class EngineCatalog:
     """The engines of the state directory ``home``. Methods raise ``CatalogUnusable``."""
 
     def __init__(self, home: Path) -> None:
         self.folder = home / "engines"
-        self._file = SharedFile(self.folder / "catalog.json", Engines, self._from_folders)
+        self.file = self.folder / "catalog.json"
+        self._index = SharedFile(self.file, Index[EngineEntry], self._scan)
 
-    @property
-    def file(self) -> Path:
-        return self._file.path
-
-    def engines(self) -> Engines:
+    def engines(self) -> Index[EngineEntry]:
         """All engines that still exist, oldest first, with the number of the last change."""
-        found = self._file.read()
+        found = self._index.read()
         here = tuple(entry for entry in found.entries if Path(entry.binary).exists())
         return msgspec.structs.replace(found, entries=here)
 
@@ -99,9 +89,10 @@ class EngineCatalog:
 
     def get(self, text: str) -> EngineEntry:
         """The entry with that id, or the newest engine of that name. Raises ``EngineUnknown``."""
-        its = [entry for entry in self.entries() if text in (entry.id, entry.engine)]
+        entries = self.entries()
+        its = [entry for entry in entries if text in (entry.id, entry.engine)]
         if not its:
-            there = ", ".join(entry.id for entry in self.entries()) or "none"
+            there = ", ".join(entry.id for entry in entries) or "none"
             raise EngineUnknown(
                 f"there is no engine {text!r} here (available: {there}); tidegate engines ensure"
                 " ENGINE installs one"
@@ -110,30 +101,17 @@ class EngineCatalog:
 
     def put(self, entry: EngineEntry) -> EngineEntry:
         """Add or update an engine's entry; its creation time stays."""
-        with self._file.editing() as (engines, write):
-            known = {each.id: each for each in engines.entries}
-            old = known.get(entry.id)
-            if old is not None:
-                entry = msgspec.structs.replace(entry, created_ms=old.created_ms)
-            if entry != old:
-                known[entry.id] = entry
-                write(self._numbered(known.values(), engines.version))
-        return entry
+        with self._index.editing() as entries:
+            created_ms = entries.get(entry.id, entry).created_ms
+            entries[entry.id] = msgspec.structs.replace(entry, created_ms=created_ms)
+            return entries[entry.id]
 
-    def _from_folders(self) -> Engines:
-        entries = []
+    def _scan(self) -> Iterator[EngineEntry]:
         for manifest in self.folder.glob(f"*/{MANIFEST}"):
-            try:
+            with suppress(OSError, msgspec.MsgspecError):
                 entry = msgspec.json.decode(manifest.read_bytes(), type=EngineEntry)
-            except (OSError, msgspec.MsgspecError):
-                continue
-            if entry.id == manifest.parent.name:
-                entries.append(entry)
-        return self._numbered(entries, 0)
-
-    def _numbered(self, entries: Iterable[EngineEntry], version: int) -> Engines:
-        ordered = sorted(entries, key=lambda entry: (entry.created_ms, entry.id))
-        return Engines(version + 1, now_ms(), tuple(ordered))
+                if entry.id == manifest.parent.name:
+                    yield entry
 
 
 _SHA256: Final = "sha256="
@@ -176,25 +154,18 @@ def site_packages(folder: Path) -> Path:
 
 
 def _packages(packages: Path, entry: EngineEntry) -> str:
-    """The first problem according to pip's records. Scripts are not checked: their paths change."""
+    """The first problem according to pip's records. Not checked are scripts, whose paths change,
+    and bytecode, which some wheels contain and Python recompiles."""
     if digest_of_packages(packages) != entry.digest:
         return "packages were installed, removed or replaced there"
     for record in sorted(packages.glob("*.dist-info/RECORD")):
         with record.open(newline="") as rows:
             for name, digest, *_ in csv.reader(rows):
-                if not digest.startswith(_SHA256) or name.startswith("..") or _is_cache(name):
+                if not digest.startswith(_SHA256) or name.startswith("..") or name.endswith(".pyc"):
                     continue
                 with (packages / name).open("rb") as file:
                     found = hashlib.file_digest(file, "sha256").digest()
-                if _told(found) != digest.removeprefix(_SHA256):
+                told = base64.urlsafe_b64encode(found).decode().rstrip("=")
+                if told != digest.removeprefix(_SHA256):
                     return f"{name} has changed"
     return ""
-
-
-def _is_cache(name: str) -> bool:
-    """Whether ``name`` is bytecode, which some wheels contain and Python recompiles."""
-    return name.endswith(".pyc")
-
-
-def _told(digest: bytes) -> str:
-    return base64.urlsafe_b64encode(digest).decode().rstrip("=")

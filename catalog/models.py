@@ -16,7 +16,7 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 
@@ -24,7 +24,7 @@ import msgspec
 
 from catalog.atomic import sync_folder, sync_tree, write_atomically
 from catalog.errors import CatalogUnusable, NoSuchModel, StagingFailed
-from catalog.shared_file import SharedFile, now_ms
+from catalog.shared_file import Index, SharedFile, now_ms, ordered
 from protocol.model_digest import files_digest, model_digest
 
 
@@ -87,37 +87,25 @@ class ModelEntry(msgspec.Struct, frozen=True):
 MANIFEST = ".tidegate.json"
 
 
-class Models(msgspec.Struct, frozen=True):
-    """The catalog's file. ``version`` counts its changes."""
-
-    version: int = 0
-    changed_ms: int = 0
-    entries: tuple[ModelEntry, ...] = ()
-
-
 class ModelCatalog:
     """The models below the state directory ``home``. Several processes may have one each.
 
     Methods raise ``CatalogUnusable`` if the file system refuses.
     """
 
-    def __init__(self, home: Path, now_ms: Callable[[], int] = now_ms) -> None:
+    def __init__(self, home: Path) -> None:
         self.folder = home / "models"
-        self._now_ms = now_ms
-        self._file = SharedFile(self.folder / "catalog.json", Models, self._from_folders)
+        self.file = self.folder / "catalog.json"
+        self._index = SharedFile(self.file, Index[ModelEntry], lambda: self._scan().values())
 
-    @property
-    def file(self) -> Path:
-        return self._file.path
-
-    def models(self) -> Models:
+    def models(self) -> Index[ModelEntry]:
         """All entries, oldest first, with the number of the last change."""
-        models = self._file.read()
-        if {self.path_of(entry) for entry in models.entries} == set(self._model_folders()):
-            return models
+        index = self._index.read()
+        if {self.path_of(entry) for entry in index.entries} == set(self._model_folders()):
+            return index
         # A process died between moving a folder and writing the index; the next change corrects it.
-        entries = self._settled({entry.id: entry for entry in models.entries})
-        return Models(models.version, models.changed_ms, _ordered(entries))
+        entries = self._settled({entry.id: entry for entry in index.entries})
+        return msgspec.structs.replace(index, entries=ordered(entries.values()))
 
     def entries(self) -> tuple[ModelEntry, ...]:
         return self.models().entries
@@ -244,7 +232,7 @@ class ModelCatalog:
 
     def touch(self, entry: ModelEntry) -> None:
         """Note that a model is used; least recently used models make room for others."""
-        self.update(entry.id, used_ms=self._now_ms())
+        self.update(entry.id, used_ms=now_ms())
 
     def _make(self, folder: Path) -> None:
         """Make ``folder`` and its parent folders, accessible only to their owner."""
@@ -261,26 +249,24 @@ class ModelCatalog:
     @contextlib.contextmanager
     def _editing(self) -> Iterator[dict[str, ModelEntry]]:
         """Entries by id according to the folders, written back if something changed."""
-        with self._file.editing() as (models, write):
-            before = {entry.id: entry for entry in models.entries}
-            entries = self._settled(before)
+        with self._index.editing() as entries:
+            settled = self._settled(entries)
+            entries.clear()
+            entries |= settled
             yield entries
-            if entries != before:
-                write(self._numbered(entries, models.version))
 
     def _settled(self, entries: dict[str, ModelEntry]) -> dict[str, ModelEntry]:
         """``entries`` reconciled with the folders, which a killed process may have changed."""
-        found = self._scan()
+
+        def is_staging(entry: ModelEntry) -> bool:
+            return entry.state is ModelState.STAGING
+
         return {
-            id: entries[id] if id in entries and _same_place(entries[id], entry) else entry
-            for id, entry in found.items()
+            id: entries[id]
+            if id in entries and is_staging(entries[id]) == is_staging(entry)
+            else entry
+            for id, entry in self._scan().items()
         }
-
-    def _from_folders(self) -> Models:
-        return self._numbered(self._scan(), 0)
-
-    def _numbered(self, entries: dict[str, ModelEntry], version: int) -> Models:
-        return Models(version + 1, self._now_ms(), _ordered(entries))
 
     def _model_folders(self) -> Iterator[Path]:
         for kind in ("staging", "store"):
@@ -307,11 +293,3 @@ def require_free(entry: ModelEntry, entries: Iterable[ModelEntry]) -> None:
                 f"the name {entry.name} is taken by {each.id} from {each.source}: give another one"
                 f" with --name, or remove that one (tidegate models remove {each.id})"
             )
-
-
-def _ordered(entries: dict[str, ModelEntry]) -> tuple[ModelEntry, ...]:
-    return tuple(sorted(entries.values(), key=lambda entry: (entry.created_ms, entry.id)))
-
-
-def _same_place(entry: ModelEntry, found: ModelEntry) -> bool:
-    return (entry.state is ModelState.STAGING) == (found.state is ModelState.STAGING)

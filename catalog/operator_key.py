@@ -23,9 +23,8 @@ from catalog.atomic import write_atomically
 from catalog.hosts import connect_host
 from catalog.paths import state_dir
 
-_KEY_BYTES = 32
 _KEY_CHARS = 43
-"""Number of base64 characters that ``_KEY_BYTES`` bytes take."""
+"""Number of base64 characters that 32 bytes take."""
 _IPV4 = "127.0.0.1"
 _SAME_HOST = {"localhost": _IPV4, _IPV4: "localhost"}
 """Two names of one host: a service that listens on one may be addressed by the other."""
@@ -56,7 +55,7 @@ def keep_key(path: Path) -> str:
         raise PermissionError(0, f"{folder} must belong to this user, writable for no other")
     key = _read(path)
     if len(key) < _KEY_CHARS:
-        key = secrets.token_urlsafe(_KEY_BYTES)
+        key = secrets.token_urlsafe(32)
         write_atomically(path, f"{key}\n".encode(), 0o600)
     return key
 
@@ -74,11 +73,11 @@ def access(url: str, home: Path | None = None) -> Access:
         return Access(url, "")
     host = parts.hostname or ""
     folder = state_dir() if home is None else home
-    if key := _read(key_file(folder, host, port)):
-        return Access(url, key)
-    key = _read(key_file(folder, _SAME_HOST[host], port)) if host in _SAME_HOST else ""
-    if key and host != _IPV4:
-        url = parts._replace(netloc=f"{_IPV4}:{port}").geturl()
+    key = _read(key_file(folder, host, port))
+    if not key and host in _SAME_HOST:
+        key = _read(key_file(folder, _SAME_HOST[host], port))
+        if key and host != _IPV4:
+            url = parts._replace(netloc=f"{_IPV4}:{port}").geturl()
     return Access(url, key)
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -31,8 +32,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
+@patch("catalog.shared_file.now_ms", lambda: 1_700_000_000_000)
 def register(home: Path, *numbers: int, digest: str = "") -> ModelCatalog:
-    catalog = ModelCatalog(home, lambda: 1_700_000_000_000)
+    catalog = ModelCatalog(home)
     for number in numbers:
         entry = ModelEntry(
             id=f"m-{number}",
