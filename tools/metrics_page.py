@@ -4,6 +4,7 @@ import asyncio
 import random
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -95,18 +96,11 @@ On loopback at `metrics_port` of `[pool]` ([pool.md](pool.md)), `name` as its fi
 
 def page(declared: Iterable[Declared]) -> str:
     """The page of these metrics in Markdown, each list sorted by name."""
-    rows = sorted(declared, key=lambda metric: metric.name)
-    of_pools = {PREFIX + row.name for row in POOL}
-    pool = [row for row in rows if row.name in of_pools]
-    rows = [row for row in rows if row.name not in of_pools]
-    ours = [row for row in rows if row.name.startswith(PREFIX)]
-    others = [row for row in rows if not row.name.startswith(PREFIX)]
+    lists = defaultdict[str, list[str]](list)
+    for metric in sorted(declared, key=lambda metric: metric.name):
+        lists[_list_of(metric)].append(_line(metric))
     return _PAGE.format(
-        service=_list([row for row in ours if "instance" not in row.labels]),
-        standard=_list([row for row in others if not row.name.startswith(VLLM_PREFIX)]),
-        vllm=_list([row for row in others if row.name.startswith(VLLM_PREFIX)]),
-        instances=_list([row for row in ours if "instance" in row.labels]),
-        pool=_list(pool),
+        **{name: "\n".join(lines) for name, lines in lists.items()},
         tenants=MAX_TENANTS,
         models=MAX_MODELS,
         likely=LIKELY,
@@ -115,16 +109,28 @@ def page(declared: Iterable[Declared]) -> str:
     )
 
 
+def _list_of(metric: Declared) -> str:
+    if metric.name in {PREFIX + row.name for row in POOL}:
+        return "pool"
+    if metric.name.startswith(PREFIX):
+        return "instances" if "instance" in metric.labels else "service"
+    return "vllm" if metric.name.startswith(VLLM_PREFIX) else "standard"
+
+
+def _line(metric: Declared) -> str:
+    labels = ",".join(label for label in metric.labels if label != "instance")
+    name = metric.name + ("_total" if metric.type == "counter" else "")
+    name += f"{{{labels}}}" if labels else ""
+    return f"- `{name}` ({metric.type}, {metric.unit}): {metric.text}"
+
+
 async def declared() -> list[Declared]:
     """The metrics of a service with every optional part enabled, and of a pool manager."""
     sections: dict[str, Any] = {
         "state": StateSection(url=SecretStr("redis://127.0.0.1")),
         "slots": ClipsSection(serve=True),
     }
-    settings = whole_settings().model_construct(
-        **sections,
-        placement=PlacementSettings(policy="0"),
-    )
+    settings = whole_settings().model_construct(**sections, placement=PlacementSettings(policy="0"))
     clock = LoopClock(asyncio.get_running_loop())
     folder = await asyncio.to_thread(tempfile.TemporaryDirectory)
     config = JournalConfig(Path(folder.name) / "journal.db")
@@ -136,16 +142,6 @@ async def declared() -> list[Declared]:
     await parts.lifecycle.close()
     await asyncio.to_thread(folder.cleanup)
     return [*parts.orchestrator.metrics.declared, *pool_metrics(dict).declared]
-
-
-def _list(metrics: Iterable[Declared]) -> str:
-    lines = []
-    for metric in metrics:
-        labels = ",".join(label for label in metric.labels if label != "instance")
-        name = metric.name + ("_total" if metric.type == "counter" else "")
-        name += f"{{{labels}}}" if labels else ""
-        lines.append(f"- `{name}` ({metric.type}, {metric.unit}): {metric.text}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

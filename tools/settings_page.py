@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
@@ -97,18 +98,17 @@ def page() -> str:
 
 def rows_of(kind: type[BaseModel], above: str = "") -> Iterator[SettingRow]:
     """Every setting of ``kind``, including those of its sections."""
-    said = docstrings(kind)
+    said = _docstrings(kind)
     for name, field in kind.model_fields.items():
         section = section_of(field.annotation)
-        may_be_absent = section is not field.annotation
-        if section is not None and not may_be_absent:
+        is_always_there = section is field.annotation
+        if section is not None and is_always_there:
             yield from rows_of(section, f"{above}{name}.")
         else:
-            meaning = said.get(name, "")
-            yield SettingRow(f"{above}{name}", _default(name, field), meaning)
+            yield SettingRow(f"{above}{name}", _default(name, field), said.get(name, ""))
 
 
-def docstrings(kind: type[BaseModel]) -> dict[str, str]:
+def _docstrings(kind: type[BaseModel]) -> dict[str, str]:
     """The docstring of each field, by name; those of base classes too."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
@@ -116,14 +116,10 @@ def docstrings(kind: type[BaseModel]) -> dict[str, str]:
             continue
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(tree, ast.ClassDef)
-        for field, after in zip(tree.body, tree.body[1:], strict=False):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(after, ast.Expr)
-                and isinstance(after.value, ast.Constant)
-            ):
-                found[field.target.id] = inspect.cleandoc(str(after.value.value))
+        for field, after in pairwise(tree.body):
+            match field, after:
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    found[name] = inspect.cleandoc(text)
     return found
 
 
@@ -184,11 +180,9 @@ def _default(name: str, field: FieldInfo) -> str:
 
 
 def _choices(annotation: Any) -> list[str]:
-    if get_origin(annotation) is Literal:
-        return [str(choice) for choice in get_args(annotation)]
     if isinstance(annotation, type) and issubclass(annotation, StrEnum):
-        return [choice.value for choice in annotation]
-    return []
+        return list(annotation)
+    return list(map(str, get_args(annotation))) if get_origin(annotation) is Literal else []
 
 
 if __name__ == "__main__":

@@ -1,12 +1,5 @@
 """Chats in OpenAI's shape: tools, reasoning apart from the answer, structured output.
 
-::
-
-    question = {"role": "user", "content": "Is it raining in Delft?"}
-    answer = await client.chat("demo", [question], tools=TOOLS)
-    for call in answer.tool_calls:
-        ...
-
 Deadlines and retries work as they do for tasks. An interrupted chat is not resumed. For text
 alone, use ``Client.stream``, which resumes.
 """

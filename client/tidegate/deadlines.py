@@ -1,35 +1,28 @@
-"""A deadline for everything within a block::
+"""A deadline for everything within a block, and time limits for an agent's tools::
+
+    @tool_deadline(5, share=0.5)                 # at most 5 s, and at most half of the time left
+    async def search(query: str) -> str: ...
 
     with tidegate.deadline(10):                  # seconds
         plan = await client.generate(question)   # has 10 s
         with tidegate.deadline(3):               # the earlier one counts
             hint = await client.generate(plan.text)
-        await client.generate(...)               # has the rest of the 10 s
+        try:
+            found = await search("tides")
+        except tidegate.ToolTimeout:
+            found = ""                           # the run continues without it
 
-It works in ``async`` code and in synchronous code, and applies to tasks and threads that inherit
-the context (``asyncio.create_task``, ``asyncio.to_thread``). Every call sends the remaining time to
-the server. If no time is left, the call raises ``DeadlineExceeded`` and sends nothing. Your own
-code is not interrupted.
+A block applies to ``async`` and synchronous code, and to tasks and threads that inherit the context
+(``asyncio.create_task``, ``asyncio.to_thread``). Every call sends the remaining time to the server;
+if no time is left, it raises ``DeadlineExceeded`` and sends nothing. Your own code is not
+interrupted. ``timeout_headers`` passes the remaining time to other services over HTTP.
 
 ``deadline(10, tell_time=True)`` makes the block's chats one run. The model is told how much time
 is left, and at the share ``wind_down`` it is told to give its final answer. From the share
 ``tools_until`` on, it gets no tools.
 
-Time limits for an agent's tools, as shares of the time left in its run::
-
-    @tool_deadline(5, share=0.5)         # at most 5 s, and at most half of the time left
-    async def search(query: str) -> str: ...
-
-    with tidegate.deadline(10):
-        try:
-            found = await search("tides")
-        except tidegate.ToolTimeout:
-            found = ""                    # the run continues without it
-
 A tool runs within its own deadline block, so its own calls (a sub-agent's, for example) send the
-time that the tool has left. Run and tools share one clock, so unused time stays with the run.
-
-``timeout_headers`` passes the remaining time to other services over HTTP.
+time that the tool has left. Time that it does not use stays with the run.
 """
 
 import asyncio

@@ -1,14 +1,5 @@
 """Options and prompts of a task, and their wire format. Also quotes: the chance that a task is in
-time, per deadline, before it is sent.
-
-::
-
-    quote = await client.quote("Tell me a story.", max_tokens=200, accept=0.99)
-    print(quote.chance_by(2000))                       # of being done within 2 s, if sent now
-    story = await client.generate(
-        "Tell me a story.", max_tokens=200, reservation=quote.reservation
-    )
-"""
+time, per deadline, before it is sent."""
 
 import time
 from bisect import bisect_right

@@ -10,7 +10,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 from urllib.parse import quote
 
 import msgspec
@@ -55,6 +55,13 @@ class SessionList(msgspec.Struct, frozen=True):
     next_after: int | None = None
 
 
+class SessionOptions(TypedDict, total=False):
+    """Options of a session. ``idle_keep_s``: how long its KV is kept between two turns."""
+
+    model: str | None
+    idle_keep_s: float | None
+
+
 class Session:
     """One conversation. It takes one turn at a time: the service refuses two at once."""
 
@@ -93,14 +100,10 @@ class Sessions:
 
     @asynccontextmanager
     async def open(
-        self,
-        begin: Prompt | None = None,
-        *,
-        model: str | None = None,
-        idle_keep_s: float | None = None,
+        self, begin: Prompt | None = None, **options: Unpack[SessionOptions]
     ) -> AsyncIterator[Session]:
         """Open a session for an ``async with`` block. The end of the block deletes it."""
-        session = await self.create(begin, model=model, idle_keep_s=idle_keep_s)
+        session = await self.create(begin, **options)
         try:
             yield session
         finally:
@@ -109,20 +112,13 @@ class Sessions:
                     await self.delete(session.id)
 
     async def create(
-        self,
-        begin: Prompt | None = None,
-        *,
-        model: str | None = None,
-        idle_keep_s: float | None = None,
+        self, begin: Prompt | None = None, **options: Unpack[SessionOptions]
     ) -> Session:
-        """Begin a session with messages, a text, token ids or nothing.
-
-        ``idle_keep_s`` is how long (seconds) its KV is kept between two turns.
-        """
-        body: dict[str, Any] = {} if begin is None else prompt_fields(begin)
+        """Begin a session with messages, a text, token ids or nothing."""
+        body = {name: value for name, value in options.items() if value is not None}
         kind: Kind = "messages" if begin is None else kind_of(begin)
-        body |= {} if model is None else {"model": model}
-        body |= {} if idle_keep_s is None else {"idle_keep_s": idle_keep_s}
+        if begin is not None:
+            body |= prompt_fields(begin)
         call = HttpCall("POST", _PATH, body=body, is_idempotent=False, ends_at=due().at)
         made = await self._transport.call(call, SessionInfo)
         return Session(self._client, made.session_id, kind)

@@ -10,14 +10,14 @@ from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import wraps
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from tidegate.client import DEFAULT_BASE_URL, Client
 from tidegate.errors import TidegateError
 from tidegate.following import Stream
 from tidegate.operating import Operating
 from tidegate.requests import Prompt
-from tidegate.sessions import Session, Sessions
+from tidegate.sessions import Session, SessionOptions, Sessions
 from tidegate.slots import Slots
 from tidegate.transport import Retries
 
@@ -256,30 +256,19 @@ class SyncSessions(SyncPart[Sessions]):
 
     @contextmanager
     def open(
-        self,
-        begin: Prompt | None = None,
-        *,
-        model: str | None = None,
-        idle_keep_s: float | None = None,
+        self, begin: Prompt | None = None, **options: Unpack[SessionOptions]
     ) -> Iterator[SyncSession]:
         """Open a session for a ``with`` block, which deletes it at the end (``Sessions.open``)."""
-        session = self.create(begin, model=model, idle_keep_s=idle_keep_s)
+        session = self.create(begin, **options)
         try:
             yield session
         finally:
             with suppress(TidegateError):
                 self.delete(session.id)
 
-    def create(
-        self,
-        begin: Prompt | None = None,
-        *,
-        model: str | None = None,
-        idle_keep_s: float | None = None,
-    ) -> SyncSession:
+    def create(self, begin: Prompt | None = None, **options: Unpack[SessionOptions]) -> SyncSession:
         """Begin a session with messages, a text, token ids or nothing (``Sessions.create``)."""
-        made = self._create(begin, model=model, idle_keep_s=idle_keep_s)
-        return SyncSession(self._loop, made)
+        return SyncSession(self._loop, self._create(begin, **options))
 
     get = plain(Sessions.get)
     list = plain(Sessions.list)

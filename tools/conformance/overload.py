@@ -18,30 +18,27 @@ _NO_OVERLOAD: Final = 0.9
 """Share of requests met from which there was no real overload."""
 
 
-async def check(server: Server) -> list[Finding]:
-    """Offer twice the capacity, and judge the results."""
-    deadline_s = max(server.effort.least_deadline_s, _PATIENCE * server.answer_s)
-    return _findings(server, await _offered(server, deadline_s), deadline_s)
-
-
 async def _offered(server: Server, deadline_s: float) -> list[Answer]:
     """Answers that count. Clients hang up at their deadlines, or soon after if they told them."""
-    is_told = server.target.deadline.is_told
-    limit_s = deadline_s + (server.busy_tolerance_s if is_told else 0.0)
+    saying = server.target.deadline
+    limit_s = deadline_s + (server.busy_tolerance_s if saying.is_told else 0.0)
     every_s = server.short / (_TIMES * server.tokens_per_s)
     count = max(8, round(_LENGTH * deadline_s / every_s))
     began, running = server.clock(), list[Answer]()
     try:
         for number in range(count):
             await asyncio.sleep(began + number * every_s - server.clock())
-            told = server.told(deadline_s) if is_told else None
+            told = saying.said(deadline_s)
             running.append(server.begin(server.short, limit_s, told=told))
         return (await together(running))[count // _LENGTH :]
     finally:
         await hang_up(running)
 
 
-def _findings(server: Server, answers: list[Answer], deadline_s: float) -> list[Finding]:
+async def check(server: Server) -> list[Finding]:
+    """Offer twice the capacity, and judge the results."""
+    deadline_s = max(server.effort.least_deadline_s, _PATIENCE * server.answer_s)
+    answers = await _offered(server, deadline_s)
     count, made = len(answers), sum(answer.tokens for answer in answers)
     unmet = [one for one in answers if not (one.is_whole and one.end_s <= deadline_s)]
     heard = [one for one in unmet if one.is_error and one.end_s <= deadline_s / 2]

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import aiohttp
 
-from . import VERSION, expiry, hangup, overload, partial
+from . import VERSION, expiry, hangup, overload
 from .rules import RULES, Finding, Rule, Verdict, chosen, unmeasured
 from .server import Effort, Server, Unusable
 from .target import Target
 
 CHECKS: Final[dict[str, Callable[[Server], Awaitable[list[Finding]]]]] = {
     "expiry": expiry.check,
-    "partial": partial.check,
+    "partial": expiry.check_partial,
     "hangup": hangup.check,
     "overload": overload.check,
 }
@@ -106,23 +106,26 @@ async def examine(target: Target, effort: Effort | None = None, only: Sequence[s
     timeout = aiohttp.ClientTimeout(total=None)  # each request has its own limit
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
         server, findings = Server(http, target, effort or Effort()), list[Finding]()
-        await _measure(server)
+        try:
+            async with asyncio.timeout(server.left_s):
+                await server.measure()
+        except TimeoutError:
+            raise Unusable(f"{server.out_of_time}, and its pace was not measured yet") from None
         for group in dict.fromkeys(rule.group for rule in rules):
             mine = [rule for rule in rules if rule.group == group]
             findings += await _checked(server, CHECKS[group], mine)
-        created = datetime.now(UTC).isoformat(timespec="seconds")
-        about = VERSION, created, target.url, target.model, str(target.deadline)
-        name = server.name or "a server that does not name itself"
-        took_s = round(server.clock() - server.began, 1)
-        return Report(*about, name, server.pace(), server.used, took_s, findings)
-
-
-async def _measure(server: Server) -> None:
-    try:
-        async with asyncio.timeout(server.left_s):
-            await server.measure()
-    except TimeoutError:
-        raise Unusable(f"{server.out_of_time}, and its pace was not measured yet") from None
+        return Report(
+            version=VERSION,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            url=target.url,
+            model=target.model,
+            deadline=str(target.deadline),
+            server=server.name or "a server that does not name itself",
+            pace=server.pace(),
+            requests=server.used,
+            seconds=round(server.clock() - server.began, 1),
+            findings=findings,
+        )
 
 
 async def _checked(
@@ -134,15 +137,14 @@ async def _checked(
     try:
         async with asyncio.timeout(server.left_s):
             found = {finding.rule: finding for finding in await check(server)}
-        return [_fair(rule, found[rule.id], stillness.worst_s, server) for rule in rules]
     except TimeoutError:
-        reason = server.out_of_time
+        return [unmeasured(rule.id, server.out_of_time) for rule in rules]
     except Unusable as error:
-        reason = str(error)
+        return [unmeasured(rule.id, str(error)) for rule in rules]
     finally:
         watching.cancel()
         await asyncio.wait([watching])
-    return [unmeasured(rule.id, reason) for rule in rules]
+    return [_fair(rule, found[rule.id], stillness.worst_s, server) for rule in rules]
 
 
 def _fair(rule: Rule, finding: Finding, still_s: float, server: Server) -> Finding:

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 import aiohttp
 
-from .target import Saying, Target
+from .target import Target
 
-CHAT, TEXT = "/chat/completions", "/completions"
 _STORY: Final = "Tell me a long story about a fox and a lighthouse."
 _EVENTS: Final = "text/event-stream"
 _LONE, _FEWEST, _MOST = 32, 16, 128
@@ -23,7 +22,7 @@ _LONE, _FEWEST, _MOST = 32, 16, 128
 _WORTH, _VAIN = 1.15, 2
 """More streams are taken for as long as a doubling, or the next one, makes at least so many times
 the tokens: one wave alone may have met a busy moment."""
-_SLACK_S, FAR_S = 0.1, 120.0
+_SLACK_S, _FAR_S = 0.1, 120.0
 """For network and scheduling; a deadline that an answer of some tokens meets anywhere."""
 
 
@@ -182,25 +181,25 @@ class Server:
         limit_s: float,
         *,
         stream: bool = True,
-        told: tuple[Saying, str] | None = None,
+        told: str | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> Answer:
-        """Ask for an answer of ``tokens``, which fills as it comes in; ``told`` is how and which
-        deadline is stated, ``more`` further fields."""
-        headers: dict[str, str] = {}
-        body: dict[str, Any] = {"model": self.target.model, "stream": stream}
-        is_chat = self.target.is_chat
-        body |= (
-            {"messages": [{"role": "user", "content": _STORY}]} if is_chat else {"prompt": _STORY}
-        )
-        body |= {"max_tokens": tokens, "temperature": 1.0}
-        body |= {"stream_options": {"include_usage": True}} if stream else {}
-        body |= self.fields | dict(more or {})
+        """Ask for an answer of ``tokens``, which fills as it comes in; ``told`` is the deadline as
+        the request states it, ``more`` further fields."""
+        target, headers = self.target, dict[str, str]()
+        body: dict[str, Any] = {"model": target.model, "max_tokens": tokens, "temperature": 1.0}
+        body |= {"stream": stream, **self.fields, **(more or {})}
+        if target.is_chat:
+            body["messages"] = [{"role": "user", "content": _STORY}]
+        else:
+            body["prompt"] = _STORY
+        if stream:
+            body["stream_options"] = {"include_usage": True}
         if told is not None:
-            told[0].put(told[1], headers, body)
-        if self.target.key:
-            headers["Authorization"] = f"Bearer {self.target.key}"
-        url = self.target.url.rstrip("/") + (CHAT if is_chat else TEXT)
+            target.deadline.put(told, headers, body)
+        if target.key:
+            headers["Authorization"] = f"Bearer {target.key}"
+        url = target.url.rstrip("/") + ("/chat/completions" if target.is_chat else "/completions")
         asked = {"url": url, "json": body, "headers": headers}
         self.used += 1
         answer = Answer()
@@ -276,11 +275,7 @@ class Server:
             raise Unusable(f"its longest answer takes {longest_s:.3g} s, {why}")
         return round(cut_s, 3)  # what headers can say
 
-    def told(self, left_s: float) -> tuple[Saying, str]:
-        """How the deadline in ``left_s`` is stated."""
-        return self.target.deadline, self.target.deadline.said(left_s)
-
-    async def one(self, told: tuple[Saying, str] | None = None) -> Answer:
+    async def one(self, told: str) -> Answer:
         """A short answer."""
         return await self.chat(self.short, self.patience_s, told=told)
 
@@ -330,11 +325,12 @@ class Server:
             model = f"model {self.target.model!r}"
             raise Unusable(f"a chat of 8 tokens with {model}: {answer.outcome()}{hint}")
         if self.target.deadline.is_told:
-            answer = await self.chat(8, self.patience_s, stream=False, told=self.told(FAR_S))
+            far = self.target.deadline.said(_FAR_S)
+            answer = await self.chat(8, self.patience_s, stream=False, told=far)
             if not answer.is_whole:
                 said = f"said by '{self.target.deadline}': {answer.outcome()}"
                 said += "; is it said as this server expects?"
-                raise Unusable(f"a chat of 8 tokens with a deadline of {FAR_S:g} s, {said}")
+                raise Unusable(f"a chat of 8 tokens with a deadline of {_FAR_S:g} s, {said}")
 
     async def _lone(self) -> Answer:
         answer = await self.chat(_LONE, self.patience_s)
