@@ -172,4 +172,5 @@ def test_dl17_a_clip_that_keeps_on_is_rendered_though_it_is_sure_to_be_late(serv
     assert spared.error is None
     result = events(spared)[-1]
     assert result["event"] == "result" and result["spared"] is True and result["deadline_met"]
+    assert result["check"]["models"][0] == {"model": "a", "scores": [0.9] * 5}
     assert told(served)["stages"]["video"]["least"] > 0
