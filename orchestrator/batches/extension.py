@@ -43,7 +43,7 @@ METRICS: tuple[MetricRow[Batches], ...] = (
         "batch_folder_bytes",
         "bytes",
         "Disk space of the files of batches",
-        lambda batches: batches.folder_bytes,
+        lambda batches: batches.shop.folder.used_bytes,
     ),
 )
 

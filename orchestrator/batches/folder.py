@@ -23,6 +23,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -291,16 +292,14 @@ def folder_of(journal: Path) -> Path:
     return Path(f"{journal}.batches")
 
 
+@dataclass(slots=True, eq=False)
 class Claim:
     """One process's claim to the folder next to a journal."""
 
-    def __init__(
-        self, config: JournalConfig, file: JournalFile | None, on_granted: Callable[[], None]
-    ) -> None:
-        """``file`` is the journal if this process already has it."""
-        self._config = config
-        self._file = file
-        self._on_granted = on_granted
+    _config: JournalConfig
+    _file: JournalFile | None
+    """The journal if this process already has it."""
+    _on_granted: Callable[[], None]
 
     async def granted(self) -> Path:
         """Wait until this process owns the folder. Returns the folder's path."""

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -87,17 +88,17 @@ def read_line(raw: RawLine) -> BatchLine:
     return BatchLine(number, stated.custom_id, stated.method or "", stated.url or "", body)
 
 
+@dataclass(slots=True, eq=False)
 class Check:
     """Checks all lines of a file, some at a time, before the first line runs."""
 
-    def __init__(self, lines: Iterator[RawLine], endpoint: str, most_lines: int) -> None:
-        self.total = 0
-        self.errors: list[LineError] = []
-        self._lines = lines
-        self._endpoint = endpoint
-        self._most_lines = most_lines
-        self._ids: set[bytes] = set()
-        """Digests of the custom ids so far: 16 bytes each for ids of any length."""
+    _lines: Iterator[RawLine]
+    _endpoint: str
+    _most_lines: int
+    total: int = 0
+    errors: list[LineError] = field(default_factory=list)
+    _ids: set[bytes] = field(default_factory=set)
+    """Digests of the custom ids so far: 16 bytes each for ids of any length."""
 
     def step(self, count: int) -> bool:
         """Check ``count`` more lines. Returns False after the last line or too many errors."""

@@ -19,13 +19,6 @@ class BatchSection(RoomSection):
     batches. If that is full too, batches wait."""
 
 
-MAX_WINDOW_S = 7 * 86_400.0
-"""The longest ``completion_window``, in seconds."""
-MAX_FILES_PER_KEY = 10_000
-MAX_BATCHES_PER_KEY = 10_000
-"""Most batches of a key, including ended ones."""
-MAX_UNFINISHED_PER_KEY = 100
-
 WINDOW: Final = 32
 """Most lines of all batches in progress at once. A number that the instances can run keeps them
 busy. More lines would wait in the queue, where interactive work goes first."""

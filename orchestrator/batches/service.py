@@ -12,19 +12,19 @@ import msgspec
 from orchestrator.batches.folder import FILE_PREFIX, Claim, Folder, new_id
 from orchestrator.batches.records import LineOutcome, Status, StoredBatch, StoredFile, Time
 from orchestrator.batches.run import Run
-from orchestrator.batches.section import (
-    MAX_BATCHES_PER_KEY,
-    MAX_FILES_PER_KEY,
-    MAX_UNFINISHED_PER_KEY,
-    MAX_WINDOW_S,
-    BatchConfig,
-)
+from orchestrator.batches.section import BatchConfig
 from orchestrator.batches.shop import Shop, Upload
 from orchestrator.batches.window import Window
 from orchestrator.clock import Boot, Clock
 from orchestrator.errors import InvalidRequest, NotFound, NotReady, RateLimited, TidegateError
 from orchestrator.telemetry.log import fields, service_log
 
+MAX_WINDOW_S = 7 * 86_400.0
+"""The longest ``completion_window``, in seconds."""
+MAX_FILES_PER_KEY = 10_000
+MAX_BATCHES_PER_KEY = 10_000
+"""Most batches of a key, including ended ones."""
+MAX_UNFINISHED_PER_KEY = 100
 PRUNE_EVERY_S = 60.0
 OPEN_WITHIN_S = 5.0
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -79,10 +79,6 @@ class Batches:
         """Number of lines that are being served or wait for a retry."""
         window = self.shop.window
         return window.under_way.total() + window.resting.total()
-
-    @property
-    def folder_bytes(self) -> int:
-        return self.shop.folder.used_bytes
 
     def outcomes(self) -> Counter[LineOutcome]:
         counts: Counter[LineOutcome] = Counter()
@@ -208,7 +204,7 @@ class Batches:
     async def content(self, name: str) -> AsyncIterator[bytes]:
         """Yield a file's content in pieces. Raises ``TidegateError`` if it cannot be read."""
         pieces = self.shop.folder.pieces(name)
-        while piece := await self.shop.disk(_some, pieces):
+        while piece := await self.shop.disk(lambda: b"".join(islice(pieces, _PIECES_AT_ONCE))):
             yield piece
 
     # ── batches ──────────────────────────────────────────────────────────────────────────────
@@ -284,7 +280,3 @@ def read_window(text: str) -> float:
             field="completion_window",
         )
     return seconds
-
-
-def _some(pieces: Iterator[bytes]) -> bytes:
-    return b"".join(islice(pieces, _PIECES_AT_ONCE))

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
@@ -51,15 +52,15 @@ class Window:
         return min(eligible)[2] if eligible else None
 
 
+@dataclass(slots=True, eq=False)
 class WindowPlace:
     """One line's place in the window. The caller must always call ``leave``."""
 
-    def __init__(self, window: Window, owner: str, due_at: float) -> None:
-        self.owner = owner
-        self.due_at = due_at
-        self._window = window
-        self._counted_in: Counter[str] | None = None
-        self._turn: asyncio.Future[bool] | None = None
+    _window: Window
+    owner: str
+    due_at: float
+    _counted_in: Counter[str] | None = None
+    _turn: asyncio.Future[bool] | None = None
 
     @property
     def is_waiting(self) -> bool:

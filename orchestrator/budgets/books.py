@@ -34,8 +34,6 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS file AS SELECT hex(randomblob(8)) AS id",
 )
 _SUMS = "sum(requests), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens), sum(cost)"
-_FILL = f"INSERT OR IGNORE INTO by_key SELECT month, key, {_SUMS} FROM spent GROUP BY month, key"
-"""Fills the table in a file from a version without it."""
 _MERGE = """ON CONFLICT DO UPDATE SET
   requests = requests + excluded.requests,
   prompt_tokens = prompt_tokens + excluded.prompt_tokens,
@@ -136,7 +134,6 @@ class Books:
         with self._file:
             for table in _TABLES:
                 self._file.execute(table)
-            self._file.execute(_FILL)
             ((self._id,),) = self._file.execute("SELECT id FROM file")
             before = month_of(first.timestamp() - 86_400)
             for table in ("spent", "by_key"):

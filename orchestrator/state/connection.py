@@ -38,8 +38,7 @@ class StateConfig:
     url: str = field(repr=False)
     """``redis://user:password@host:port/db``, ``rediss://`` with TLS, or ``unix://path``."""
     prefix: str
-    """Prefix of all key names. Orchestrators that share a
-    state have the same prefix."""
+    """Prefix of all key names, the same for all orchestrators that share a state."""
     lease_s: float = LEASE_S
     terms: JournalTerms = field(default_factory=JournalTerms)
 
@@ -111,14 +110,10 @@ def connect_async(config: StateConfig) -> "redis.asyncio.Redis":
 
 
 def _options() -> dict[str, Any]:
-    # No retries: the callers have their own.
-    return {
-        "socket_timeout": TIMEOUT_S,
-        "socket_connect_timeout": TIMEOUT_S,
-        "retry": Retry(NoBackoff(), 0),
-        # Otherwise each connection reads the library's version from disk.
-        "driver_info": None,
-    }
+    # No retries: the callers have their own. Without ``driver_info`` each connection reads the
+    # library's version from disk.
+    limits = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+    return {**limits, "retry": Retry(NoBackoff(), 0), "driver_info": None}
 
 
 def check(client: "redis.Redis", names: Names) -> None:

@@ -36,19 +36,23 @@ class SharedState(Sharing):
     is_shared = True
 
     def __init__(
-        self, config: StateConfig, tag: str, unix: Callable[[], float], *, advertise: str | None
+        self,
+        config: StateConfig,
+        tag: str,
+        unix: Callable[[], float],
+        host: str,
+        advertise: str | None,
     ) -> None:
-        """``advertise`` is the address for the other orchestrators; None: the listening address."""
+        """``host`` is where this process listens. ``advertise`` is the address for the other
+        orchestrators; None: the listening address."""
         self.config = config
         self.tag = tag
         self._advertise = advertise
-        self._host = ""
+        self._host = host
         self.tasks = SharedTasks(config, tag)
         self.members = Members(config, self.tasks, unix)
         self.items = SharedItems(self.members)
         self.forwarded = 0
-        self.cordons: Cordons | None = None
-        self.limits: SharedLimits | None = None
         self.siblings: Siblings | None = None
         """The processes at this process's port; None if the port is its own."""
         self._takeover: Takeover | None = None
@@ -71,7 +75,7 @@ class SharedState(Sharing):
     def share(self, registry: Registry, queue: TaskQueue[Task], limiter: Limiter) -> None:
         self.limits = SharedLimits(self.members, limiter)
         SlotShares(self.members, registry, queue)
-        self.cordons = Cordons(self.members, registry)
+        self._cordons = Cordons(self.members, registry)
 
     def follow(self, runs: Runs, metrics: Metrics) -> None:
         SharedRuns(self.members, runs)
@@ -110,16 +114,13 @@ class SharedState(Sharing):
             raise NotReady(connection.describe_error(error)) from error
 
     async def take(self, task: Task) -> None:
-        if self.limits is not None:
-            await self.limits.take(task)
+        await self.limits.take(task)
 
     async def cordoned(self, address: str, grace_s: float) -> None:
-        if self.cordons is not None:
-            await self.cordons.cordoned(address, grace_s)
+        await self._cordons.cordoned(address, grace_s)
 
     async def uncordoned(self, address: str) -> None:
-        if self.cordons is not None:
-            await self.cordons.uncordoned(address)
+        await self._cordons.uncordoned(address)
 
     def take_lead(self) -> None:
         if self.siblings is not None:
@@ -158,15 +159,11 @@ class SharedState(Sharing):
         await self.items.close()
         await self.members.leave()
 
-    def listen(self, host: str, own: tuple[str, int] | None, group: str, name: str) -> None:
-        """Set the address at which this orchestrator listens. ``own``: the process's own address if
-        several processes share a port (``Siblings``). ``group`` is the name of the port, ``name``
-        that of the process."""
-        self._host = host
-        if own is not None:
-            self._host = own[0]
-            self.listens_at, self.process = own, name
-            self.siblings = Siblings(self.members, group, name)
+    def share_port(self, own: tuple[str, int], group: str, name: str) -> None:
+        """Share the service's port with other processes. ``own`` is the address of this one alone,
+        ``name`` its name, and ``group`` the name of the port."""
+        self.listens_at, self.process = own, name
+        self.siblings = Siblings(self.members, group, name)
 
     def is_of_member(self, item_id: str) -> bool:
         tag = tag_of(item_id)
@@ -269,7 +266,7 @@ STATE: tuple[MetricRow[SharedState], ...] = (
         "requests",
         "Requests with only this orchestrator's own limits, because the store did not answer in "
         "time",
-        lambda state: 0 if state.limits is None else state.limits.alone,
+        lambda state: state.limits.alone,
     ),
     MetricRow(
         "gauge",

@@ -22,7 +22,9 @@ def sharing_of(settings: Settings, rng: random.Random, unix: Callable[[], float]
 
     url = state.url.get_secret_value()
     config = StateConfig(url, state.prefix, LEASE_S, journal_terms(settings))
-    shared = SharedState(config, new_tag(rng), unix, advertise=state.advertise)
-    group = "" if state.own is None else group_of(settings.host, settings.port)
-    shared.listen(settings.host, state.own, group, state.own_address or "")
+    host = settings.host if state.own is None else state.own[0]
+    shared = SharedState(config, new_tag(rng), unix, host, state.advertise)
+    if state.own is not None:
+        group = group_of(settings.host, settings.port)
+        shared.share_port(state.own, group, state.own_address or "")
     return shared

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import redis
@@ -41,14 +41,6 @@ _MIN_MS = 1
 """Shortest retention that the store knows, in ms."""
 
 
-class _Name(NamedTuple):
-    """The store's name for a task; this process uses the task's number."""
-
-    task_id: str
-    submission: str
-    is_named: bool
-
-
 class SharedTasks:
     """Durable tasks of one orchestrator. Its ``tag`` is their owner."""
 
@@ -59,7 +51,8 @@ class SharedTasks:
         self._boot = this_boot()
         self.skew_s = 0.0
         """Seconds by which the store's clock is ahead of this machine's clock."""
-        self.by_number: dict[int, _Name] = {}
+        self.rows: dict[int, TaskRow] = {}
+        """Rows of this process's tasks without an end in the store, by number."""
         self._last_claimed = 0
 
     def store(self) -> JournalStore:
@@ -69,15 +62,7 @@ class SharedTasks:
         return JournalStore(self._boot, window_ms, 1, (), writer, reader, close)
 
     def known_ids(self) -> set[str]:
-        """Ids of this process's tasks without an end in the store."""
-        return {name.task_id for name in list(self.by_number.values())}
-
-    def name(self, row: TaskRow) -> _Name:
-        """Remember a task's name in the store, for later writes."""
-        submission = self.names.submission(row.key, row.idempotency_key)
-        named = _Name(row.id, submission, row.idempotency_key is not None)
-        self.by_number[row.n] = named
-        return named
+        return {row.id for row in list(self.rows.values())}
 
     def claimed(
         self, task_id: str, record: Mapping[bytes, bytes], tokens: Iterable[bytes]
@@ -87,8 +72,7 @@ class SharedTasks:
         found = _row_of(task_id, record)
         if found is None:
             raise msgspec.DecodeError("it has no readable row")
-        row = replace(found, n=self._last_claimed)
-        self.name(row)
+        row = self.rows[self._last_claimed] = replace(found, n=self._last_claimed)
         request = read_record(StoredRequest, task_id, record.get(b"request"))
         blobs = (msgspec.msgpack.decode(each, type=tuple[int, bytes]) for each in tokens)
         known = read_tokens(task_id, blobs)
@@ -115,7 +99,7 @@ class SharedWriter(GroupCommit):
         self._tasks = tasks
         self._names = tasks.names
         self._client: redis.Redis | None = None
-        self._unsure: dict[int, _Name] = {}
+        self._unsure: dict[int, TaskRow] = {}
         """Refused tasks that the store may have accepted."""
 
     def _write(self, operations: Sequence[Operation]) -> None:
@@ -123,12 +107,12 @@ class SharedWriter(GroupCommit):
         unsure = dict(self._unsure)
         with client.pipeline(transaction=False) as pipe:
             pipe.get(self._names.layout)
-            for name in unsure.values():
-                self._add_end(pipe, name, None)
+            for row in unsure.values():
+                self._add_end(pipe, row, None)
             for one in operations:
                 self._add(pipe, one)
                 if isinstance(one, Accept):
-                    self._unsure[one.row.n] = self._tasks.by_number[one.row.n]
+                    self._unsure[one.row.n] = one.row
             if self._fault or not operations:  # unlike a task, later writes may need no memory
                 pipe.set(self._names.room, b"", px=_MIN_MS)
             layout, *answers = pipe.execute(raise_on_error=False)
@@ -138,7 +122,7 @@ class SharedWriter(GroupCommit):
                 raise answer
         accepted = {one.row.n for one in operations if isinstance(one, Accept)}
         for n in unsure.keys() - accepted:
-            self._tasks.by_number.pop(n, None)
+            self._tasks.rows.pop(n, None)
         self._unsure = {}
         if layout is None:
             self._begin_anew(client)
@@ -155,7 +139,7 @@ class SharedWriter(GroupCommit):
             if answer == 1:
                 self._batch.lost.add(one.n)
             if isinstance(one, Ended):
-                self._tasks.by_number.pop(one.n, None)
+                self._tasks.rows.pop(one.n, None)
 
     def _promised(self, operations: Sequence[Operation]) -> list[Operation]:
         """The operations that must eventually be written. A full store accepts ends, which free
@@ -163,7 +147,7 @@ class SharedWriter(GroupCommit):
         return [
             one
             for one in super()._promised(operations)
-            if not isinstance(one, Ended) or one.n in self._tasks.by_number
+            if not isinstance(one, Ended) or one.n in self._tasks.rows
         ]
 
     def _begin_anew(self, client: redis.Redis) -> None:
@@ -175,54 +159,32 @@ class SharedWriter(GroupCommit):
             pipe.execute()
 
     def _add(self, pipe: Any, one: Operation) -> None:
-        tag, names = self._tasks.tag, self._names
+        tasks, tag, names = self._tasks, self._tasks.tag, self._names
         if isinstance(one, Accept):
-            name = self._tasks.name(one.row)
-            keys = (names.task(name.task_id), names.held(tag), name.submission)
-            row, request = pack(one.row), self._tasks.request_of(one)
-            named = int(name.is_named)
-            pipe.eval(scripts.ACCEPT, 3, *keys, name.task_id, tag, row, request, named)
-        elif isinstance(one, Tokens):
-            known = self._tasks.by_number.get(one.n)
-            if known is None:
-                pipe.echo(0)
-                return
-            body = b""
-            if one.tokens.texts:
-                body = pack((one.first, pack(one.tokens)))
-            task, tokens = names.task(known.task_id), names.tokens(known.task_id)
-            pipe.eval(scripts.TOKENS, 2, task, tokens, tag, body)
-        else:
-            self._add_end(pipe, self._tasks.by_number.get(one.n), one)
-
-    def _add_end(self, pipe: Any, name: _Name | None, end: Ended | None) -> None:
-        """Add a task's end. Without ``end``, the task was never accepted."""
-        if name is None:
+            row = tasks.rows[one.row.n] = one.row
+            submission = names.submission(row.key, row.idempotency_key)
+            keys = (names.task(row.id), names.held(tag), submission)
+            facts = (pack(row), tasks.request_of(one), int(row.idempotency_key is not None))
+            pipe.eval(scripts.ACCEPT, 3, *keys, row.id, tag, *facts)
+        elif (known := tasks.rows.get(one.n)) is None:
             pipe.echo(0)
-            return
-        names, terms, tag = self._names, self._tasks.config.terms, self._tasks.tag
-        accepted = end is not None and end.is_accepted
-        stored = result = b""
-        if end is not None and accepted:
-            stored = pack(end_of(end))
-            result = pack(end.result)
-        task_id = name.task_id
-        pipe.eval(
-            scripts.END,
-            5,
-            names.task(task_id),
-            names.tokens(task_id),
-            names.held(tag),
-            name.submission,
-            names.result(task_id),
-            task_id,
-            tag,
-            stored,
-            result,
-            max(_MIN_MS, round(1000 * store.KEEP_OUTCOMES_S)),
-            max(_MIN_MS, round(1000 * terms.keep_results_s)),
-            int(accepted),
-        )
+        elif isinstance(one, Tokens):
+            body = pack((one.first, pack(one.tokens))) if one.tokens.texts else b""
+            pipe.eval(scripts.TOKENS, 2, names.task(known.id), names.tokens(known.id), tag, body)
+        else:
+            self._add_end(pipe, known, one)
+
+    def _add_end(self, pipe: Any, row: TaskRow, end: Ended | None) -> None:
+        """Add a task's end. Without ``end``, the task was never accepted."""
+        names, tag = self._names, self._tasks.tag
+        keep_s = store.KEEP_OUTCOMES_S, self._tasks.config.terms.keep_results_s
+        keep_ms = [max(_MIN_MS, round(1000 * seconds)) for seconds in keep_s]
+        stored = (b"", b"", *keep_ms, 0)
+        if end is not None and end.is_accepted:
+            stored = (pack(end_of(end)), pack(end.result), *keep_ms, 1)
+        submission = names.submission(row.key, row.idempotency_key)
+        keys = (names.task(row.id), names.tokens(row.id), names.held(tag), submission)
+        pipe.eval(scripts.END, 5, *keys, names.result(row.id), row.id, tag, *stored)
 
     def _connection(self) -> redis.Redis:
         if self._client is None:
@@ -260,11 +222,9 @@ class SharedReader(LookUps):
     def __init__(self, tasks: SharedTasks) -> None:
         super().__init__()
         self._tasks = tasks
-        self._client: Any = None
+        self._client: Any = connection.connect(tasks.config)
 
     def _look(self, question: Question) -> Found | None:
-        if self._client is None:
-            self._client = connection.connect(self._tasks.config)
         client, names = self._client, self._tasks.names
         task_id = question
         if not isinstance(task_id, str):
@@ -283,8 +243,7 @@ class SharedReader(LookUps):
         return connection.describe_error(error)
 
     def _disconnect(self) -> None:
-        if self._client is not None:
-            self._client.close()
+        self._client.close()
 
 
 def _row_of(task_id: str, record: Mapping[bytes, bytes]) -> TaskRow | None:

@@ -1,32 +1,14 @@
-"""Repeated submissions: one task per client key (``Idempotency-Key``)."""
+"""Repeated submissions: one task or clip per client key (``Idempotency-Key``)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from orchestrator.errors import KeyInUse, KeyReused
+from orchestrator.retention import Keepable, KeptStore
 
-
-class Named(Protocol):
-    """A task or a clip."""
-
-    id: str
-
-
-T = TypeVar("T", bound=Named)
-
-
-class Store(Protocol[T]):
-    """Keeps tasks or clips."""
-
-    on_forget: list[Callable[[T], None]]
-
-    def __contains__(self, task: T) -> bool:
-        """Whether the store has it."""
-
-    def prune(self) -> None:
-        """Remove items beyond the store's bounds."""
+T = TypeVar("T", bound=Keepable)
 
 
 class SubmissionKey(NamedTuple):
@@ -53,7 +35,7 @@ class _Entry(Generic[T]):
 class Submissions(Generic[T]):
     """Remembers a key while the store keeps its task or clip."""
 
-    def __init__(self, store: Store[T]) -> None:
+    def __init__(self, store: KeptStore[T]) -> None:
         self._store = store
         self._entries: dict[SubmissionKey, _Entry[T]] = {}
         self._keys: dict[str, SubmissionKey] = {}

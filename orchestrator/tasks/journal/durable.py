@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVarTuple
 
 from orchestrator.clock import Clock
 from orchestrator.errors import (
@@ -25,6 +25,7 @@ from orchestrator.tasks.journal.records import (
     Batch,
     Ended,
     StoredTokens,
+    TaskRow,
     Tokens,
     UnfinishedTask,
     pack_ids,
@@ -38,7 +39,7 @@ from orchestrator.tasks.task import Task
 COMMIT_WAIT_S = 5.0
 """Maximum wait for the disk in seconds; a slower disk counts as broken."""
 
-T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 @dataclass(slots=True, eq=False)
@@ -82,14 +83,10 @@ class Entry:
 
     def unfinished(self, now: float) -> UnfinishedTask:
         assert self.accept is not None
-        transcript = self.task.transcript
-        tokens = StoredTokens(b"", [])
+        tokens, transcript = StoredTokens(b"", []), self.task.transcript
         if transcript is not None:
-            tokens = StoredTokens(
-                pack_ids(transcript.ids),
-                list(transcript.texts),
-                self.task.time_spent.seconds(now),
-            )
+            spent_s = self.task.time_spent.seconds(now)
+            tokens = StoredTokens(pack_ids(transcript.ids), list(transcript.texts), spent_s)
         return UnfinishedTask(self.accept.row, self.accept.request, tokens)
 
     def decide(self, fault: str) -> None:
@@ -182,6 +179,7 @@ class DurableTasks:
     # ── a task's way ─────────────────────────────────────────────────────────────────────────
 
     def require(self) -> None:
+        """Raise ``JournalUnavailable`` while the journal cannot be written."""
         if self.fault:
             raise JournalUnavailable(
                 f"durable tasks are not accepted now, because the journal cannot be written: "
@@ -191,21 +189,17 @@ class DurableTasks:
     def accept(self, task: Task, model_digest: str) -> None:
         """Pass an admitted task to the writer; ``committed`` waits for the disk."""
         offset = self._clock.unix() - self._clock.now()
-        accept = Accept(
-            row_of(self._next_n, task, self._clock, self.boot),
-            request_of(task, model_digest, offset),
-        )
+        row = row_of(self._next_n, task, self._clock, self.boot)
+        accept = Accept(row, request_of(task, model_digest, offset))
         self._next_n += 1
         entry = self._add(task, accept)
         if not self.is_async:
             self._undecided[entry.n] = entry
             if self._looks_at is None:
                 self._look_later(COMMIT_WAIT_S)
-        row = accept.row
         if row.idempotency_key is not None:
-            name = (row.key, row.idempotency_key)
-            self._by_name[name] = entry
-            entry.committed.add_done_callback(lambda _: self._forget_name(name, entry))
+            self._by_name[row.key, row.idempotency_key] = entry
+            entry.committed.add_done_callback(lambda _: self._forget_name(row, entry))
         self.writer.put(accept)
 
     def adopt(self, task: Task, accept: Accept, tokens: int) -> None:
@@ -245,11 +239,11 @@ class DurableTasks:
         entry = task.entry
         assert entry is not None
         entry.is_refused = True
-        row = None if entry.accept is None else entry.accept.row
-        if row is not None and row.idempotency_key is not None:
-            self._forget_name((row.key, row.idempotency_key), entry)
+        if entry.accept is not None:
+            self._forget_name(entry.accept.row, entry)
 
-    def _forget_name(self, name: tuple[str, str], entry: Entry) -> None:
+    def _forget_name(self, row: TaskRow, entry: Entry) -> None:
+        name = (row.key, row.idempotency_key or "")
         if self._by_name.get(name) is entry:
             del self._by_name[name]
 
@@ -320,16 +314,9 @@ class DurableTasks:
             late = DeadlineExceeded.before("the task was on disk", 0.0)
             left_s = min(COMMIT_WAIT_S, max(0.0, task.deadline.at - self._clock.now()))
             asyncio.get_running_loop().call_later(left_s, entry.refuse, late)
-        ended_unix = self._clock.unix()
-        self.writer.put(
-            Ended(
-                entry.n,
-                ended_unix,
-                task.completion_tokens,
-                result_of(task),
-                is_accepted=not entry.is_refused,
-            )
-        )
+        ended_unix, is_accepted = self._clock.unix(), not entry.is_refused
+        result = result_of(task)
+        self.writer.put(Ended(entry.n, ended_unix, task.completion_tokens, result, is_accepted))
         self._ending[entry.n] = entry
         if self.fault or self.is_async:
             entry.recorded()
@@ -357,18 +344,18 @@ class DurableTasks:
 
     def _to_begin_with(self) -> list[Accept]:
         """The tasks to write into a new file; the next ``flush`` writes their tokens."""
-        self._call(self._write_tokens_anew, None)
+        self._call(self._write_tokens_anew)
         live = list(self._live.values())
         return [entry.accept for entry in live if entry.accept is not None]
 
-    def _write_tokens_anew(self, _: None) -> None:
+    def _write_tokens_anew(self) -> None:
         for entry in self._live.values():
             entry.tokens = 0
 
-    def _call(self, function: Callable[[T], None], value: T) -> None:
+    def _call(self, function: Callable[[*Ts], None], *values: *Ts) -> None:
         assert self._loop is not None
         with suppress(RuntimeError):  # the loop has already ended
-            self._loop.call_soon_threadsafe(function, value)
+            self._loop.call_soon_threadsafe(function, *values)
 
     def _written(self, batch: Batch) -> None:
         self._set_fault(batch.fault)
@@ -378,9 +365,8 @@ class DurableTasks:
             self._lose(n)
         for one in batch.operations:
             if isinstance(one, Ended):
-                if one.n in batch.lost:
-                    continue
-                self._ending.pop(one.n).recorded()
+                if one.n not in batch.lost:
+                    self._ending.pop(one.n).recorded()
             elif isinstance(one, Accept):
                 self._undecided.pop(one.row.n, None)
                 entry = self._live.get(one.row.n) or self._ending.get(one.row.n)
@@ -393,10 +379,8 @@ class DurableTasks:
                     )
                 elif entry is not None:
                     entry.decide(batch.fault)
-            elif batch.fault:
-                entry = self._live.get(one.n)
-                if entry is not None:  # write these and all later ones later
-                    entry.tokens = min(entry.tokens, one.first)
+            elif batch.fault and (entry := self._live.get(one.n)):
+                entry.tokens = min(entry.tokens, one.first)  # write these and later ones again
 
     def _lose(self, n: int) -> None:
         """Drop a task that another orchestrator took over: its followers ask there."""

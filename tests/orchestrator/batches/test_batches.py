@@ -229,7 +229,7 @@ async def test_files_are_bounded_and_private(make_life: MakeLife) -> None:
     assert await asyncio.to_thread(look) == (4, {0o600})
     for name in kept:
         await life.batches.delete_file(OWNER, name)
-    assert life.batches.folder_bytes == 0
+    assert life.batches.shop.folder.used_bytes == 0
     assert await asyncio.to_thread(look) == (0, set())
     await life.upload(bytes(2**13))
 
@@ -308,7 +308,7 @@ async def test_files_and_batches_go_when_their_time_is_over(make_life: MakeLife)
         with pytest.raises(NotFound):
             await gone
     left = await asyncio.to_thread(lambda: list(life.batches.config.folder.iterdir()))
-    assert left == [] and life.batches.folder_bytes == 0
+    assert left == [] and life.batches.shop.folder.used_bytes == 0
 
 
 async def test_an_upload_that_breaks_off_leaves_nothing(make_life: MakeLife) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import sqlite3
-from contextlib import closing
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -189,16 +188,6 @@ async def test_what_cannot_be_written_still_counts_and_is_written_later(tmp_path
     await books.flush()
     assert books.spent(at, "k") == Amount(2, 6, 0, 8, 1.0) and not books.has_new
     await books.close()
-
-    def drop() -> None:
-        with closing(sqlite3.connect(path)) as file:
-            file.execute("DROP TABLE by_key")
-
-    await asyncio.to_thread(drop)  # a file of an earlier version has none
-    again = Books(path, NOON, Sharing())
-    await again.open()
-    assert again.spent(at, "k") == Amount(2, 6, 0, 8, 1.0)
-    await again.close()
 
 
 async def test_an_entry_counts_once_where_its_reader_leaves() -> None:
