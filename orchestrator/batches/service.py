@@ -172,7 +172,7 @@ class Batches:
             )
         upload = Upload(self.shop, owner)
         try:
-            await upload.open()
+            await self.shop.disk(upload.open)
             yield upload
         finally:
             await upload.close()

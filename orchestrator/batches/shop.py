@@ -78,8 +78,9 @@ class Upload:
         self._appender: Appender | None = None
         self._is_kept = False
 
-    async def open(self) -> None:
-        self._appender = await self._shop.disk(self._shop.folder.writer, self.id, self._owner)
+    def open(self) -> None:
+        """Create the file, on the thread: a client that leaves meanwhile leaves no open file."""
+        self._appender = self._shop.folder.writer(self.id, self._owner)
 
     async def write(self, content: bytes) -> None:
         """Append to the file. Raises ``BodyTooLarge`` if the file becomes too large, and
@@ -113,7 +114,7 @@ class Upload:
 
     async def close(self) -> None:
         """Remove the data unless it is kept."""
-        if self._appender is not None and not self._is_kept:
+        if not self._is_kept:
             with suppress(TidegateError):
                 await asyncio.shield(self._shop.disk(self._discard))
 

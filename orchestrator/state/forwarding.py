@@ -51,8 +51,8 @@ SIBLING_S = 5.0
 LATE_S = 0.25
 """Seconds after a deadline to wait for the holder's own error response."""
 MOST_LEASES = 2.0
-"""Longest wait without a deadline, in leases. In this time a lease ends, this is detected, and the
-tasks are taken over, unless the store is unavailable."""
+"""Longest wait without a deadline, in leases, for the start of an answer or for a takeover. In this
+time a lease ends, this is detected, and others take the tasks, unless the store is unavailable."""
 LOOK_S = 0.1
 """Seconds between two checks for a new owner."""
 _BROKEN_OFF = "the other orchestrator's response ended early"
@@ -83,6 +83,7 @@ class Forwarding(Elsewhere):
         """``led`` are paths where one process answers for all processes at a port."""
         self._led = led
         self._shared_state = shared_state
+        self._patience_s = MOST_LEASES * shared_state.config.lease_s
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -132,7 +133,7 @@ class Forwarding(Elsewhere):
         if siblings is None or FORWARDED_HEADER in request.headers:
             return None
         name = request.headers.get("Idempotency-Key") if request.method == "POST" else None
-        if self._is_led(request.path):
+        if any(request.path == led or request.path.startswith(f"{led}/") for led in self._led):
             name = None
         elif not name:
             return None
@@ -155,9 +156,6 @@ class Forwarding(Elsewhere):
             return []
         asked = [self._ask(request, url) for url in siblings.urls()]
         return [answer for answer in await asyncio.gather(*asked) if answer is not None]
-
-    def _is_led(self, path: str) -> bool:
-        return any(path == led or path.startswith(f"{led}/") for led in self._led)
 
     async def _ask(self, request: web.Request, url: str) -> SiblingAnswer | None:
         headers = _handed_on(request, TO_ANY)
@@ -209,12 +207,6 @@ class Forwarding(Elsewhere):
                 if now() >= look_until:
                     raise
                 await asyncio.sleep(LOOK_S)
-
-    @property
-    def _patience_s(self) -> float:
-        """Longest wait in seconds, without a deadline, for the start of an answer or for a takeover
-        from a lost orchestrator."""
-        return MOST_LEASES * self._shared_state.config.lease_s
 
     async def _forward(
         self, request: web.Request, holder: Holder, front: "_Front | None", *, is_first: bool

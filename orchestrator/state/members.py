@@ -160,9 +160,8 @@ class Members:
             # Only after it is known that the store may be used.
             parts = self.parts if self.has_renewed and not self.fault else []
             counts = [part.ask(pipe) for part in parts]
-            (layout, renewed, cordons), *more = _divided(
-                await pipe.execute(raise_on_error=False), (3, *counts)
-            )
+            answers = iter(await pipe.execute(raise_on_error=False))
+        (layout, renewed, cordons), *more = [list(islice(answers, n)) for n in (3, *counts)]
         for answer in (layout, renewed, cordons):
             if isinstance(answer, Exception):
                 raise answer
@@ -180,8 +179,8 @@ class Members:
             for call in self.on_lapsed:
                 call()
         self.has_renewed = True
-        for part, answers in zip(parts, more, strict=True):
-            part.receive(answers)
+        for part, own in zip(parts, more, strict=True):
+            part.receive(own)
         if loop.time() - began <= PATIENCE_S:
             self.prompt_renewal = number
 
@@ -277,11 +276,6 @@ class Members:
             )
             self._back_at = time.monotonic()
         self.fault = fault
-
-
-def _divided(answers: Sequence[Any], counts: Sequence[int]) -> list[Sequence[Any]]:
-    left = iter(answers)
-    return [list(islice(left, count)) for count in counts]
 
 
 def _read_member(body: bytes) -> Member:

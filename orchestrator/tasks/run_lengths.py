@@ -157,7 +157,9 @@ class RunWatch:
         names = run_names(job)
         if not names:
             return
-        self._forget_past()
+        now = self._clock.now()
+        while self._due and self._due[0][0] <= now:
+            self._over(heappop(self._due)[2])
         run = self._run_of(task, names)
         if not run.running:  # a parallel call is not a further one
             run.calls += 1
@@ -196,11 +198,6 @@ class RunWatch:
         run.is_cut = task.ending is None or task.ending.error is not None
         if not run.running:
             run.ended_at = self._clock.now()
-
-    def _forget_past(self) -> None:
-        now = self._clock.now()
-        while self._due and self._due[0][0] <= now:
-            self._over(heappop(self._due)[2])
 
     def _over(self, run: _Watched) -> None:
         if not run.calls:

@@ -245,11 +245,10 @@ def open_journal(config: JournalConfig) -> JournalFile:
         raise JournalError(f"{config.path}: {error.strerror}") from None
     try:
         return _open(config, lock)
-    except (sqlite3.Error, OSError) as error:
+    except BaseException as error:
         lock.close()
-        raise JournalError(f"{config.path}: {error}") from None
-    except BaseException:
-        lock.close()
+        if isinstance(error, sqlite3.Error | OSError):
+            raise JournalError(f"{config.path}: {error}") from None
         raise
 
 
@@ -335,7 +334,6 @@ def prepare(config: JournalConfig) -> None:
 def _open(config: JournalConfig, lock: JournalLock) -> JournalFile:
     aside = None
     try:
-        _require_whole(config)
         prepare(config)
         next_n, unfinished = _read(config)
     except sqlite3.DatabaseError as error:
@@ -348,19 +346,14 @@ def _open(config: JournalConfig, lock: JournalLock) -> JournalFile:
     return JournalFile(config, lock, next_n, unfinished, aside, this_boot())
 
 
-def _require_whole(config: JournalConfig) -> None:
-    if not config.path.exists():
-        return
+def _read(config: JournalConfig) -> tuple[int, list[UnfinishedTask]]:
+    """Check the whole file. Returns the next number and the unfinished tasks."""
     with closing(connect(config)) as db:
-        found = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
-        if found != "ok":
-            error = sqlite3.DatabaseError(f"the file is damaged: {found}")
+        (checked,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if checked != "ok":
+            error = sqlite3.DatabaseError(f"the file is damaged: {checked}")
             error.sqlite_errorname = "SQLITE_CORRUPT"
             raise error
-
-
-def _read(config: JournalConfig) -> tuple[int, list[UnfinishedTask]]:
-    with closing(connect(config)) as db:
         found = db.execute(
             f"SELECT {', '.join(f't.{name}' for name in COLUMNS)}, r.body FROM tasks t "
             "LEFT JOIN requests r ON r.n = t.n WHERE t.ended_unix IS NULL ORDER BY t.n"

@@ -208,17 +208,13 @@ class JournalWriter(GroupCommit):
     def _write(self, operations: Sequence[Operation]) -> None:
         write(self._open(), operations)
 
-    # ── retention ────────────────────────────────────────────────────────────────────────────
-
     def _tidy(self) -> None:
         removed = 0
         self._busy_since = time.monotonic()
         try:
-            db = self._open()
-            now = self._calls.unix()
-            terms = self._config.terms
-            old_result, old = now - terms.keep_results_s, now - store.KEEP_OUTCOMES_S
-            removed = remove_old(db, old_result, old)
+            db, now = self._open(), self._calls.unix()
+            results_before = now - self._config.terms.keep_results_s
+            removed = remove_old(db, results_before, now - store.KEEP_OUTCOMES_S)
             self._tidied += 1
             if self._tidied % _TIDIES_PER_CHECKPOINT == 0:
                 # Truncate the write-ahead log too, which may still have removed prompts.

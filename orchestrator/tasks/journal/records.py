@@ -257,10 +257,8 @@ def bare_job(row: TaskRow, clock: Clock, clamped_ms: float | None = None, source
 def ended_task(row: TaskRow, result: StoredResult | None, clock: Clock) -> Task:
     """An ended task; without ``result`` it has no text."""
     assert row.ended_unix is not None and row.outcome is not None
-    job = bare_job(row, clock)
-    if result is not None:
-        job = bare_job(row, clock, result.clamped_ms, result.deadline_source)
-    task = Task(row.id, job)
+    stated = () if result is None else (result.clamped_ms, result.deadline_source)
+    task = Task(row.id, bare_job(row, clock, *stated))
     task.model = row.model
     task.prompt_tokens = row.prompt_tokens
     task.completion_tokens = row.completion_tokens or 0
