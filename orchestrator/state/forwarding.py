@@ -30,13 +30,7 @@ from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.deadlines import read_deadline, stated_deadline
 from orchestrator.api.http.event_stream import HEADERS_WITHIN_S, KEEP_ALIVE, SSE_HEADERS
 from orchestrator.api.http.finding import Elsewhere, SiblingAnswer
-from orchestrator.errors import (
-    DeadlineExceeded,
-    Gone,
-    InvalidRequest,
-    NotReady,
-    TidegateError,
-)
+from orchestrator.errors import DeadlineExceeded, Gone, InvalidRequest, NotReady, TidegateError
 from orchestrator.state.members import Holder
 from orchestrator.state.shared_state import SharedState
 from orchestrator.tasks.deadline import Deadline

@@ -2,7 +2,6 @@
 connection."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -17,15 +16,8 @@ from aiohttp.web_protocol import RequestHandler
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from orchestrator.api.auth import NOBODY, Key
-from orchestrator.api.http.context import (
-    AUTH,
-    CONTEXT,
-    DIALECTS,
-    ORCHESTRATOR,
-    Context,
-    new_context,
-)
+from orchestrator.api.auth import NOBODY
+from orchestrator.api.http.context import AUTH, CONTEXT, DIALECTS, ORCHESTRATOR, new_context
 from orchestrator.api.http.responses import error_response
 from orchestrator.batches.records import BatchLine, LineOutcome, LineResult, StoredBatch
 from orchestrator.batches.service import Batches
@@ -49,43 +41,8 @@ class _Nobody(BaseProtocol):
     ssl_context = peername = sockname = None
 
 
-async def _send(
-    app: web.Application,
-    path: str,
-    body: bytes,
-    *,
-    key: Key,
-    name: str,
-    adapt: Callable[[Job], Job],
-    refusal: TidegateError | None = None,
-) -> tuple[web.Response, TidegateError | None]:
-    """Handle ``POST path`` as for a client with ``key``, with the correlation id ``name``; or
-    answer with ``refusal``. Returns the answer and its error. ``adapt`` changes the job.
-    Cancellation counts as a hang-up."""
-    request = _request(app, path, body)
-    match = await app.router.resolve(request)
-    match.add_app(app)
-    match.freeze()
-    request._match_info = match
-    orchestrator = app[ORCHESTRATOR]
-    context: Context = new_context(request, orchestrator.clock, app[DIALECTS])
-    context.correlation_id, context.key, context.adapt = name, key, adapt
-    request[CONTEXT] = context
-    try:
-        if refusal is not None:
-            raise refusal
-        response = await match.handler(request)
-        assert isinstance(response, web.Response)
-        return response, None
-    except TidegateError as error:
-        failure = error
-    except Exception:
-        service_log.exception("request handler failed", extra=fields(correlation_id=name))
-        failure = TidegateError("an internal error occurred")
-    return error_response(failure, context, orchestrator.clock.now()), failure
-
-
-def _request(app: web.Application, path: str, body: bytes) -> web.Request:
+async def _request(app: web.Application, path: str, body: bytes) -> web.Request:
+    """``POST path`` with its route, as if it had come through a connection."""
     loop = asyncio.get_running_loop()
     nobody = _Nobody(loop)
     headers = CIMultiDict({"Content-Type": "application/json", "Content-Length": str(len(body))})
@@ -106,7 +63,7 @@ def _request(app: web.Application, path: str, body: bytes) -> web.Request:
     )
     task = asyncio.current_task()
     assert task is not None
-    return web.Request(
+    request = web.Request(
         message,
         content,
         cast(RequestHandler, nobody),
@@ -115,6 +72,10 @@ def _request(app: web.Application, path: str, body: bytes) -> web.Request:
         loop,
         client_max_size=app._client_max_size,
     )
+    match = request._match_info = await app.router.resolve(request)
+    match.add_app(app)
+    match.freeze()
+    return request
 
 
 BATCHES: web.AppKey[Batches | None] = web.AppKey("batches")
@@ -190,11 +151,9 @@ class BatchLines:
         return max(1, limit // 2) if limit else self._batches.config.window
 
     async def serve(self, batch: StoredBatch, line: BatchLine, due_at: float) -> LineResult:
-        name = f"{batch.id}/{line.number}"
-        orchestrator = self._app[ORCHESTRATOR]
-        key, refusal = self._app[AUTH].key_with(batch.owner), _unserved(line.body)
-        if key is None:
-            refusal = Unauthenticated("the API key that created this batch has been removed")
+        """Cancellation counts as a hang-up."""
+        app, name = self._app, f"{batch.id}/{line.number}"
+        orchestrator, key = app[ORCHESTRATOR], app[AUTH].key_with(batch.owner)
         is_own = False
 
         def adapt(job: Job) -> Job:
@@ -211,34 +170,40 @@ class BatchLines:
                 keep=False,
             )
 
-        answer, error = await _send(
-            self._app,
-            batch.endpoint,
-            line.body,
-            key=key or NOBODY,
-            name=name,
-            adapt=adapt,
-            refusal=refusal,
-        )
+        request = await _request(app, batch.endpoint, line.body)
+        context = request[CONTEXT] = new_context(request, orchestrator.clock, app[DIALECTS])
+        context.correlation_id, context.key, context.adapt = name, key or NOBODY, adapt
+        error: TidegateError | None = None
+        try:
+            if key is None:
+                raise Unauthenticated("the API key that created this batch has been removed")
+            _require_whole(line.body)
+            answer = await request.match_info.handler(request)
+        except TidegateError as failure:
+            error = failure
+        except Exception:
+            service_log.exception("request handler failed", extra=fields(correlation_id=name))
+            error = TidegateError("an internal error occurred")
+        if error is not None:
+            answer = error_response(error, context, orchestrator.clock.now())
+        assert isinstance(answer, web.Response) and isinstance(answer.body, bytes)
         kind = LineOutcome.SUCCEEDED if error is None else LineOutcome.ERRORED
         if isinstance(error, DeadlineExceeded) and not is_own:
             kind = LineOutcome.EXPIRED
         retry_after_s = None
         if isinstance(error, Unavailable) and error.retryable:
             retry_after_s = error.retry_after_ms / 1000
-        assert isinstance(answer.body, bytes)
         is_loss = isinstance(error, InstanceLost)
         return LineResult(kind, answer.status, name, answer.body, retry_after_s, is_loss)
 
 
-def _unserved(body: bytes) -> TidegateError | None:
-    """The error for a line that does not ask for exactly one whole answer; None if it does."""
+def _require_whole(body: bytes) -> None:
+    """Raise ``InvalidRequest`` for a line that does not ask for exactly one whole answer."""
     try:
         modes = _modes.decode(body)
     except (msgspec.DecodeError, RecursionError):
-        return None  # the route reports the error
-    if not modes.stream:
-        return None
-    return InvalidRequest(
-        "stream is not supported in a batch: each line has one whole answer", field="stream"
-    )
+        return  # the route reports the error
+    if modes.stream:
+        raise InvalidRequest(
+            "stream is not supported in a batch: each line has one whole answer", field="stream"
+        )
