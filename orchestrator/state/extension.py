@@ -25,8 +25,4 @@ class SharedStateRoom(Extension):
 
         if isinstance(self.core.sharing, SharedState):
             led = [path for room in self._rooms for path in room.led]
-            app[ELSEWHERE] = Forwarding(self.core.sharing, [*LED_BY_THE_CORE, *led])
-
-
-LED_BY_THE_CORE = ("/v2/catalog",)
-"""Paths of the core where one process answers for all processes at a port."""
+            app[ELSEWHERE] = Forwarding(self.core.sharing, ["/v2/catalog", *led])

@@ -10,6 +10,7 @@ from dispatch to the first token, which the orchestrator cannot observe::
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from orchestrator.tasks.ending import Budget
@@ -27,21 +28,19 @@ class Phase(IntEnum):
     """The task is being admitted, queued, paused, or between two attempts."""
 
 
+@dataclass(slots=True, eq=False)
 class TimeSpent:
-    """One task's time by part. All times are seconds of the clock."""
+    """One task's time by part, from when it was received. All times are seconds of the clock."""
 
-    __slots__ = ("_earlier", "_paused_in", "_since", "_spent", "_worker_wait_s", "phase")
-
-    def __init__(self, received: float) -> None:
-        self.phase = Phase.WAITING
-        self._since = received
-        self._spent = [0.0] * len(Phase)
-        """Seconds by phase of the present attempt, including waits before and during it."""
-        self._earlier = (0.0, 0.0, 0.0, 0.0)
-        """Seconds of queue, route, prefill and decode of all earlier attempts."""
-        self._worker_wait_s: float | None = None
-        """Seconds that the attempt waited in the worker's queue; None until it starts."""
-        self._paused_in = Phase.DECODE
+    _since: float
+    phase: Phase = Phase.WAITING
+    _spent: list[float] = field(default_factory=lambda: [0.0] * len(Phase))
+    """Seconds by phase of the present attempt, including waits before and during it."""
+    _earlier: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    """Seconds of queue, route, prefill and decode of all earlier attempts."""
+    _worker_wait_s: float | None = None
+    """Seconds that the attempt waited in the worker's queue; None until it starts."""
+    _paused_in: Phase = Phase.DECODE
 
     def sent(self, now: float) -> None:
         self._enter(Phase.WAITING, now)

@@ -199,7 +199,7 @@ def _durability(orchestrator: Orchestrator, task: Task) -> dict[str, object]:
     durable = orchestrator.stages.durable
     if durable is None or not task.job.durable:
         return {}
-    return {"durable": True} | ({"loss_window_ms": durable.window_ms} if durable.is_async else {})
+    return {"durable": True} | ({"loss_window_ms": durable.window_ms} if durable.window_ms else {})
 
 
 def _followers(task: Task) -> list[TaskEvents]:

@@ -172,10 +172,6 @@ class DurableTasks:
     def left(self) -> int:
         return len(self._left)
 
-    @property
-    def is_async(self) -> bool:
-        return self.window_ms > 0
-
     # ── a task's way ─────────────────────────────────────────────────────────────────────────
 
     def require(self) -> None:
@@ -193,7 +189,7 @@ class DurableTasks:
         accept = Accept(row, request_of(task, model_digest, offset))
         self._next_n += 1
         entry = self._add(task, accept)
-        if not self.is_async:
+        if not self.window_ms:
             self._undecided[entry.n] = entry
             if self._looks_at is None:
                 self._look_later(COMMIT_WAIT_S)
@@ -212,7 +208,7 @@ class DurableTasks:
         """Wait for an accepted task's commit. Raises ``JournalUnavailable`` or ``Draining``."""
         entry = task.entry
         assert entry is not None
-        if self.is_async:
+        if self.window_ms:
             return
         try:
             await asyncio.shield(entry.committed)
@@ -279,7 +275,7 @@ class DurableTasks:
         entry = task.entry
         if entry is None or entry.n not in self._live:
             return False
-        if not entry.committed.done() and not self.is_async:  # it is not accepted yet
+        if not entry.committed.done() and not self.window_ms:  # it is not accepted yet
             self.refuse(task)
             entry.refuse(Draining("the service is shutting down; try again elsewhere"))
             return False
@@ -318,7 +314,7 @@ class DurableTasks:
         result = result_of(task)
         self.writer.put(Ended(entry.n, ended_unix, task.completion_tokens, result, is_accepted))
         self._ending[entry.n] = entry
-        if self.fault or self.is_async:
+        if self.fault or self.window_ms:
             entry.recorded()
 
     # ── looking up ───────────────────────────────────────────────────────────────────────────
