@@ -57,7 +57,6 @@ class Names:
         self.prefix = f"{{{prefix}}}:"
         self.layout = f"{self.prefix}layout"
         self.members = f"{self.prefix}members"
-        self.changed = f"{self.prefix}changed"
         self.cordons = f"{self.prefix}cordons"
         self.runs = f"{self.prefix}runs"
         self.room = f"{self.prefix}room"

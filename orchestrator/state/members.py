@@ -92,8 +92,6 @@ class Members:
         self._config = config
         self._tasks = tasks
         self._unix = unix
-        self._change = b""
-        """Version of ``others``; empty to read all members."""
         self._renewing: asyncio.Task[None] | None = None
         self._watched: dict[Callable[[], None], str] = {}
         self._were_gone: set[str] = set()
@@ -188,25 +186,19 @@ class Members:
         tag, names = self.tag, self.names
         lease_ms = round(1000 * self._config.lease_s)
         me = msgspec.json.encode(self.me)
-        keys = (names.layout, names.alive(tag), names.members, names.changed)
+        keys = (names.layout, names.alive(tag), names.members)
         pipe.get(names.layout)
-        pipe.eval(scripts.RENEW, 4, *keys, tag, me, lease_ms, LAYOUT, self._change)
+        pipe.eval(scripts.RENEW, 3, *keys, tag, me, lease_ms, LAYOUT)
         pipe.hgetall(names.cordons)
 
     def _take_in(self, renewed: Sequence[Any], now: float) -> None:
-        seconds, micros, _, change, *found = renewed
+        seconds, micros, _, *found = renewed
         self._tasks.skew_s = int(seconds) + int(micros) / 1e6 - now
-        known, self.others, self._change = self.others, {}, change
-        for at in range(0, len(found), 3):
-            tag, body, is_alive = found[at].decode(), found[at + 1], bool(found[at + 2])
-            if tag == self.tag:
-                continue
-            if body:
-                self.others[tag] = SeenMember(_read_member(body), is_alive)
-            elif tag in known:
-                self.others[tag] = SeenMember(known[tag].member, is_alive)
-            else:
-                self._change = b""
+        self.others = {
+            tag.decode(): SeenMember(_read_member(body), bool(is_alive))
+            for tag, body, is_alive in zip(found[::3], found[1::3], found[2::3], strict=True)
+            if tag.decode() != self.tag
+        }
 
     def is_of_others(self, tag: str) -> bool:
         """Whether a dead member belonged to a different group of live members: it accepted their

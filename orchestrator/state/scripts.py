@@ -52,36 +52,25 @@ return 0
 (accepted 0) is removed."""
 
 RENEW = """
--- KEYS: layout, alive, members, their latest change
--- ARGV: tag, member, lease_ms, the layout that is known, the change that is known
+-- KEYS: layout, alive, members. ARGV: tag, member, lease_ms, the layout that is known
 local layout = redis.call('GET', KEYS[1])
 if layout and layout ~= ARGV[4] then return {} end
 local was_alive = redis.call('PEXPIRE', KEYS[2], ARGV[3]) -- takes no memory
 redis.call('SET', KEYS[2], '1', 'PX', ARGV[3])
 local was = redis.call('HGET', KEYS[3], ARGV[1])
+if was ~= ARGV[2] then redis.call('HSET', KEYS[3], ARGV[1], ARGV[2]) end
 local found = redis.call('TIME')
-local changed = redis.call('GET', KEYS[4])
-if was ~= ARGV[2] or not changed then
-  changed = found[1] .. '.' .. found[2] .. ' ' .. ARGV[1]
-  redis.call('HSET', KEYS[3], ARGV[1], ARGV[2])
-  redis.call('SET', KEYS[4], changed)
-end
 found[3] = was and was_alive or 0
-found[4] = changed
-local is_known = changed == ARGV[5]
-local tags = redis.call('HKEYS', KEYS[3])
-local members = is_known and {} or redis.call('HMGET', KEYS[3], unpack(tags))
-local stem = string.sub(KEYS[2], 1, -1 - #ARGV[1])
-for at, tag in ipairs(tags) do
-  found[#found + 1] = tag
-  found[#found + 1] = members[at] or ''
-  found[#found + 1] = redis.call('EXISTS', stem .. tag)
+local stem, all = string.sub(KEYS[2], 1, -1 - #ARGV[1]), redis.call('HGETALL', KEYS[3])
+for at = 1, #all, 2 do
+  found[#found + 1] = all[at]
+  found[#found + 1] = all[at + 1]
+  found[#found + 1] = redis.call('EXISTS', stem .. all[at])
 end
 return found
 """
 """Renew a lease. Returns the store's time (seconds, microseconds), whether the lease was still
-valid, the id of the latest change of a member, and for each member its tag, its description, and
-whether it is alive. Descriptions are empty if the caller knows that change. Returns nothing if the
+valid, and for each member its tag, its description, and whether it is alive. Returns nothing if the
 store has another layout."""
 
 LEAVE = """

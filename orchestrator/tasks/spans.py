@@ -94,13 +94,8 @@ class Tracing:
         error: str = "",
     ) -> Span:
         """Create the span of an ended phase. ``error`` is an error code, empty if none."""
-        span = self._tracer.start_span(
-            name,
-            parent,
-            kind,
-            _stated(attributes),
-            start_time=self._unix_ns(begun),
-        )
+        span = self.start(name, parent, begun, kind)
+        span.set_attributes(_stated(attributes))
         if error:
             span.set_attribute("error.type", error)
             span.set_status(Status(StatusCode.ERROR))
@@ -160,20 +155,15 @@ class TaskSpans:
         """Make spans of an attempt that ended, or, without ``end``, was lost."""
         self._attempts += 1
         error = "instance_lost" if end is None else (end.code or "")
-        lane = self._tracing.add(
-            "lane",
-            self._context,
-            dispatched_at,
-            now,
-            {
-                "server.address": address,
-                "tidegate.attempt": self._attempts,
-                "tidegate.finish_reason": None if end is None else end.reason.value,
-                "tidegate.late_tokens": None if end is None else end.late_tokens,
-            },
-            kind=SpanKind.CLIENT,
-            error=error,
-        )
+        add = self._tracing.add
+        facts: dict[str, Field] = {
+            "server.address": address,
+            "tidegate.attempt": self._attempts,
+            "tidegate.finish_reason": None if end is None else end.reason.value,
+            "tidegate.late_tokens": None if end is None else end.late_tokens,
+        }
+        kind = SpanKind.CLIENT
+        lane = add("lane", self._context, dispatched_at, now, facts, kind=kind, error=error)
         if end is None:
             return
         # The worker reports durations, not times: the first token separates prefill and decode.
@@ -182,26 +172,17 @@ class TaskSpans:
             prefilled = now - end.decode_ms / 1000
         began = max(dispatched_at, prefilled - end.prefill_ms / 1000)
         waited = max(dispatched_at, began - end.wait_ms / 1000)
-        self._tracing.add("wait", parent, waited, began, {})
+        add("wait", parent, waited, began, {})
         if end.prefill_ms:
-            self._tracing.add(
-                "prefill",
-                parent,
-                began,
-                prefilled,
-                {
-                    "gen_ai.usage.input_tokens": end.prompt_tokens,
-                    "tidegate.cached_tokens": end.cached_tokens,
-                },
-            )
+            counts = {
+                "gen_ai.usage.input_tokens": end.prompt_tokens,
+                "tidegate.cached_tokens": end.cached_tokens,
+            }
+            add("prefill", parent, began, prefilled, counts)
         if end.decode_ms:
-            self._tracing.add(
-                "decode",
-                parent,
-                prefilled,
-                min(now, prefilled + end.decode_ms / 1000),
-                {"gen_ai.usage.output_tokens": end.completion_tokens},
-            )
+            ended = min(now, prefilled + end.decode_ms / 1000)
+            counts = {"gen_ai.usage.output_tokens": end.completion_tokens}
+            add("decode", parent, prefilled, ended, counts)
 
     def ended(self, task: Task) -> None:
         ending, job, marks, span = task.ending, task.job, task.marks, self._span

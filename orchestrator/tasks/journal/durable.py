@@ -39,6 +39,10 @@ from orchestrator.tasks.task import Task
 COMMIT_WAIT_S = 5.0
 """Maximum wait for the disk in seconds; a slower disk counts as broken."""
 
+_NAMED_ELSEWHERE = (
+    "another submission with this Idempotency-Key has just been accepted; send it again to get "
+    "that one's task"
+)
 Ts = TypeVarTuple("Ts")
 
 
@@ -367,12 +371,7 @@ class DurableTasks:
                 self._undecided.pop(one.row.n, None)
                 entry = self._live.get(one.row.n) or self._ending.get(one.row.n)
                 if entry is not None and one.row.n in batch.named_elsewhere:
-                    entry.refuse(
-                        KeyInUse(
-                            "another submission with this Idempotency-Key has just been accepted; "
-                            "send it again to get that one's task"
-                        )
-                    )
+                    entry.refuse(KeyInUse(_NAMED_ELSEWHERE))
                 elif entry is not None:
                     entry.decide(batch.fault)
             elif batch.fault and (entry := self._live.get(one.n)):

@@ -277,12 +277,7 @@ class JournalReader(LookUps):
 
 
 def store_of(file: JournalFile) -> JournalStore:
-    return JournalStore(
-        file.boot,
-        file.config.terms.window_ms,
-        file.next_n,
-        file.unfinished,
-        partial(JournalWriter, file),
-        partial(JournalReader, file),
-        file.close,
-    )
+    window_ms = file.config.terms.window_ms
+    writer, reader = partial(JournalWriter, file), partial(JournalReader, file)
+    unfinished = file.unfinished
+    return JournalStore(file.boot, window_ms, file.next_n, unfinished, writer, reader, file.close)

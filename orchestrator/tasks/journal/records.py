@@ -342,14 +342,10 @@ class StoredEnd(msgspec.Struct, frozen=True, array_like=True):
 
 
 def end_of(end: Ended) -> StoredEnd:
-    result = end.result
-    return StoredEnd(
-        end.ended_unix,
-        result.outcome.value,
-        result.finish_reason.value,
-        None if result.error is None else result.error.code.value,
-        end.completion_tokens,
-    )
+    result, error = end.result, end.result.error
+    outcome, reason = result.outcome.value, result.finish_reason.value
+    code = None if error is None else error.code.value
+    return StoredEnd(end.ended_unix, outcome, reason, code, end.completion_tokens)
 
 
 Operation = Accept | Tokens | Ended
