@@ -289,7 +289,7 @@ class Siblings:
         members.me.group = group
 
     def urls(self) -> list[str]:
-        return sorted({url for url, _ in self._others()})
+        return sorted({one.url for one in self._others()})
 
     def take_lead(self) -> None:
         """Tell the others that this process now keeps files and batches."""
@@ -300,7 +300,7 @@ class Siblings:
         if self._members.me.leads_since:
             return ""
         # A killed leader counts as alive until its lease ends; its successor has a later time.
-        leads = [(since, url) for url, since in self._others() if since]
+        leads = [(one.leads_since, one.url) for one in self._others() if one.leads_since]
         return max(leads)[1] if leads else None
 
     def keeper_of(self, name: str) -> str:
@@ -314,15 +314,11 @@ class Siblings:
         keeper = max([mine, *self.urls()], key=weight)
         return "" if keeper == mine else keeper
 
-    def _others(self) -> list[tuple[str, float]]:
-        """Address and ``leads_since`` of each. A predecessor of this process has its address."""
+    def _others(self) -> list[Member]:
         me = self._members.me
         others = [seen.member for seen in self._members.others.values() if seen.is_alive]
-        return [
-            (one.url, one.leads_since)
-            for one in others
-            if one.group == me.group and one.url != me.url
-        ]
+        # A predecessor of this process has its address.
+        return [one for one in others if one.group == me.group and one.url != me.url]
 
 
 def group_of(host: str, port: int) -> str:

@@ -60,15 +60,9 @@ class TaskMetrics:
             "Durable requests of an earlier process that this one continues",
             "api",
         )
+        labels = "api", "model", "class", "outcome", "code"
         self.outcomes = metrics.counter(
-            "outcomes",
-            "requests",
-            "Outcomes of submitted requests (DL-10)",
-            "api",
-            "model",
-            "class",
-            "outcome",
-            "code",
+            "outcomes", "requests", "Outcomes of submitted requests (DL-10)", *labels
         )
         self._outcome = cache(self.outcomes.labels)
         tenant_outcomes = metrics.counter(
