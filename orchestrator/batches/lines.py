@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -43,27 +44,16 @@ _decoder = msgspec.json.Decoder(_Stated)
 
 def split_lines(pieces: Iterable[bytes], most_bytes: int) -> Iterator[RawLine]:
     """Yield the non-blank lines. Raises ``BadLine`` for a line longer than ``most_bytes``."""
-    number, rest = 0, b""
-    for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n")
-        for text in whole:
-            number += 1
-            yield from _line(number, text, most_bytes)
-        if len(rest) > most_bytes:
-            break
-    yield from _line(number + 1, rest, most_bytes)
-
-
-def _line(number: int, text: bytes, most_bytes: int) -> Iterator[RawLine]:
-    if len(text) > most_bytes:
-        raise BadLine(
-            "line_too_long",
-            f"it must have at most {most_bytes} bytes (TIDEGATE_HTTP__MAX_BODY_BYTES)",
-            None,
-            number,
-        )
-    if text.strip():
-        yield RawLine(number, text)
+    before, rest = 0, b""
+    for piece in chain(pieces, (b"\n",)):  # the last line may have no end
+        parts = (rest + piece).split(b"\n")
+        for at, text in enumerate(parts, 1):
+            if len(text) > most_bytes:
+                message = f"it must have at most {most_bytes} bytes (TIDEGATE_HTTP__MAX_BODY_BYTES)"
+                raise BadLine("line_too_long", message, None, before + at)
+            if at < len(parts) and text.strip():
+                yield RawLine(before + at, text)
+        before, rest = before + len(parts) - 1, parts[-1]
 
 
 def read_line(raw: RawLine) -> BatchLine:

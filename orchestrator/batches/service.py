@@ -143,17 +143,14 @@ class Batches:
         time = self.shop.time
         for batch in list(self._over.values()):
             if batch.over is not None and time.age_s(batch.over) >= batch.keep_s:
-                await self._forget(batch)
+                await self.shop.disk(self.shop.folder.remove, batch.id)
+                self._over.pop(batch.id, None)
+                for name in (batch.output_id, batch.errors_id):
+                    await self._remove_file(name)
         in_use = {run.batch.input_id for run in self._runs.values()}
         for file in list(self.shop.files.values()):
             if file.id not in in_use and time.age_s(file.made) >= file.keep_s:
                 await self._remove_file(file.id)
-
-    async def _forget(self, batch: StoredBatch) -> None:
-        await self.shop.disk(self.shop.folder.remove, batch.id)
-        self._over.pop(batch.id, None)
-        for name in (batch.output_id, batch.errors_id):
-            await self._remove_file(name)
 
     async def _remove_file(self, name: str) -> None:
         await self.shop.disk(self.shop.folder.remove, name)

@@ -11,6 +11,7 @@ and the spending of a dead orchestrator stays.
 import asyncio
 import sqlite3
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -22,26 +23,6 @@ import msgspec
 from orchestrator.errors import NotReady
 from orchestrator.sharing import Lines, Sharing
 
-_AMOUNTS = (
-    "requests INTEGER, prompt_tokens INTEGER, cached_tokens INTEGER, completion_tokens INTEGER,"
-    " cost REAL"
-)
-_TABLES = (
-    f"CREATE TABLE IF NOT EXISTS spent (month TEXT, key TEXT, run TEXT, model TEXT, outcome TEXT,"
-    f" {_AMOUNTS}, PRIMARY KEY (month, key, run, model, outcome)) WITHOUT ROWID",
-    f"CREATE TABLE IF NOT EXISTS by_key (month TEXT, key TEXT, {_AMOUNTS},"
-    " PRIMARY KEY (month, key)) WITHOUT ROWID",
-    "CREATE TABLE IF NOT EXISTS file AS SELECT hex(randomblob(8)) AS id",
-)
-_SUMS = "sum(requests), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens), sum(cost)"
-_MERGE = """ON CONFLICT DO UPDATE SET
-  requests = requests + excluded.requests,
-  prompt_tokens = prompt_tokens + excluded.prompt_tokens,
-  cached_tokens = cached_tokens + excluded.cached_tokens,
-  completion_tokens = completion_tokens + excluded.completion_tokens, cost = cost + excluded.cost
-"""
-_ADD = f"INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) {_MERGE} RETURNING *"
-_ADD_TO_KEY = f"INSERT INTO by_key VALUES (?, ?, ?, ?, ?, ?, ?) {_MERGE}"
 _encoded = msgspec.json.encode
 
 
@@ -72,6 +53,24 @@ class Amount(NamedTuple):
         return Amount._make(a + b for a, b in zip(self, other, strict=True))
 
 
+_AMOUNTS = (
+    "requests INTEGER, prompt_tokens INTEGER, cached_tokens INTEGER, completion_tokens INTEGER,"
+    " cost REAL"
+)
+_TABLES = (
+    f"CREATE TABLE IF NOT EXISTS spent (month TEXT, key TEXT, run TEXT, model TEXT, outcome TEXT,"
+    f" {_AMOUNTS}, PRIMARY KEY (month, key, run, model, outcome)) WITHOUT ROWID",
+    f"CREATE TABLE IF NOT EXISTS by_key (month TEXT, key TEXT, {_AMOUNTS},"
+    " PRIMARY KEY (month, key)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS file AS SELECT hex(randomblob(8)) AS id",
+)
+_SUMS = ", ".join(f"sum({name})" for name in Amount._fields)
+_MERGE = "ON CONFLICT DO UPDATE SET " + ", ".join(
+    f"{name} = {name} + excluded.{name}" for name in Amount._fields
+)
+_ADD = f"INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) {_MERGE} RETURNING *"
+_ADD_TO_KEY = f"INSERT INTO by_key VALUES (?, ?, ?, ?, ?, ?, ?) {_MERGE}"
+
 _Sums = dict[tuple[str, str], Amount]
 """Amounts by month and key."""
 
@@ -80,13 +79,12 @@ class _Unwritten:
     """Entries that are not yet in the file, and their sums."""
 
     def __init__(self) -> None:
-        self.entries: dict[BookEntry, Amount] = {}
-        self.by_key: _Sums = {}
+        self.entries = defaultdict[BookEntry, Amount](Amount)
+        self.by_key = defaultdict[tuple[str, str], Amount](Amount)
 
     def add(self, entry: BookEntry, amount: Amount) -> None:
-        whose = entry.month, entry.key
-        self.entries[entry] = self.entries.get(entry, Amount()).plus(amount)
-        self.by_key[whose] = self.by_key.get(whose, Amount()).plus(amount)
+        self.entries[entry] = self.entries[entry].plus(amount)
+        self.by_key[entry[:2]] = self.by_key[entry[:2]].plus(amount)
 
 
 def month_of(unix: float) -> str:
@@ -257,11 +255,11 @@ class Books:
 
 def _summed(pages: Mapping[str, Mapping[str, bytes]], by: Sequence[str]) -> list[dict[str, Any]]:
     """Sums by some columns of a month's lines in the common books. ``pages`` are by key."""
-    sums: dict[tuple[str, ...], Amount] = {}
+    sums = defaultdict[tuple[str, ...], Amount](Amount)
     for key, lines in pages.items():
         for name, told in lines.items():
             _, *where = msgspec.json.decode(name, type=list[str])
             entry = BookEntry("", key, *where)
             at = tuple(getattr(entry, column) for column in by)
-            sums[at] = sums.get(at, Amount()).plus(Amount._make(msgspec.json.decode(told)))
+            sums[at] = sums[at].plus(Amount._make(msgspec.json.decode(told)))
     return [dict(zip(by, at, strict=True)) | sums[at]._asdict() for at in sorted(sums)]
