@@ -171,13 +171,13 @@ class RunWatch:
 
     def _run_of(self, task: Task, names: Sequence[RunName]) -> _Watched:
         due_at = task.deadline.at
-        known = {self._by_name.get(name) for name in names} - {None}
-        for run in known:
-            assert run is not None
-            if abs(run.due_at - due_at) <= SAME_DEADLINE_S:
+        for name in names:
+            run = self._by_name.get(name)
+            if run is not None and abs(run.due_at - due_at) <= SAME_DEADLINE_S:
                 self._name(run, names)
                 return run
-            self._over(run)
+            if run is not None:
+                self._over(run)
         kind = task.job.key, task.job.tenant
         kinds: tuple[Kind, ...] = ((), kind, (*kind, task.prompt_kind.instructions))
         run = _Watched(names, due_at, kinds)

@@ -23,7 +23,7 @@ an equal share of the time. A call ends at the run's deadline.
 Orchestrators with a shared state exchange news of their runs' calls (``on_news``, ``hear``).
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -99,7 +99,8 @@ class Runs:
         """Called with the news that other orchestrators need."""
         self._clock = clock
         self._max_runs = max_runs
-        self._by_key: dict[str, OrderedDict[RunName, _Run]] = {}
+        self._by_key = defaultdict[str, OrderedDict[RunName, _Run]](OrderedDict)
+        """Least recently used first."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -196,7 +197,7 @@ class Runs:
 
     def _find(self, names: Sequence[RunName]) -> _Run | None:
         for name in names:
-            run = self._of_key(name).get(name)
+            run = self._by_key[name.key].get(name)
             if run is not None:
                 if run.deadline.at > self._clock.now():
                     return run
@@ -205,7 +206,7 @@ class Runs:
 
     def _remember(self, names: Sequence[RunName], run: _Run) -> None:
         for name in names:
-            own = self._by_key.setdefault(name.key, OrderedDict())
+            own = self._by_key[name.key]
             self._count += name not in own
             own[name] = run
             own.move_to_end(name)
@@ -214,15 +215,9 @@ class Runs:
             most = max(self._by_key.values(), key=len)
             self._forget(next(iter(most)))
 
-    def _of_key(self, name: RunName) -> OrderedDict[RunName, _Run]:
-        return self._by_key.get(name.key) or OrderedDict()
-
     def _forget(self, name: RunName) -> None:
-        own = self._of_key(name)
-        if own.pop(name, None) is not None:
+        if self._by_key[name.key].pop(name, None) is not None:
             self._count -= 1
-            if not own:
-                del self._by_key[name.key]
 
 
 def run_names(job: Job) -> list[RunName]:
