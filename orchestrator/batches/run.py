@@ -84,15 +84,12 @@ class Run:
             if not self.batch.total and not await self._check():
                 return
             await self._end(await self._serve_all())
-        except FileNotFoundError:
-            await self._fail(
-                "input_unreadable", "the batch cannot continue: its input file was removed"
-            )
-        except BadLine as error:
-            await self._fail(
-                "input_unreadable",
-                f"the batch cannot continue: its input file has changed: {error.error.message}",
-            )
+        except (BadLine, FileNotFoundError) as error:
+            why = "was removed"
+            if isinstance(error, BadLine):
+                why = f"has changed: {error.error.message}"
+            message = f"the batch cannot continue: its input file {why}"
+            await self._fail("input_unreadable", message)
         except Exception:
             service_log.exception("a batch failed", extra=fields(batch=self.batch.id))
             await self._fail("internal", "an internal error occurred; see the service's log")
@@ -126,22 +123,19 @@ class Run:
                     await shop.block(ledger.close)
                 raise
             await self._insist(ledger.close)
-            # Read from disk again, so that the report matches the files.
-            self._ledger = again = await self._insist(lambda: Ledger(shop.folder, self.batch))
-            await self._insist(again.close)
-            if again.counts.total() == self.batch.total:
+            if ledger.counts.total() == self.batch.total:
                 break
             service_log.error(
                 "entries of a batch are missing from its files; their lines are served again",
-                extra=fields(batch=self.batch.id, missing=self.batch.total - again.counts.total()),
+                extra=fields(batch=self.batch.id, missing=self.batch.total - ledger.counts.total()),
             )
             await asyncio.sleep(_LONGEST_PAUSE_S)
         await self._become(Status.FINALIZING)
-        await self._publish(again)
+        await self._publish(ledger)
         if self._why is LineOutcome.CANCELLED:
             return Status.CANCELLED
         # If all lines ended before the deadline, the batch is complete, even if detected later.
-        return Status.EXPIRED if again.counts[LineOutcome.EXPIRED] else Status.COMPLETED
+        return Status.EXPIRED if ledger.counts[LineOutcome.EXPIRED] else Status.COMPLETED
 
     async def _serve(self, ledger: Ledger) -> None:
         """Serve the lines without an entry until none are left or none may start."""
