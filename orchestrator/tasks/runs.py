@@ -109,26 +109,24 @@ class Runs:
     def join(self, job: Job) -> Job:
         """``job`` with its run's number of later calls, and a deadline if it has none. The caller
         must ``follow`` its task. Like everything here, it runs on the event loop."""
-        names = run_names(job)
+        names, stated = run_names(job), job.deadline.unbounded or job.deadline
+        calls = None if job.calls_left is None else 1 + job.calls_left
         run = self._find(names)
         if run is None:
             if names and (job.calls_left or (job.tell_time and not job.deadline.is_default)):
-                stated = job.deadline.unbounded or job.deadline
-                calls = None if job.calls_left is None else 1 + job.calls_left
                 run = _Run(stated, calls, job.arrived)
                 self._remember(names, run)
                 self._tell(names, run)
             return job
-        if job.calls_left is not None:
-            run.calls = 1 + job.calls_left
+        if calls is not None:
+            run.calls = calls
         if not job.deadline.is_default:
-            stated = job.deadline.unbounded or job.deadline
             later_s, left_s = stated.at - run.deadline.at, stated.at - job.arrived
             if run.calls is None and later_s > max(SAME_DEADLINE_S, ANOTHER_RUN * left_s):
                 run.began = job.arrived  # another run of the same conversation
             run.deadline = stated
         self._remember(names, run)
-        if job.calls_left is not None or not job.deadline.is_default:
+        if calls is not None or not job.deadline.is_default:
             self._tell(names, run)
         deadline = job.deadline
         if deadline.is_default:
@@ -138,8 +136,7 @@ class Runs:
         job = replace(job, deadline=deadline, run_began=run.began)
         if run.calls is None:
             return job
-        states_none = job.calls_left is None
-        return replace(job, calls_left=max(0, run.calls - 1), shares_calls=states_none)
+        return replace(job, calls_left=max(0, run.calls - 1), shares_calls=calls is None)
 
     def follow(self, task: Task) -> None:
         """Count the task's call after it has ended well."""
