@@ -138,7 +138,6 @@ class Run:
         return Status.EXPIRED if ledger.counts[LineOutcome.EXPIRED] else Status.COMPLETED
 
     async def _serve(self, ledger: Ledger) -> None:
-        """Serve the lines without an entry until none are left or none may start."""
         shop, lines = self._shop, self._lines()
         read = partial(some_of, lines, ledger.is_done, _READ_AT_ONCE, _BYTES_AT_ONCE)
         working: set[asyncio.Task[None]] = set()
@@ -180,7 +179,6 @@ class Run:
             self._next = None
 
     async def _until_idle(self, working: set[asyncio.Task[None]]) -> None:
-        """Wait until the lines in progress have ended or must end."""
         stopped = asyncio.create_task(self._stopped.wait())
         try:
             while working and not stopped.done():

@@ -38,7 +38,6 @@ class Window:
             place.let_in()
 
     def _next(self) -> str | None:
-        """The owner of the next line; None if no owner may have one."""
         eligible = []
         for owner, own in list(self._waiting.items()):
             while own and not own[0][2].is_waiting:

@@ -42,8 +42,6 @@ class _Spending:
 
 @dataclass(slots=True)
 class _Account:
-    """Spending, reservations and budget of a key or a run."""
-
     whose: str = ""
     budget: KeyBudget = field(default_factory=KeyBudget)
     tokens: int = 0
@@ -183,7 +181,6 @@ class Budgets:
         raise error
 
     def _release(self, task: Task, most: Amount, price: Price, runs: list[_Account]) -> None:
-        """Release the unused part of an ended task's reservation."""
         used = _used(task, price)
         held = self._reserved[task.job.key]
         held.tokens -= most.tokens

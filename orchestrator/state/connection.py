@@ -33,8 +33,6 @@ class StateError(redis.RedisError):
 
 @dataclass(frozen=True, slots=True)
 class StateConfig:
-    """Settings of the shared store."""
-
     url: str = field(repr=False)
     """``redis://user:password@host:port/db``, ``rediss://`` with TLS, or ``unix://path``."""
     prefix: str

@@ -378,7 +378,6 @@ def _late(deadline: Deadline) -> DeadlineExceeded:
 
 
 def _handed_on(request: web.Request, tag: str) -> "CIMultiDict[str]":
-    """Headers of a request for forwarding to the orchestrator with that tag."""
     headers = _end_to_end(request.headers)
     headers[FORWARDED_HEADER] = tag
     headers.setdefault("X-Correlation-Id", request[CONTEXT].correlation_id)

@@ -36,8 +36,6 @@ CLOSE_WAIT_S = 2.0
 
 
 class _Noted(NamedTuple):
-    """A pending write of an item."""
-
     kind: str
     key: str
     is_whole: bool

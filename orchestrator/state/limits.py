@@ -25,8 +25,6 @@ FLUSH_S = 0.05
 
 @dataclass(slots=True)
 class _Asked:
-    """A request at the store."""
-
     accounts: Sequence[SharedAccount]
     tokens: int
     """The most that it can use."""

@@ -225,7 +225,6 @@ class SharedState(Sharing):
         return seen is None or not seen.is_alive
 
     async def _reached(self, tag: str) -> Holder | None:
-        """Another orchestrator; None if it is dead or unreachable."""
         seen = await self.members.find(tag)
         if seen is None or not seen.is_alive or not seen.member.url:
             return None

@@ -124,7 +124,6 @@ def _out_of_time(task: Task, end: End, now: float) -> Ending:
 
 
 def _takes_part(task: Task) -> bool:
-    """Whether there is text and the client accepts a part of it."""
     return task.job.on_deadline is not OnDeadline.ERROR and task.has_text
 
 

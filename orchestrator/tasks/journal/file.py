@@ -213,8 +213,6 @@ _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 @dataclass(frozen=True, slots=True)
 class JournalConfig:
-    """Settings of the journal's file."""
-
     path: Path
     terms: JournalTerms = field(default_factory=JournalTerms)
 

@@ -305,8 +305,6 @@ class LookUps(ABC):
 
 @dataclass(frozen=True, slots=True)
 class JournalStore:
-    """An open store."""
-
     boot: Boot
     window_ms: float
     """How much may be lost with the process, in ms; 0: a task is stored before its 202."""
