@@ -144,20 +144,15 @@ def error_body(error: TidegateError, request_id: str) -> dict[str, object]:
     """An error as Anthropic's JSON object, with our ``code`` and its figures added."""
     status = status_of(error)
     other = "invalid_request_error" if status < 499 else "api_error"
-    message = f"{_overflow(error)}{error.message}"
-    details: dict[str, object] = dict(error.details)
-    if isinstance(error, ThreadUnsupported):
-        details["details"] = {"error_code": "thread_unsupported_request"}
-    return {
-        "type": "error",
-        "error": {
-            "type": _TYPES.get(status, other),
-            "message": message,
-            "code": error.code.value,
-            **details,
-        },
-        "request_id": request_id,
+    told: dict[str, object] = {
+        "type": _TYPES.get(status, other),
+        "message": f"{_overflow(error)}{error.message}",
+        "code": error.code.value,
+        **error.details,
     }
+    if isinstance(error, ThreadUnsupported):
+        told["details"] = {"error_code": "thread_unsupported_request"}
+    return {"type": "error", "error": told, "request_id": request_id}
 
 
 def _overflow(error: TidegateError) -> str:

@@ -30,8 +30,10 @@ class Choices:
         self.failed: Task | None = None
         """The first task that failed. The others are cancelled then."""
         self._orchestrator = orchestrator
-        self._read_ahead: deque[tuple[Task, Reading]] = deque()
-        """The first task of each prompt that has not started, and the prompt's encoding."""
+        self._read_ahead: deque[Task] = deque()
+        """The first task of each prompt whose choices have not started."""
+        self._readings: deque[Reading] = deque()
+        """Parallel to ``_read_ahead``: the encoded prompt, for its other tasks."""
         self._listeners: list[Listener] = []
         self.count = self._left = len(request.prompts) * request.n
 
@@ -53,7 +55,7 @@ class Choices:
             self._orchestrator.require_room_for(self.request.job, self.count, field)
         await self._read()
         for prompt in self.request.prompts:
-            first, reading = self._read_ahead[0]
+            reading = self._readings.popleft()
             for draw in range(n):
                 if self.tasks and len(self.tasks) % AT_ONCE == 0:
                     await asyncio.sleep(0)
@@ -62,8 +64,7 @@ class Choices:
                 # Make the listener first: this raises an error if the model is gone.
                 listener = listener_of(len(self.tasks))
                 if draw == 0:
-                    self._read_ahead.popleft()
-                    task = first
+                    task = self._read_ahead.popleft()
                 else:
                     asked = self.request.job
                     job = replace(asked, sampling=asked.sampling.for_choice(draw))
@@ -117,11 +118,12 @@ class Choices:
             if self._read_ahead and len(self._read_ahead) % AT_ONCE == 0:
                 await asyncio.sleep(0)
             task = await self._orchestrator.prepare(self.request.job, prompt)
+            self._read_ahead.append(task)
             encoder = self._orchestrator.models.resolve(task.served_name)
-            self._read_ahead.append((task, reading_of(task, encoder)))
+            self._readings.append(reading_of(task, encoder))
         if self.request.options.echo:
             top = self.request.job.sampling.prompt_logprobs
-            tokens = self.request.n * sum(task.prompt_tokens for task, _ in self._read_ahead)
+            tokens = self.request.n * sum(task.prompt_tokens for task in self._read_ahead)
             as_ids = not all(isinstance(prompt, str) for prompt in self.request.prompts)
             is_long = self.request.is_streamed and (as_ids or top is not None)
             require_few(tokens, top, is_streamed=is_long)
@@ -136,7 +138,7 @@ class Choices:
 
     def _end(self, end: Callable[[Task], None]) -> None:
         """End tasks, last first: a waiting task must not start in the place of an ended one."""
-        tasks = [*self.tasks, *(task for task, _ in self._read_ahead)]
+        tasks = [*self.tasks, *self._read_ahead]
         _end_some(end, [task for task in tasks if task.ending is None])
 
     def _unlisten(self) -> None:

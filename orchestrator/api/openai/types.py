@@ -166,6 +166,7 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
     n: int | None = None
 
     # vLLM's
+    echo: bool | None = None
     return_token_ids: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: Unused = NULL
@@ -258,6 +259,7 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
             running_usage=usage and bool(options.continuous_usage_stats),
             token_ids=bool(self.return_token_ids),
             stop_in_text=bool(self.include_stop_str_in_output),
+            echo=bool(self.echo),
             tier=self.service_tier is not None,
         )
 
@@ -277,7 +279,6 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
     continue_final_message: bool | None = None
     chat_template: Unused = NULL
     documents: Unused = NULL
-    echo: bool | None = None
 
     tools: Unused = NULL
     tool_choice: Unused = NULL
@@ -324,7 +325,6 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
     prompt: Unused
     logprobs: int | None = None
 
-    echo: bool | None = None
     suffix: str | None = None
     prompt_embeds: Unused = NULL
 
@@ -337,9 +337,6 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
         if not self.echo:
             return None
         return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
-
-    def answer_options(self) -> AnswerOptions:
-        return super().answer_options()._replace(echo=bool(self.echo))
 
     def prompts(self, use: ToolUse | None) -> tuple[Prompt, ...]:
         text = bytes(memoryview(self.prompt)).strip()
