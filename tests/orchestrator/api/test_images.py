@@ -223,16 +223,6 @@ async def test_a_model_without_eyes_refuses_by_name(
     assert "images" in instance["lacks"]
 
 
-async def test_of_two_instances_the_one_that_sees_gets_it(
-    make_service: MakeService, make_worker: MakeWorker, worker: FakeWorker
-) -> None:
-    blind = await make_worker(**eyes(vision=None))
-    service = await make_service(blind, worker)
-    for _ in range(4):
-        await post(service, chat(image_url(url(CAT))))
-    assert len(worker.submits) == 4 and not blind.submits
-
-
 async def test_a_session_goes_on_with_its_images(service: Service, worker: FakeWorker) -> None:
     said = [{"role": "user", "content": "look", "images": [url(CAT)]}]
     made = await service.ask("POST", "/v2/sessions", 201, json={"messages": said})
