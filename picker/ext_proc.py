@@ -146,16 +146,12 @@ def pass_body(kind: str, body: bytes, mode: int, *, is_last: bool) -> Iterator[A
     if mode not in _STREAMED:
         yield go_on(kind)
         return
-    at = 0
-    while True:
-        part, at = body[at : at + CHUNK_BYTES], at + CHUNK_BYTES
+    for at in range(0, max(1, len(body)), CHUNK_BYTES):
         reply = ProcessingResponse()
         streamed = getattr(reply, kind).response.body_mutation.streamed_response
-        streamed.body = part
-        streamed.end_of_stream = is_last and at >= len(body)
+        streamed.body = body[at : at + CHUNK_BYTES]
+        streamed.end_of_stream = is_last and at + CHUNK_BYTES >= len(body)
         yield reply
-        if at >= len(body):
-            return
 
 
 def chosen(kind: str, endpoints: Iterable[str], *, has_answer: bool = True) -> Any:
@@ -168,9 +164,7 @@ def chosen(kind: str, endpoints: Iterable[str], *, has_answer: bool = True) -> A
         reply.request_trailers.SetInParent()
         return reply
     response = getattr(reply, kind).response
-    response.clear_route_cache = (
-        True  # as in the reference picker: a route may depend on the header
-    )
+    response.clear_route_cache = True  # as the reference picker: a route may depend on the header
     _set(response.header_mutation, {DESTINATION: named})
     if not has_answer:
         # Works only if the gateway allows a mode override. For a request without a body, this

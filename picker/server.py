@@ -124,10 +124,7 @@ def _probe(encoded: bytes) -> health_pb2.HealthCheckRequest:
 
 def _pair(key: Path, certificate: Path) -> tuple[bytes, bytes]:
     """The key and the certificate chain in PEM. Raises ``OSError``, which names the file."""
-    path = key
     try:
-        pem = key.read_bytes()
-        path = certificate
-        return pem, certificate.read_bytes()
+        return key.read_bytes(), certificate.read_bytes()
     except OSError as error:
-        raise OSError(f"{path} cannot be read: {error.strerror}") from None
+        raise OSError(f"{error.filename} cannot be read: {error.strerror}") from None

@@ -36,9 +36,6 @@ class WaitingClips:
     def __len__(self) -> int:
         return len(self._clips)
 
-    def __contains__(self, clip: ClipTask) -> bool:
-        return clip in self._clips
-
     def __iter__(self) -> Iterator[ClipTask]:
         """A copy of the waiting clips in order; later changes do not affect it."""
         return iter(list(self._clips))
