@@ -156,7 +156,7 @@ def build(
     completion = Completion(registry, settler, DispatchMetrics(metrics), prediction, retrier, clock)
     dispatcher = Dispatcher(queue, placer, prediction, launcher, completion, clock)
     dispatcher.on_queued = partial(rows.wake, dispatcher.pump)
-    registry.listen(dispatcher)
+    registry.listen(dispatcher.instances_changed)
     ask = partial(ask_for_swap, tls=settings.lanes.tls)
     swaps = Swaps(registry, queue, ask, clock, token=settings.lanes.shown_token)
     demand = ModelDemand(registry, queue, in_flight, prediction, swaps, clock)

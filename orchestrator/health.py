@@ -65,7 +65,7 @@ class HealthBoard:
         self.also_ready: list[Callable[[], bool]] = []
         """Checks, one of which is enough to make the service ready for work other than text."""
         self._snapshot_version = -1
-        registry.listen(self)
+        registry.listen(self.instances_changed)
         self.refresh()
 
     def instances_changed(self) -> None:

@@ -98,7 +98,7 @@ class Recovery:
             )
         if self._waiting:
             if not self._is_listening:
-                self._orchestrator.registry.listen(self)
+                self._orchestrator.registry.listen(self.instances_changed)
                 self._is_listening = True
             self.instances_changed()
 

@@ -220,7 +220,7 @@ class ClipFleet:
         """Start to look for the slot model on every instance."""
         if not self._core.is_simulated:  # simulated instances are no Tritons
             self._is_running = True
-            self._registry.listen(self)
+            self._registry.listen(self.instances_changed)
             self.instances_changed()
 
     async def close(self) -> None:

@@ -14,7 +14,6 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -146,15 +145,6 @@ MIN_TTL_S = 1.0
 MAX_TTL_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """A registration of ``ttl_s`` seconds. ``is_new``: the address was not registered before."""
-
-    address: str
-    ttl_s: float
-    is_new: bool
-
-
 class RegisteredInstances:
     """A source of addresses that a pool manager registers repeatedly for a limited time (PV-1). An
     expired registration does not remove an instance that serves, because its lanes know its state
@@ -169,8 +159,9 @@ class RegisteredInstances:
         self._ends_at: dict[str, float] = {}
         self._told: frozenset[str] | None = None
 
-    def register(self, address: str, ttl_s: float) -> Registration:
-        """Register or renew an instance for ``ttl_s`` seconds. Raises ``InvalidRequest``."""
+    def register(self, address: str, ttl_s: float) -> bool:
+        """Register or renew an instance for ``ttl_s`` seconds; returns whether it is new. Raises
+        ``InvalidRequest``."""
         try:
             check_address(address)
             # Otherwise a registration could send a local file to any host.
@@ -195,7 +186,7 @@ class RegisteredInstances:
                     field="address",
                 )
         self._ends_at[address] = self._clock.now() + ttl_s
-        return Registration(address, ttl_s, is_new)
+        return is_new
 
     def deregister(self, address: str) -> bool:
         """Remove an instance by URL or name. Returns whether it was registered. Idempotent."""

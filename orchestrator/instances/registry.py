@@ -8,7 +8,6 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from orchestrator.clock import Clock
 from orchestrator.errors import NotFound
@@ -22,13 +21,6 @@ from orchestrator.telemetry.log import fields, lane_log, service_log
 
 LaneMaker = Callable[[str, LaneConfig, LaneOwner, Clock, random.Random], Lane]
 """Creates a lane; a simulator has its own."""
-
-
-class InstancesListener(Protocol):
-    """Listens to changes of instances. Called from the lanes' readers: must not wait."""
-
-    def instances_changed(self) -> None:
-        """Called when an instance was added or removed, changed its state or reported."""
 
 
 class Registry:
@@ -56,14 +48,16 @@ class Registry:
         self._rng = rng
         self._make_lane = make_lane
         self._owner: LaneOwner | None = None
-        self._listeners: list[InstancesListener] = []
+        self._listeners: list[Callable[[], None]] = []
         for entry in entries:
             self.add(entry)
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(self.instances.values())
 
-    def listen(self, listener: InstancesListener) -> None:
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` when an instance was added or removed, changed its state or reported.
+        Called from the lanes' readers: it must not wait."""
         self._listeners.append(listener)
 
     def start(self, owner: LaneOwner) -> None:
@@ -83,7 +77,7 @@ class Registry:
             return
         for listener in self._listeners:
             try:
-                listener.instances_changed()
+                listener()
             except Exception:  # lanes call this and must not break
                 service_log.exception("a listener failed on an instance change; continuing")
 

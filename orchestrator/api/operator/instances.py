@@ -59,11 +59,11 @@ async def register(request: web.Request) -> web.Response:
     """Register an instance for ``ttl_s`` seconds. Repeat the call to keep it longer. Idempotent."""
     asked = await read_body(request, registrations, lambda body: body)
     discovery = request.app[DISCOVERY]
-    done = discovery.registered.register(asked.address, asked.ttl_s)
+    is_new = discovery.registered.register(asked.address, asked.ttl_s)
     await discovery.read(discovery.registered)
     await told_by_siblings(request)
-    answer = {"address": done.address, "ttl_s": done.ttl_s, "registered": True}
-    return json_response(answer, status=201 if done.is_new else 200)
+    answer = {"address": asked.address, "ttl_s": asked.ttl_s, "registered": True}
+    return json_response(answer, status=201 if is_new else 200)
 
 
 async def deregister(request: web.Request) -> web.Response:

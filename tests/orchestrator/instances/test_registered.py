@@ -17,9 +17,9 @@ class Rig:
 
 async def test_it_lasts_for_its_time_from_the_last_renewal() -> None:
     rig = Rig()
-    assert rig.source.register("a:1", 10.0).is_new
+    assert rig.source.register("a:1", 10.0)
     rig.clock.advance(9.0)
-    assert not rig.source.register("a:1", 10.0).is_new
+    assert not rig.source.register("a:1", 10.0)
     assert await rig.source.read() == {"a:1"}
     rig.clock.advance(9.0)
     assert await rig.source.read() is None, "nothing has changed"
@@ -72,7 +72,7 @@ def test_there_can_be_no_more_than_so_many() -> None:
 async def test_other_kinds_are_registered_by_url_and_taken_off_by_name() -> None:
     rig = Rig()
     url = "vllm+http://a:1?tokenizer=/models/m"
-    assert rig.source.register(url, 10.0).is_new
+    assert rig.source.register(url, 10.0)
     assert await rig.source.read() == {url}
     with pytest.raises(InvalidRequest, match="registered with another URL"):
         rig.source.register("vllm+http://a:1?tokenizer=/models/other", 10.0)
