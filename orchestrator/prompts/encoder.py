@@ -281,11 +281,7 @@ class PromptEncoder:
                 f"{self.card.context_tokens} tokens",
                 field="tokens",
             )
-        if ids and not (min(ids) >= 0 and max(ids) < self.card.vocab_size):
-            raise InvalidRequest(
-                f"token ids must be from 0 to {self.card.vocab_size - 1} for this model",
-                field="tokens",
-            )
+        self._require_known(ids, "tokens")
         # Only batches let go of the interpreter's lock.
         (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
         return text
@@ -324,7 +320,8 @@ class PromptEncoder:
         if self._normalize is not None:
             chat = rewritten(chat, lambda text: self._normalized(text.text))
         broken: dict[Text, list[str]] = {}
-        for at, text_in in enumerate(texts_of(chat)):
+        texts = texts_of(chat)
+        for at, text_in in enumerate(texts):
             if at % _TEXTS_PER_STEP == _TEXTS_PER_STEP - 1:
                 yield False
             lookalikes = self._special if text_in.is_own else self._special_or_mark
@@ -333,7 +330,7 @@ class PromptEncoder:
                 broken[text_in] = parts
         if not broken:
             return [text]
-        mark = next((c for c in _MARKS if not any(c in t.text for t in texts_of(chat))), None)
+        mark = next((c for c in _MARKS if not any(c in t.text for t in texts)), None)
         if mark is None:
             raise InvalidRequest(
                 "messages use all Unicode noncharacters, but the service needs one: leave one out",
@@ -447,12 +444,15 @@ class PromptEncoder:
         if not ids:
             raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
         self._require_room(len(ids), is_least=False)  # before min and max, which may take long
-        if min(ids) < 0 or max(ids) >= self.card.vocab_size:
+        self._require_known(ids, "prompt")
+        return ids
+
+    def _require_known(self, ids: Sequence[int], field: str) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < self.card.vocab_size:
             raise InvalidRequest(
                 f"token ids must be from 0 to {self.card.vocab_size - 1} for this model",
-                field="prompt",
+                field=field,
             )
-        return ids
 
 
 def vocabulary_of(card: ModelCard) -> bytes:

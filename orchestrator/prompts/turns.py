@@ -7,7 +7,7 @@ call.
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, repeat
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
@@ -39,26 +39,20 @@ OwnId = Callable[[str, str, int], str]
 """Makes the model's call id from the client's, the tool's name and the number of earlier calls."""
 
 
-def texts_of(chat: Chat) -> Iterator[Text]:
-    for message in chat.messages:
-        own = message.role == "assistant"
-        if message.parts:
-            yield from (Text(part, own) for part in message.parts if isinstance(part, str))
-        else:
-            yield Text(message.content, own)
-        if message.calls or message.call_id:
-            yield from map(Text, (message.reasoning, message.call_id, message.name), repeat(own))
-            for call in message.calls:
-                yield Text(call.id, own)
-                yield Text(call.name, own)
-                yield from _texts_in(call.arguments, own)
-    for tool in chat.tools:
-        yield Text(tool.name, False)
-        yield Text(tool.description, False)
-        yield from _texts_in(tool.parameters, False)
+def texts_of(chat: Chat) -> list[Text]:
+    """All texts of a chat, wherever they are."""
+    found: list[Text] = []
+
+    def keep(text: Text) -> str:
+        found.append(text)
+        return text.text
+
+    rewritten(chat, keep)
+    return found
 
 
 def rewritten(chat: Chat, change: Change) -> Chat:
+    """A copy of a chat with each text changed."""
     messages = tuple(_rewritten(message, change) for message in chat.messages)
     tools = tuple(
         msgspec.structs.replace(
@@ -219,18 +213,6 @@ def _call(call: ToolCall, change: Change, own: bool) -> ToolCall:
     return msgspec.structs.replace(
         call, id=change(Text(call.id, own)), name=change(Text(call.name, own)), arguments=arguments
     )
-
-
-def _texts_in(value: object, own: bool) -> Iterator[Text]:
-    if isinstance(value, str):
-        yield Text(value, own)
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield Text(key, own)
-            yield from _texts_in(inner, own)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts_in(inner, own)
 
 
 def _changed(value: object, change: Change, own: bool) -> object:
