@@ -133,15 +133,11 @@ class Registry:
     def cordon(self, address: str, grace_s: float = math.inf) -> Instance:
         """Stop new work for an instance, for an operator. Idempotent. Raises ``NotFound``. Jobs
         that will not end within ``grace_s`` seconds are moved elsewhere if possible."""
-        instance = self._set_cordoned(address, True)
-        instance.cordon_ends_at = self._clock.now() + grace_s
-        return instance
+        return self._set_cordoned(address, True, self._clock.now() + grace_s)
 
     def uncordon(self, address: str) -> Instance:
         """Give an instance new work again. Idempotent. Raises ``NotFound``."""
-        instance = self._set_cordoned(address, False)
-        instance.cordon_ends_at = math.inf
-        return instance
+        return self._set_cordoned(address, False, math.inf)
 
     def named(self, address: str) -> Instance:
         instance = self.instances.get(address)
@@ -150,8 +146,9 @@ class Registry:
             raise NotFound(f"there is no instance {address[:128]!r}; available: {known}")
         return instance
 
-    def _set_cordoned(self, address: str, cordoned: bool) -> Instance:
+    def _set_cordoned(self, address: str, cordoned: bool, ends_at: float) -> Instance:
         instance = self.named(address)
+        instance.cordon_ends_at = ends_at
         if instance.cordoned is not cordoned:
             instance.cordoned = cordoned
             what = "drained" if cordoned else "undrained"

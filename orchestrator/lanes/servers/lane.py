@@ -97,7 +97,7 @@ class ServerLane(Lane):
     ) -> None:
         super().__init__(endpoint.name, owner, clock)
         self.endpoint = endpoint
-        self._connection: ServerConnection | None = None
+        self.server = ServerConnection(endpoint.base_url)
         self._folder: ModelFolder | None = None
         self._tokenizer: PromptText | None = None
         self._card: ModelCard | None = None
@@ -173,23 +173,11 @@ class ServerLane(Lane):
 
     # ── for its owner ────────────────────────────────────────────────────────────────────────
 
-    def start(self) -> None:
-        if self._connection is None:
-            self._connection = ServerConnection(self.endpoint.base_url)
-        super().start()
-
-    @property
-    def server(self) -> ServerConnection:
-        assert self._connection is not None, "used a lane that was not started"
-        return self._connection
-
     async def close(self) -> None:
         await self._sessions.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
+        await self.server.close()
 
     def describe(self) -> None:
         if self.is_open:
