@@ -43,7 +43,6 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.health import SERVES, HealthBoard
 from orchestrator.reload import Reloader
 from orchestrator.settings import InvalidSettings, Settings, load_settings
-from orchestrator.settings.derived import journal_config
 from orchestrator.settings.rooms import modules_of_rooms
 from orchestrator.settings.sections import INTERRUPT_GRACE_S
 from orchestrator.sharing import Sharing, make_sharing
@@ -245,7 +244,7 @@ def return_large_blocks() -> None:
 async def open_the_journal(settings: Settings, sharing: Sharing) -> JournalFile | None:
     """Open the file of durable tasks; None without a journal. Raises ``JournalError`` if a journal
     setting is explicit, or if the file has tasks that would be left behind."""
-    config = journal_config(settings)
+    config = settings.journal.config
     if config is None:
         return None
     try:

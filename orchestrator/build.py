@@ -56,7 +56,6 @@ from orchestrator.reload import Reloader
 from orchestrator.retention import Retention
 from orchestrator.service import Orchestrator
 from orchestrator.settings import Settings
-from orchestrator.settings.derived import feasibility_config
 from orchestrator.sharing import Sharing
 from orchestrator.stages import Stages
 from orchestrator.tasks.journal.durable import DurableTasks
@@ -136,7 +135,7 @@ def build(
     promises = Promises(forecaster, clock)
     quotes = Quotes(forecaster, schedule, promises, clock)
     feasibility = Feasibility(
-        forecaster, schedule, promises, clock, rng, feasibility_config(settings)
+        forecaster, schedule, promises, clock, rng, settings.admission.feasibility
     )
     prediction = Prediction(forecaster, schedule, promises, quotes, feasibility)
     admission = Admission(registry, queue, placer, prediction, clock, _admission(settings))

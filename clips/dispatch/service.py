@@ -32,7 +32,6 @@ from orchestrator.extension import Core
 from orchestrator.ids import Ids
 from orchestrator.prediction.metrics import refusals
 from orchestrator.retention import KeptStore, Retention
-from orchestrator.settings.derived import feasibility_config
 from orchestrator.tasks.deadline import REPORT_GRACE_S
 from orchestrator.tasks.verdicts import aborted, failed, refused
 from orchestrator.telemetry.log import fields, service_log
@@ -60,7 +59,7 @@ class Clips:
         self._live: set[ClipTask] = set()
         self.waiting = WaitingClips(self.fleet, core.clock)
         self._admission = ClipAdmission(
-            self.fleet, self.waiting, core.clock, core.rng, feasibility_config(core.settings)
+            self.fleet, self.waiting, core.clock, core.rng, core.settings.admission.feasibility
         )
         self.refusals = self._admission.stats
         """Counts of refusals and of the sample's outcomes (DL-17)."""

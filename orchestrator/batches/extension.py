@@ -12,7 +12,6 @@ from orchestrator.batches.section import BatchConfig, BatchSection
 from orchestrator.batches.service import Batches
 from orchestrator.dispatch.retry import ATTEMPTS
 from orchestrator.extension import Core, Extension
-from orchestrator.settings.derived import journal_config
 from orchestrator.telemetry.metrics import MetricRow
 
 METRICS: tuple[MetricRow[Batches], ...] = (
@@ -80,7 +79,7 @@ def _batches(core: Core) -> Batches | None:
     settings, file = core.settings, core.journal
     journal, claim = None if file is None else file.config, None
     if core.sharing.process:
-        journal = journal or journal_config(settings)
+        journal = journal or settings.journal.config
         claim = None if journal is None else Claim(journal, file, core.sharing.take_lead)
     store = core.sharing.store(file)
     if journal is None or store is None:

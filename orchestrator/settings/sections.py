@@ -16,9 +16,10 @@ from pydantic_settings import NoDecode
 from catalog.paths import JOURNAL_BY_DEFAULT
 from orchestrator.admission.rate_limits import Limits
 from orchestrator.placement.policy import Policy
-from orchestrator.prediction.feasibility import AdmissionMode
+from orchestrator.prediction.feasibility import REFUSAL_SAMPLE, AdmissionMode, FeasibilityConfig
 from orchestrator.queue.order import QueueOrder, QueuePolicy, RowPolicy
-from orchestrator.tasks.journal.store import KEEP_OUTCOMES_S
+from orchestrator.tasks.journal.file import JournalConfig
+from orchestrator.tasks.journal.store import KEEP_OUTCOMES_S, JournalTerms
 from orchestrator.telemetry.log import LogFormat
 from worker.environment import Names, Section
 
@@ -254,6 +255,15 @@ class AdmissionSettings(Section):
     """Largest share of recent work that may be refused as infeasible (DL-7). Above it, the service
     admits everything."""
 
+    @property
+    def feasibility(self) -> FeasibilityConfig:
+        return FeasibilityConfig(
+            mode=self.mode,
+            least_chance=self.least_chance,
+            refusal_cap=self.refusal_cap,
+            sample=REFUSAL_SAMPLE,
+        )
+
 
 class QueueSettings(Section):
     """The queue of tasks that wait for an instance."""
@@ -300,6 +310,15 @@ class JournalSettings(Section):
     @classmethod
     def _check_path(cls, value: object) -> object:
         return None if value == "" else value
+
+    @property
+    def terms(self) -> JournalTerms:
+        return JournalTerms(self.loss_window_ms, self.keep_results_s)
+
+    @property
+    def config(self) -> JournalConfig | None:
+        """Configuration of the journal of durable tasks; None if there is no journal."""
+        return None if self.path is None else JournalConfig(self.path, self.terms)
 
 
 class ShutdownSettings(Section):

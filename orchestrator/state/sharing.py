@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from orchestrator.ids import new_tag
 from orchestrator.settings import Settings
-from orchestrator.settings.derived import journal_terms
 from orchestrator.sharing import Sharing
 from orchestrator.state.section import StateSection
 
@@ -21,7 +20,7 @@ def sharing_of(settings: Settings, rng: random.Random, unix: Callable[[], float]
     from orchestrator.state.shared_state import SharedState
 
     url = state.url.get_secret_value()
-    config = StateConfig(url, state.prefix, LEASE_S, journal_terms(settings))
+    config = StateConfig(url, state.prefix, LEASE_S, settings.journal.terms)
     host = settings.host if state.own is None else state.own[0]
     shared = SharedState(config, new_tag(rng), unix, host, state.advertise)
     if state.own is not None:

@@ -29,7 +29,6 @@ from orchestrator.prediction.forecaster import Capacity
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.service import Orchestrator
 from orchestrator.settings import CONFIG_FILE, Settings, load_settings, whole_settings
-from orchestrator.settings.derived import journal_config
 from orchestrator.settings.rooms import modules_of_rooms
 from orchestrator.sharing import make_sharing
 from orchestrator.tasks.ending import Ending
@@ -315,7 +314,7 @@ async def make_service(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeSer
         if "state__url" not in changes:  # else a store's own clock counts the leases
             hurry(3)  # who is waited for is in this process, too
         loop = asyncio.get_running_loop()
-        config = journal_config(settings)
+        config = settings.journal.config
         clock = LeapingClock(loop)
         rng = random.Random(7 + len(made))
         sharing = await asyncio.to_thread(make_sharing, settings, rng, clock.unix)
