@@ -8,7 +8,7 @@ from aiohttp import web
 
 from orchestrator.api.auth import Key
 from orchestrator.parsing import FormatConfig
-from orchestrator.settings import HttpSettings
+from orchestrator.settings.sections import HttpSettings
 
 ANY = "*"
 """Stands for any host, or any origin."""

@@ -98,17 +98,13 @@ OnMessages = Callable[[list[bytes]], None]
 OnLeaving = Callable[[], None]
 
 
-def _ignore() -> None:
-    """Do nothing when the peer announces its end."""
-
-
 async def open_call(
     address: str,
     method: str,
     on_messages: OnMessages,
     keepalive_s: float,
     tls: Tls | None = None,
-    on_leaving: OnLeaving = _ignore,
+    on_leaving: OnLeaving = lambda: None,
 ) -> "GrpcCall":
     """Connect to ``host:port`` and start ``method``. Raises ``CallEnded``. ``on_leaving`` is called
     when the peer will close the connection soon and accepts no new call."""
@@ -176,7 +172,7 @@ class GrpcCall(asyncio.Protocol):
         address: str,
         method: str,
         on_messages: OnMessages,
-        on_leaving: OnLeaving = _ignore,
+        on_leaving: OnLeaving = lambda: None,
         *,
         is_secure: bool = False,
     ) -> None:

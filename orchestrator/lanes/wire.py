@@ -39,18 +39,9 @@ def _import_messages() -> Any:
 
 
 if TYPE_CHECKING:
-    from tritonclient.grpc import service_pb2
+    from tritonclient.grpc import service_pb2 as service_pb2
 else:
     service_pb2 = _import_messages()
-
-__all__ = [
-    "STREAM_METHOD",
-    "BadResponse",
-    "service_pb2",
-    "to_answered_request",
-    "to_frame",
-    "to_request",
-]
 
 STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _LENGTH = struct.Struct("<I")

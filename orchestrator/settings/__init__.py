@@ -53,16 +53,6 @@ from orchestrator.settings.sections import (
 from orchestrator.tasks.deadline import DeadlineConfig
 from worker.environment import DELIMITER, Names, explained, nested, unknown_variables, unreadable
 
-__all__ = [
-    "CONFIG_FILE",
-    "HttpSettings",
-    "InvalidSettings",
-    "KeySettings",
-    "Settings",
-    "load_settings",
-    "whole_settings",
-]
-
 R = TypeVar("R", bound=RoomSection)
 
 ENV_PREFIX: Final = "TIDEGATE_"

@@ -21,7 +21,7 @@ from aiohttp import web
 from catalog.hosts import is_loopback
 from orchestrator.api.config import ANY
 from orchestrator.errors import Forbidden
-from orchestrator.settings import HttpSettings
+from orchestrator.settings.sections import HttpSettings
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS = "GET, HEAD, POST, DELETE"
