@@ -38,7 +38,7 @@ from orchestrator.lanes.swap_call import ask_for_swap
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.loading.demand import DEMAND, ModelDemand
 from orchestrator.loading.swaps import SWAPS, Swaps
-from orchestrator.parsing import FormatConfig
+from orchestrator.parsing.formats import FormatConfig
 from orchestrator.placement.placer import PLACEMENT, POLICY, Placer
 from orchestrator.placement.policy import Policy
 from orchestrator.prediction.feasibility import AdmissionMode, Feasibility

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from aiohttp import web
 
 from orchestrator.api.auth import Key
-from orchestrator.parsing import FormatConfig
+from orchestrator.parsing.formats import FormatConfig
 from orchestrator.settings.sections import HttpSettings
 
 ANY = "*"

@@ -12,34 +12,3 @@
 
 Text that may begin a marker is held back. A malformed call becomes content.
 """
-
-from orchestrator.parsing.formats import CallFormat, FormatConfig, OutputFormat, format_of
-from orchestrator.parsing.parser import Output, OutputParser, ParsedCall, ToolUse, collect
-from orchestrator.parsing.pieces import (
-    CallArguments,
-    CallBegins,
-    CallEnds,
-    CallFails,
-    Content,
-    Piece,
-    Reasoning,
-)
-
-__all__ = [
-    "CallArguments",
-    "CallBegins",
-    "CallEnds",
-    "CallFails",
-    "CallFormat",
-    "Content",
-    "FormatConfig",
-    "Output",
-    "OutputFormat",
-    "OutputParser",
-    "ParsedCall",
-    "Piece",
-    "Reasoning",
-    "ToolUse",
-    "collect",
-    "format_of",
-]

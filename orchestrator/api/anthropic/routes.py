@@ -25,7 +25,7 @@ from orchestrator.api.http.responses import (
     task_headers,
     whole_answer,
 )
-from orchestrator.parsing import ToolUse
+from orchestrator.parsing.parser import ToolUse
 from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
 
 _message_reader = Reader(MessagesRequest)

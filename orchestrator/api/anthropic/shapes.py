@@ -23,14 +23,13 @@ from orchestrator.api.http.finding import answer_id
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.responses import task_fields
 from orchestrator.errors import InvalidRequest, RateLimited, TidegateError, Unavailable
-from orchestrator.parsing import (
+from orchestrator.parsing.parser import Output, ParsedCall
+from orchestrator.parsing.pieces import (
     CallArguments,
     CallBegins,
     CallEnds,
     CallFails,
     Content,
-    Output,
-    ParsedCall,
     Piece,
     Reasoning,
 )

@@ -26,7 +26,7 @@ from orchestrator.api.http.grammars import stated_schema
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.tools import decode_tools, read_tool, template_arguments, use_of
 from orchestrator.errors import InvalidRequest
-from orchestrator.parsing import ToolUse
+from orchestrator.parsing.parser import ToolUse
 from orchestrator.tasks.job import Chat, Prompt
 from protocol import excerpt
 

@@ -10,18 +10,10 @@ from aiohttp import web
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import CONTEXT
 from orchestrator.errors import InvalidRequest
-from orchestrator.parsing import (
-    CallArguments,
-    CallFormat,
-    Output,
-    OutputFormat,
-    OutputParser,
-    Piece,
-    ToolUse,
-    collect,
-)
 from orchestrator.parsing.call_grammar import calls_or_json, forced_calls, strict_calls
-from orchestrator.parsing.formats import calls_in
+from orchestrator.parsing.formats import CallFormat, OutputFormat, calls_in
+from orchestrator.parsing.parser import Output, OutputParser, ToolUse, collect
+from orchestrator.parsing.pieces import CallArguments, Piece
 from orchestrator.parsing.rules import AnswerGrammars, Rules, behind_thinking
 from orchestrator.prompts.encoder import PROBE, WORD, PromptEncoder
 from orchestrator.tasks.ending import Ending

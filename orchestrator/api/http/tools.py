@@ -14,7 +14,7 @@ from orchestrator.api.http.field_errors import must, wrong
 from orchestrator.api.http.fields import NULL
 from orchestrator.api.http.ignored import pass_over, passed_over
 from orchestrator.errors import InvalidRequest, TidegateError
-from orchestrator.parsing import ToolUse
+from orchestrator.parsing.parser import ToolUse
 from orchestrator.tasks.job import JsonObject, TemplateArgument, Tool, ToolCall
 
 T = TypeVar("T")

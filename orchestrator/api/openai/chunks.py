@@ -23,7 +23,7 @@ from orchestrator.api.openai.shapes import (
     stop_text,
     token_counts,
 )
-from orchestrator.parsing import Content, Reasoning
+from orchestrator.parsing.pieces import Content, Reasoning
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task

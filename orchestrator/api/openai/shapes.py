@@ -16,13 +16,13 @@ from orchestrator.api.http.context import Dialect
 from orchestrator.api.http.finding import ID_PREFIXES
 from orchestrator.api.openai.tools import INPUT, free_text
 from orchestrator.errors import TidegateError
-from orchestrator.parsing import (
+from orchestrator.parsing.parser import Output
+from orchestrator.parsing.pieces import (
     CallArguments,
     CallBegins,
     CallEnds,
     CallFails,
     Content,
-    Output,
     Piece,
     Reasoning,
 )

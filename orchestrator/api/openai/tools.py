@@ -10,7 +10,7 @@ from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.tools import decode_tools, read_tool, use_of
 from orchestrator.errors import InvalidRequest
-from orchestrator.parsing import ToolUse
+from orchestrator.parsing.parser import ToolUse
 from orchestrator.tasks.job import Tool
 from protocol import excerpt
 

@@ -24,7 +24,7 @@ from orchestrator.api.http.grammars import GrammarRequest
 from orchestrator.api.openai.chats import ChatMessage, chat_of
 from orchestrator.api.openai.tools import stated_tools, tool_use_of
 from orchestrator.errors import InvalidRequest
-from orchestrator.parsing import ToolUse
+from orchestrator.parsing.parser import ToolUse
 from orchestrator.tasks.job import Job, Priority, Prompt
 from protocol import OnDeadline
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.parsing import CallFormat, Output, OutputFormat, OutputParser, ToolUse, collect
 from orchestrator.parsing.call_grammar import calls_or_json, forced_calls, strict_calls
-from orchestrator.parsing.formats import TAGS
+from orchestrator.parsing.formats import TAGS, CallFormat, OutputFormat
+from orchestrator.parsing.parser import Output, OutputParser, ToolUse, collect
 from orchestrator.parsing.rules import Rules
 from orchestrator.tasks.job import Tool
 from protocol import Grammar, GrammarKind, InvalidGrammar

@@ -8,23 +8,17 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.parsing import (
+from orchestrator.parsing.formats import CallFormat, OutputFormat, Tags, format_of
+from orchestrator.parsing.parser import Output, OutputParser, ParsedCall, collect
+from orchestrator.parsing.pieces import (
     CallArguments,
     CallBegins,
     CallEnds,
     CallFails,
-    CallFormat,
     Content,
-    Output,
-    OutputFormat,
-    OutputParser,
-    ParsedCall,
     Piece,
     Reasoning,
-    collect,
-    format_of,
 )
-from orchestrator.parsing.formats import Tags
 from tests.support.cases import for_each
 
 THINK = Tags("<think>", "</think>")

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.parsing import CallFormat, OutputFormat
-from orchestrator.parsing.formats import TAGS
+from orchestrator.parsing.formats import TAGS, CallFormat, OutputFormat
 from orchestrator.parsing.rules import Rules, behind_thinking
 from protocol import Grammar, GrammarKind
 from protocol.grammar_source import check_source, source_of

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from catalog.paths import DEMO_CHECKPOINT
-from orchestrator.parsing import CallFormat, OutputFormat, ToolUse
 from orchestrator.parsing.call_grammar import forced_calls
+from orchestrator.parsing.formats import CallFormat, OutputFormat
+from orchestrator.parsing.parser import ToolUse
 from orchestrator.parsing.rules import Rules
 from orchestrator.tasks.job import Tool
 from protocol import Grammar, GrammarKind, Sampling

@@ -14,7 +14,7 @@ from orchestrator.api.openai.responses.tools import Origin
 from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.api.openai.shapes import error_body, new_call_id
 from orchestrator.api.openai.tools import INPUT, free_text
-from orchestrator.parsing import (
+from orchestrator.parsing.pieces import (
     CallArguments,
     CallBegins,
     CallEnds,

@@ -36,7 +36,7 @@ from orchestrator.api.openai.responses.tools import asked_tools
 from orchestrator.api.openai.responses.types import ParsedResponses, ResponsesRequest, echo_of
 from orchestrator.api.openapi.operation import EVENTS, JSON, PLAIN, Operation
 from orchestrator.errors import InvalidRequest, NotFound
-from orchestrator.parsing import Reasoning
+from orchestrator.parsing.pieces import Reasoning
 from orchestrator.tasks.job import Api, Chat, Message, OnDisconnect, ToolCall
 from orchestrator.tasks.task import Task
 from protocol import Delta, excerpt

@@ -25,7 +25,7 @@ from orchestrator.api.openai.tools import (
     is_called,
     tool_use_of,
 )
-from orchestrator.parsing import ToolUse
+from orchestrator.parsing.parser import ToolUse
 from orchestrator.tasks.job import Tool
 from protocol import excerpt
 
