@@ -16,8 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from clips.render.settings import RenderSettings
-from orchestrator.settings import whole_settings
-from orchestrator.settings.sections import KeySettings
+from orchestrator.settings import KeySettings, whole_settings
 from worker.environment import section_of
 from worker.settings import WorkerSettings
 

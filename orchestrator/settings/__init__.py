@@ -39,7 +39,7 @@ from orchestrator.settings.sections import (
     HealthSettings,
     HttpSettings,
     JournalSettings,
-    KeySettings,
+    KeySettings as KeySettings,
     LimitSettings,
     LoadingSettings,
     ModelSettings,
