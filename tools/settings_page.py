@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from clips.render.settings import RenderSettings
-from orchestrator.settings import KeySettings, whole_settings
+from orchestrator.settings import sections, whole_settings
 from worker.environment import section_of
 from worker.settings import WorkerSettings
 
@@ -125,14 +125,14 @@ def _docstrings(kind: type[BaseModel]) -> dict[str, str]:
 
 def _chapter(kind: type[BaseSettings], above: str) -> str:
     """Lists of settings: first the settings outside sections, then one list per section."""
-    sections = {name: section_of(field.annotation) for name, field in kind.model_fields.items()}
+    tables = {name: section_of(field.annotation) for name, field in kind.model_fields.items()}
     rows = list(rows_of(kind))
-    own = [row for row in rows if sections[row.name.partition(".")[0]] is None]
+    own = [row for row in rows if tables[row.name.partition(".")[0]] is None]
     parts = [_list(own, above)]
     if kind is whole_settings():
-        keys = [row._replace(name=f"keys.NAME.{row.name}") for row in rows_of(KeySettings)]
-        parts += [f"### keys\n\n{_first_paragraph(KeySettings)}", _list(keys, above)]
-    for name, section in sections.items():
+        keys = [row._replace(name=f"keys.NAME.{row.name}") for row in rows_of(sections.KeySettings)]
+        parts += [f"### keys\n\n{_first_paragraph(sections.KeySettings)}", _list(keys, above)]
+    for name, section in tables.items():
         inside = [row for row in rows if row.name.startswith(f"{name}.")]
         if section is not None and inside:
             parts += [f"### {above}{name}\n\n{_first_paragraph(section)}", _list(inside, above)]

@@ -39,7 +39,7 @@ from orchestrator.settings.sections import (
     HealthSettings,
     HttpSettings,
     JournalSettings,
-    KeySettings as KeySettings,
+    KeySettings,
     LimitSettings,
     LoadingSettings,
     ModelSettings,
