@@ -1,21 +1,7 @@
 """Code that orchestrator and worker share. Light to import: no torch, no Triton, no aiohttp."""
 
-from protocol.blocks import (
-    adapter_salt,
-    block_hashes,
-    hash_block,
-    prefix_salt,
-    root_hash,
-)
-from protocol.card import (
-    Adapter,
-    Feature,
-    Loadable,
-    ModelCard,
-    StepCosts,
-    context_note,
-    features_of,
-)
+from protocol.blocks import adapter_salt, block_hashes, prefix_salt
+from protocol.card import Adapter, Feature, Loadable, ModelCard, StepCosts, features_of
 from protocol.excerpt import brief, excerpt
 from protocol.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar
 from protocol.messages import (

@@ -18,14 +18,7 @@ from dataclasses import dataclass
 from traceback import extract_tb
 from typing import Any, Final, Protocol
 
-from protocol import (
-    Code,
-    FinishReason,
-    KvReport,
-    ModelCard,
-    PromptLogprobs,
-    TokenLogprob,
-)
+from protocol import Code, FinishReason, KvReport, ModelCard, PromptLogprobs, TokenLogprob
 from worker.core import Clock, Job
 from worker.engine.backend import Backend, Executed
 from worker.engine.kv_events import KvEvents

@@ -5,7 +5,7 @@ from contextlib import suppress
 from itertools import islice
 from math import ceil
 
-from protocol import block_hashes, hash_block, root_hash
+from protocol.blocks import block_hashes, hash_block, root_hash
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.request import Request
 

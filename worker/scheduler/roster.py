@@ -3,7 +3,8 @@
 from bisect import insort
 from collections.abc import Collection
 
-from protocol import Code, Feature, context_note, features_of
+from protocol import Code, Feature, features_of
+from protocol.card import context_note
 from worker.core import Job
 from worker.scheduler.end_reason import TOO_LATE_TO_START, EndReason, failed
 from worker.scheduler.order import latest_start

@@ -18,15 +18,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from protocol import (
-    AbortCause,
-    Code,
-    End,
-    ModelCard,
-    SwapReport,
-    WorkerStats,
-    brief,
-)
+from protocol import AbortCause, Code, End, ModelCard, SwapReport, WorkerStats, brief
 from worker.core import (
     Clock,
     EngineService,

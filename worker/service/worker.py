@@ -37,13 +37,7 @@ from protocol import (
 from protocol.tensors import LANE_MESSAGE
 from worker.core import Clock, Job
 from worker.engines import load_engine
-from worker.errors import (
-    InvalidCall,
-    LaneNotOpen,
-    RequestError,
-    Unauthenticated,
-    WorkerDraining,
-)
+from worker.errors import InvalidCall, LaneNotOpen, RequestError, Unauthenticated, WorkerDraining
 from worker.grammar.constraint import Constraint
 from worker.loaded import EngineLoader, LoadedEngine
 from worker.log import service_log

@@ -10,18 +10,9 @@ from tokenizers import Tokenizer as HfTokenizer
 
 from protocol import Sampling
 from protocol.token_bytes import TokenPieces, token_bytes_of
-from protocol.tokenizer_files import (
-    UnreadableTokenizer,
-    read_tokenizer_files,
-    special_tokens_of,
-)
+from protocol.tokenizer_files import UnreadableTokenizer, read_tokenizer_files, special_tokens_of
 from worker.errors import TokenizerError
-from worker.text.detokenizer import (
-    ByteDetokenizer,
-    Detokenizer,
-    LibraryDetokenizer,
-    TokenTexts,
-)
+from worker.text.detokenizer import ByteDetokenizer, Detokenizer, LibraryDetokenizer, TokenTexts
 from worker.text.text_stream import TextStream
 
 

@@ -3,7 +3,7 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import block_hashes, hash_block, root_hash
+from protocol.blocks import block_hashes, hash_block, root_hash
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
