@@ -31,10 +31,7 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
 def pip_install(extra: str) -> str:
     """The command that installs ``extra`` into the current environment."""
     named = " ".join(f"'{package}'" for package in PACKAGES[extra])
-    return f"{_python()} -m pip install {named}"
-
-
-def _python() -> str:
-    """Path of this interpreter; ``python`` in Triton's stub, which cannot run as an interpreter."""
     path = sys.executable or ""
-    return shlex.quote(path) if Path(path).name.startswith("python") else "python"
+    # Triton's stub cannot run as an interpreter.
+    python = shlex.quote(path) if Path(path).name.startswith("python") else "python"
+    return f"{python} -m pip install {named}"

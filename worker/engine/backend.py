@@ -49,6 +49,8 @@ class Backend(ABC):
 
     roster: Roster
     """The queue and the batch."""
+    can_pause: bool
+    """Whether requests can be paused; if not, pauses are ignored."""
     steps_in_flight: int
     """Steps launched but not yet read at the time of a deadline check."""
 
@@ -78,11 +80,6 @@ class Backend(ABC):
         """Maximum number of tokens in the current step."""
 
     # ── the queue and the batch ──────────────────────────────────────────────────────────────
-
-    @property
-    @abstractmethod
-    def can_pause(self) -> bool:
-        """Whether requests can be paused; if not, pauses are ignored."""
 
     @abstractmethod
     def pause(self, request: Request) -> bool:

@@ -54,6 +54,8 @@ class Engine(EngineLoop):
 class OwnBackend(Backend):
     """Our scheduler and executor, with the disk tier, kept sessions and KV events."""
 
+    can_pause = True
+
     def __init__(
         self, scheduler: Scheduler, executor: Executor, tier: BlockTier, hash_salt: bytes
     ) -> None:
@@ -79,10 +81,6 @@ class OwnBackend(Backend):
     @property
     def largest_step_tokens(self) -> int:
         return self._scheduler.config.max_step_tokens
-
-    @property
-    def can_pause(self) -> bool:
-        return True
 
     def pause(self, request: Request) -> bool:
         if request in self._executor.in_flight:

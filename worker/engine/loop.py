@@ -25,7 +25,6 @@ from protocol import (
     Code,
     FinishReason,
     KvReport,
-    PromptLogprobs,
     TokenLogprob,
     WorkerStats,
 )
@@ -415,8 +414,11 @@ class EngineLoop:
         deferred, tokens = self._deferred, 0
         for index in done.result.not_finite:
             self._spoil(plan.rows[index].request)
-        if done.result.prompts:
-            self._tell_prompts(plan, done.result.prompts, now, events)
+        for index, read in (done.result.prompts or {}).items():
+            request = plan.rows[index].request
+            job = request.job
+            if job.abort is None and now < job.deadline and request not in deferred:
+                events += [JobPrompt(job, piece) for piece in read]
         for row, ids, row_logprobs in zip(plan.rows, done.result.ids, logprobs, strict=True):
             request = row.request
             job = request.job
@@ -469,20 +471,6 @@ class EngineLoop:
             self._totals.not_finite_total += 1
             self.backend.spoil(request)
         self._deferred.setdefault(request, NOT_FINITE)
-
-    def _tell_prompts(
-        self,
-        plan: Plan,
-        prompts: dict[int, list[PromptLogprobs]],
-        now: float,
-        events: list[Event],
-    ) -> None:
-        """Publish prompt log-probabilities, except for jobs that must stop."""
-        for index, read in prompts.items():
-            request = plan.rows[index].request
-            job = request.job
-            if job.abort is None and now < job.deadline and request not in self._deferred:
-                events += [JobPrompt(job, piece) for piece in read]
 
     def _end_late(
         self, row: Row, tokens: int, now: float, done: Executed, events: list[Event]

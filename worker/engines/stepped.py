@@ -134,6 +134,7 @@ class SteppedBackend(Backend):
         memory at once, not only after the next step. ``kv_events`` has the changes of
         the core's prefix cache."""
         self.core = core
+        self.can_pause = card.can_pause
         self._card = card
         self._frees_at_once = frees_at_once
         self._clock = clock
@@ -180,10 +181,6 @@ class SteppedBackend(Backend):
     def _held(self) -> int:
         """Number of jobs that have a slot in the core."""
         return len(self.roster.running) + len(self.roster.leaving)
-
-    @property
-    def can_pause(self) -> bool:
-        return self._card.can_pause
 
     def pause(self, request: Request) -> bool:
         if not self.core.pause(request.slot):

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from protocol import AbortCause, Code, End, ModelCard, SwapReport, WorkerStats, brief
+from protocol import AbortCause, Code, ModelCard, SwapReport, WorkerStats, brief
 from worker.core import (
     Clock,
     EngineService,
@@ -144,11 +144,6 @@ class Emitter:
         lane.kv_events = KvEvents(self._kv_mirror.hashes)
         lane.report(self._stats(), draining=self.draining)
         lane.last_sent = self._clock()
-        self.flush(lane)
-
-    def end(self, lane: Lane, end: End) -> None:
-        """Send the terminal record of a job that the engine never saw."""
-        lane.end(end)
         self.flush(lane)
 
     def announce(self, swap: SwapReport | None = None) -> None:

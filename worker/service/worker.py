@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -252,8 +253,8 @@ class Worker:
         except (RequestError, InvalidSampling) as error:
             end = refused(message.handle, len(message.token_ids), error)
         if end is not None:
-            only = end
-            self.emitter.post(lambda: self.emitter.end(lane, only))
+            self.emitter.post(partial(lane.end, end))
+            self.emitter.post(lambda: self.emitter.flush(lane))
             self.emitter.post(responder.close)
             return
         job = Job(

@@ -5,18 +5,15 @@ blocks it holds; they are read in the process, in place of vLLM's publisher.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from protocol import Adapter, KvReport
 from protocol.blocks import adapter_salt, hash_block, prefix_salt, root_hash
 from worker.engine.kv_events import KvEvents
 
-
-class BlockHasher(Protocol):
-    """A function that names the full blocks of a vLLM ``Request`` which have no name yet. ``keyed``
-    is its prompt for that purpose, where it has images."""
-
-    def __call__(self, request: Any, keyed: Sequence[int] = ()) -> list[bytes]: ...
+BlockHasher = Callable[..., list[bytes]]
+"""A function of a vLLM ``Request`` that names its full blocks which have no name yet, and of its
+prompt for that purpose (``keyed``), where it has images."""
 
 
 def block_hasher(
