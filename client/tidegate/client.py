@@ -12,7 +12,7 @@ from tidegate.deadlines import Deadline, DeadlineScope, block_seconds, due, to_s
 from tidegate.errors import ProtocolError
 from tidegate.following import FollowedWork, Stream
 from tidegate.operating import Operating
-from tidegate.requests import Prompt, Quote, TaskOptions, quote_body, task_body
+from tidegate.requests import Prompt, Quote, TaskOptions, task_body, wire_options
 from tidegate.results import (
     EVENT_TYPES,
     End,
@@ -129,10 +129,20 @@ class Client(FollowedWork[Submitted, Event]):
 
         ``prompt_tokens`` stands for a prompt of that length. ``accept`` (0.5, 0.9 or 0.99) reserves
         the earliest deadline with that chance for the time ``hold``. Pass the quote's
-        ``reservation`` to the call that uses it. Raises ``ApiError``.
+        ``reservation`` to the call that uses it. Raises ``ApiError``, and ``ValueError`` without a
+        prompt or its length.
         """
         deadline = due(options.get("deadline"))
-        body = quote_body(prompt, prompt_tokens, accept, hold, options, deadline)
+        if (prompt is None) is (prompt_tokens is None):
+            raise ValueError(
+                "a quote needs either a prompt or prompt_tokens (the length of a prompt)"
+            )
+        if prompt is None:
+            body = {**wire_options(options, deadline), "prompt_tokens": prompt_tokens}
+        else:
+            body = task_body(prompt, options, deadline)
+        if accept is not None:
+            body |= {"accept": accept, "hold_ms": to_seconds(hold) * 1000}
         call = HttpCall("POST", "/v2/quote", body=body, ends_at=deadline.at)
         return await self._transport.call(call, Quote)
 

@@ -161,23 +161,3 @@ def task_body(prompt: Prompt, options: TaskOptions, deadline: CallDeadline) -> d
     """Body of a submission."""
     fields = told.get() if kind_of(prompt) == "messages" else {}
     return {**fields, **wire_options(options, deadline), **prompt_fields(prompt)}
-
-
-def quote_body(
-    prompt: Prompt | None,
-    prompt_tokens: int | None,
-    accept: float | None,
-    hold: Deadline,
-    options: TaskOptions,
-    deadline: CallDeadline,
-) -> dict[str, Any]:
-    """Body of ``POST /v2/quote``. Raises ``ValueError`` without a prompt or its length."""
-    if (prompt is None) is (prompt_tokens is None):
-        raise ValueError("a quote needs either a prompt or prompt_tokens (the length of a prompt)")
-    if prompt is None:
-        body = {**wire_options(options, deadline), "prompt_tokens": prompt_tokens}
-    else:
-        body = task_body(prompt, options, deadline)
-    if accept is not None:
-        body |= {"accept": accept, "hold_ms": to_seconds(hold) * 1000}
-    return body

@@ -205,11 +205,8 @@ class SyncClient(SyncPart[Client]):
             raise
         super().__init__(loop, client)
         self.sessions = SyncSessions(loop, client.sessions)
-        """Conversations that the service keeps."""
         self.slots = SyncSlots(loop, client.slots)
-        """Clips that the service renders."""
         self.operating = SyncOperating(loop, client.operating)
-        """Calls to operate the service: drains, swaps and reloads."""
 
     def __enter__(self) -> Self:
         return self

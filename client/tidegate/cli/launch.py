@@ -189,7 +189,7 @@ def _lane_token(worker_env: dict[str, str]) -> str:
 def _gpus_each(gpus: Sequence[str], worker_env: Mapping[str, str]) -> int:
     """GPUs per instance. Raises ``ValueError`` if ``len(gpus)`` is not a multiple of it."""
     stated = worker_env.get(_TENSOR_PARALLEL, "")
-    each = int(stated) if stated.isdigit() and int(stated) else 1  # the worker refuses others
+    each = max(1, int(stated)) if stated.isdigit() else 1  # the worker refuses others
     if len(gpus) % each:
         raise ValueError(
             f"--gpus names {len(gpus)} GPUs, but each instance takes {each} (--tensor-parallel"
