@@ -23,12 +23,7 @@ FACTS = {
     "fps": 24,
     "size": 256,
     "given_up": ["check"],
-    "check": {
-        "passed": True,
-        "score": 0.9,
-        "models": [{"model": "a", "scores": [0.9]}],
-        "outliers": [],
-    },
+    "check": {"passed": True, "score": 0.9, "models": [{"model": "a", "scores": [0.9]}]},
     "audio_ms": 30.0,
     "image_ms": 20.0,
     "video_ms": 100.0,

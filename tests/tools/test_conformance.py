@@ -26,14 +26,7 @@ pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 TOLD = read_saying("X-Timeout-Ms: {ms}")
-SMALL = Effort(
-    rounds=1,
-    wave_s=0.06,
-    least_deadline_s=0.1,
-    streams=8,
-    longest=600,
-    patience=5.0,
-)
+SMALL = Effort(rounds=1, wave_s=0.06, least_deadline_s=0.1, streams=8, longest=600, patience=5.0)
 """As little as tells a keeper from a breaker."""
 
 
@@ -82,12 +75,7 @@ BREAKERS = {
     "serves everybody late": (
         Manner(heeds=False, predicts=False, waiting=1000, linger_s=0.25, works_for_nobody=True),
         ("overload",),
-        {
-            "overload.met",
-            "overload.early",
-            "overload.waste",
-            "overload.ends",
-        },
+        {"overload.met", "overload.early", "overload.waste", "overload.ends"},
     ),
 }
 
@@ -254,18 +242,8 @@ def test_the_page_has_the_rules() -> None:
 
 
 def report_of(*findings: Finding) -> Report:
-    return Report(
-        version=VERSION,
-        created="2026-01-01T00:00:00+00:00",
-        url="http://127.0.0.1:1/v1",
-        model=MODEL,
-        deadline=str(TOLD),
-        server="a server",
-        pace={},
-        requests=1,
-        seconds=1.0,
-        findings=findings,
-    )
+    made = "2026-01-01T00:00:00+00:00"
+    return Report(VERSION, made, "http://h/v1", MODEL, str(TOLD), "a server", {}, 1, 1.0, findings)
 
 
 def test_a_report_is_text_and_json_and_a_status() -> None:
