@@ -69,10 +69,8 @@ class PoolLaunch:
         self._lane_token = spec.lane_token or (secrets.token_urlsafe(32) if spec.serve else "")
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set, then end everything.
-
-        Raises ``ProvisionError``, with everything ended, when the service cannot continue.
-        """
+        """Serve until ``stop`` is set, then end everything. Raises ``ProvisionError``, with
+        everything ended, when the service cannot continue."""
         self._require_guard()
         self._require_state_file()
         serving, stopping = asyncio.create_task(self._serve()), asyncio.create_task(stop.wait())
@@ -144,8 +142,9 @@ class PoolLaunch:
         """Start the store, then all units. If a chosen port was taken, retry with other ports."""
         for attempts_left in reversed(range(_PORT_ATTEMPTS)):
             self._places = []
-            port = self._port = self._choose_port() if self.spec.serve else 0
-            instances = self._with_ports(self.spec.instance_specs, {port})
+            specs = self.spec.instance_specs
+            port = self._port = self._choose_port(specs) if self.spec.serve else 0
+            instances = self._with_ports(specs, {port})
             manager = self._manager = self._make_manager(install, port or instances[0].ports.grpc)
             try:
                 await self._start_units(manager, instances, port)
@@ -285,13 +284,12 @@ class PoolLaunch:
                 opened_by="--triton-open",
             )
 
-    def _choose_port(self) -> int:
+    def _choose_port(self, beside: list[InstanceSpec]) -> int:
         """The orchestrator's port: the requested one, or a free one."""
-        spec = self.spec
-        asked = {port for each in spec.instance_specs for port in each.ports}
+        host, asked = self.spec.host, {port for each in beside for port in each.ports}
         remedy = "choose another one: --port 9000 (make demo PORT=9000)"
-        (port,) = choose_ports(spec.host, [spec.port], remedy, but=asked)
-        self._places.append((spec.host, port))
+        (port,) = choose_ports(host, [self.spec.port], remedy, but=asked)
+        self._places.append((host, port))
         return port
 
     def _with_ports(self, specs: list[InstanceSpec], taken: set[int]) -> list[InstanceSpec]:

@@ -29,10 +29,8 @@ def is_repository(text: str) -> bool:
 
 
 def list_hub(repository: str, revision: str = "") -> Listing:
-    """List the hub's files of a repository at ``revision``, by default its main branch.
-
-    Raises ``StagingFailed``.
-    """
+    """List the hub's files of a repository at ``revision``, by default its main branch. Raises
+    ``StagingFailed``."""
     from huggingface_hub import HfApi, get_token, hf_hub_url
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -137,11 +135,9 @@ def fetch(
     on_bytes: Callable[[int], None],
     stop: threading.Event,
 ) -> None:
-    """Fetch a file of ``size`` bytes to ``path``, and resume an earlier attempt.
-
-    ``on_bytes`` gets the byte count of each chunk, negative after a step back. ``stop`` ends it at
-    the next chunk, with ``Stopped``. Raises ``StagingFailed``, or ``OSError`` for disk errors.
-    """
+    """Fetch a file of ``size`` bytes to ``path``, and resume an earlier attempt. ``on_bytes`` gets
+    the byte count of each chunk, negative after a step back. ``stop`` ends it at the next chunk,
+    with ``Stopped``. Raises ``StagingFailed``, or ``OSError`` for disk errors."""
     part = path.with_name(path.name + ".part")
     part.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if part.exists() and part.stat().st_size > size:

@@ -72,10 +72,8 @@ def _license(path: Path) -> str:
 
 
 def take(source: Path, target: Path, *, copy: bool = False) -> None:
-    """Copy or link ``source`` to ``target``, without using more disk space if possible.
-
-    Small files are never hard-linked, because people edit them. Raises ``OSError``.
-    """
+    """Copy or link ``source`` to ``target``, without using more disk space if possible. Small files
+    are never hard-linked, because people edit them. Raises ``OSError``."""
     source = source.resolve()  # a Hugging Face cache has links to its files
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".part")

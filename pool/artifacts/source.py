@@ -77,10 +77,7 @@ class FileChoice:
 
 def choose(listing: Listing, wanted: str = "") -> FileChoice:
     """Choose the files to fetch: safetensors, or GGUF if there is nothing else or if ``wanted``
-    (a pattern for file names) selects it.
-
-    Raises ``StagingFailed`` with a list of the files.
-    """
+    (a pattern for file names) selects it. Raises ``StagingFailed`` with a list of the files."""
     choice = _chosen(listing, wanted)
     if len(choice.files) > _MAX_FILES:
         raise StagingFailed(

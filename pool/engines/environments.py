@@ -174,8 +174,7 @@ def environment_for(variables: Mapping[str, str], home: Path) -> EnvironmentVars
 
     ``variables`` are the worker's ``TIDEGATE_WORKER__…``; if they state no engine, it is the
     worker's choice. Empty in the cases of ``environment_if_made``, and if the settings are invalid.
-    Raises ``CatalogUnusable``.
-    """
+    Raises ``CatalogUnusable``."""
     try:
         settings = with_variables(WorkerSettings, variables)
     except ValueError:

@@ -96,10 +96,8 @@ class TritonSpec:
 
 def find_triton(configured: Path | None, home: Path, ngc_root: Path = NGC_ROOT) -> TritonInstall:
     """The server to run. ``configured`` is a binary, or a directory with the NGC image's layout.
-
     Raises ``EngineNotFound`` (``NoEngine`` if none was configured and there is none at all),
-    ``MachineUnfit`` if the one found cannot run.
-    """
+    ``MachineUnfit`` if the one found cannot run."""
     if configured is not None:
         root = configured.parent.parent if configured.is_file() else configured
         if not (root / "bin" / "tritonserver").is_file():
@@ -128,10 +126,8 @@ def require_guard(
     is_open: bool,
     opened_by: str,
 ) -> None:
-    """Raise ``PortsUnguarded`` if other machines could reach a Triton that requires no token.
-
-    ``is_open``: the operator has allowed that with ``opened_by``.
-    """
+    """Raise ``PortsUnguarded`` if other machines could reach a Triton that requires no token,
+    unless the operator has allowed that with ``opened_by`` (``is_open``)."""
     if is_loopback(host):
         return
     lacking = []
@@ -164,10 +160,8 @@ def triton_command(
     install: TritonInstall, spec: TritonSpec, ports: TritonPorts, shm_prefix: str
 ) -> list[str]:
     """The command line of a server. ``shm_prefix`` is the prefix of the names of its shared memory
-    regions, and the server's id.
-
-    Models must have a complete ``config.pbtxt``: auto-completion takes a second at every start.
-    """
+    regions, and the server's id. Models must have a complete ``config.pbtxt``: auto-completion
+    takes a second at every start."""
     # gRPC takes a URL's brackets, the HTTP library (libevhtp) a prefix
     evhtp_host = f"ipv6:{spec.host}" if ":" in spec.host else spec.host
     flags = {
@@ -230,11 +224,9 @@ def triton_environment(install: TritonInstall, spec: TritonSpec) -> dict[str, st
 
 
 def compile_models(spec: TritonSpec) -> None:
-    """Write the models' ``__pycache__`` before the server reads the repository.
-
-    Otherwise the stub writes it at its first start. Triton then sees the new file as a change of
-    the model, and reloads it at the next ``load``.
-    """
+    """Write the models' ``__pycache__`` before the server reads the repository. Otherwise the stub
+    writes it at its first start. Triton then sees the new file as a change of the model, and
+    reloads it at the next ``load``."""
     for name in spec.models:
         for source in (spec.model_repository / name).glob("*/model.py"):
             tag = f"{source.stem}.{sys.implementation.cache_tag}.pyc"
@@ -283,8 +275,7 @@ def _from_wheel(home: Path) -> TritonInstall:
 
 def _make_runnable(stub: Path) -> None:
     """Restore the permission to read and run the stub: if Triton cannot start a stub, it leaves it
-    ``---x------``. Raises ``EngineNotFound`` if we may neither use nor change it.
-    """
+    ``---x------``. Raises ``EngineNotFound`` if we may neither use nor change it."""
     mode, runnable = stat.S_IMODE(stub.stat().st_mode), 0o555
     if mode & runnable == runnable:
         return

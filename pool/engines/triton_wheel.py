@@ -57,10 +57,8 @@ def is_downloaded(home: Path) -> bool:
 
 def prepare(home: Path, download: Callable[[Path], None]) -> None:
     """Make ``is_prepared`` true; ``download`` unpacks the wheel into the directory it is given.
-
     Raises ``MachineUnfit`` if the machine lacks a requirement. It checks first, and again at the
-    end, because only the wheel shows which libpython it needs.
-    """
+    end, because only the wheel shows which libpython it needs."""
     if is_prepared(home):
         return
     check_platform()

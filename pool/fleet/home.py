@@ -71,10 +71,8 @@ class PoolHome:
         self._lock: int | None = None
 
     def claim(self) -> None:
-        """Lock this pool for its manager, until ``release`` or the end of the process.
-
-        Raises ``PoolInUse``, ``StateFileUnusable``.
-        """
+        """Lock this pool for its manager, until ``release`` or the end of the process. Raises
+        ``PoolInUse``, ``StateFileUnusable``."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             status, ours = self.path.stat(), os.geteuid()
@@ -161,10 +159,8 @@ async def control_socket(home: Path, handler: Handler) -> AsyncIterator[None]:
 
 
 async def ask(home: Path, order: Answer, timeout_s: float) -> Answer:
-    """Send an order to the manager of ``home``; return its answer.
-
-    Raises ``PoolInUse`` without an answer, ``ProvisionError`` with the reason if it refuses.
-    """
+    """Send an order to the manager of ``home``; return its answer. Raises ``PoolInUse`` without an
+    answer, ``ProvisionError`` with the reason if it refuses."""
     path = home / "control"
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,7 +1,5 @@
-"""Lists devices through the library of NVIDIA's driver, and reads torch's CUDA version.
-
-It needs neither torch nor a context on a device. Standard library only.
-"""
+"""Lists devices through the library of NVIDIA's driver, and reads torch's CUDA version. It needs
+neither torch nor a context on a device. Standard library only."""
 
 import ctypes
 import importlib.util

@@ -1,7 +1,5 @@
 """Checks this machine's requirements; each error has one sentence with the command that fixes it.
-Reads its CPU.
-
-Standard library only, because set-up runs this before it installs anything.
+Reads its CPU. Standard library only, because set-up runs this before it installs anything.
 """
 
 import os
@@ -104,10 +102,8 @@ def find_libpython() -> Path | None:
 
 
 def libpython_dir(stub: Path) -> Path | None:
-    """Directory of the shared libpython that ``stub`` needs; None if it brings its own.
-
-    Raises ``MachineUnfit`` if the machine has none.
-    """
+    """Directory of the shared libpython that ``stub`` needs; None if it brings its own. Raises
+    ``MachineUnfit`` if the machine has none."""
     name = libpython_name()
     if name.encode() not in stub.read_bytes():
         return None

@@ -95,10 +95,8 @@ class FoundRun:
 
 
 def find_detached(home: Path) -> list[FoundRun]:
-    """Every running process of ``home``, even without saved state. Reads all of ``/proc``.
-
-    Any user can give a process any command line, so only processes of our own user count.
-    """
+    """Every running process of ``home``, even without saved state. Reads all of ``/proc``. Any user
+    can give a process any command line, so only processes of our own user count."""
     found = []
     for pid in all_pids():
         identity = ProcessId.of(pid) if is_ours(pid) else None
@@ -118,10 +116,8 @@ def clear_remains(home: Path, running: Sequence[FoundRun]) -> None:
 
 
 class GuardedProcess:
-    """One command under a guardian, for use by its keeper.
-
-    ``end`` and ``kill`` return when all of its processes and shared memory are gone.
-    """
+    """One command under a guardian, for use by its keeper. ``end`` and ``kill`` return when all of
+    its processes and shared memory are gone."""
 
     def __init__(self, name: str, found: FoundRun, pid: int, log: Path | None) -> None:
         self.found = found
@@ -144,11 +140,9 @@ class GuardedProcess:
         on_step: OnStep = ignore,
     ) -> "GuardedProcess":
         """Start ``command`` under a guardian. If ``log`` is None, its output goes to our stderr.
-        Shared memory whose name begins with ``mark`` is removed at its end.
-
-        With ``home`` it outlives us, and later keepers get ``facts``. Raises ``StartFailed`` if it
-        cannot be executed.
-        """
+        Shared memory whose name begins with ``mark`` is removed at its end. With ``home`` it
+        outlives us, and later keepers get ``facts``. Raises ``StartFailed`` if it cannot be
+        executed."""
         mark = mark or f"tidegate_{secrets.token_hex(6)}_"
         label = Label(str(home or ""), name, mark, dict(facts or {}))
         reading, writing = os.pipe()
@@ -314,10 +308,8 @@ def _number_in(path: Path) -> int | None:
 
 
 def command_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Our environment with ``changes``; a value of None removes the variable.
-
-    The path is added because started commands import ``orchestrator`` or ``worker``.
-    """
+    """Our environment with ``changes``; a value of None removes the variable. The path is added
+    because started commands import ``orchestrator`` or ``worker``."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env: dict[str, str | None] = {**os.environ, "PYTHONPATH": path, **changes}
     return {name: value for name, value in env.items() if value is not None}

@@ -95,11 +95,9 @@ class OrchestratorProcess(ProcessUnit):
         await self._wait_for("/health/live", self.start_s)
 
     async def wait_ready(self, timeout_s: float) -> list[str]:
-        """Wait until it can accept work, with its instances connected. Raises ``StartFailed``.
-
-        Returns sentences about models that cannot be served although it is ready. It does not wait
-        for a model that can never be served.
-        """
+        """Wait until it can accept work, with its instances connected. Returns sentences about
+        models that cannot be served although it is ready. It does not wait for a model that can
+        never be served. Raises ``StartFailed``."""
         body = await self._wait_for("/health/ready", timeout_s)
         return sorted({i["chat_fault"] for i in _instances(body) if i.get("chat_fault")})
 

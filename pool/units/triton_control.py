@@ -1,7 +1,5 @@
-"""Queries one Triton over gRPC: is it up, is its model ready, will it drain.
-
-It uses gRPC because lanes do: an answer here means that lanes can connect, too.
-"""
+"""Queries one Triton over gRPC: is it up, is its model ready, will it drain. It uses gRPC because
+lanes do: an answer here means that lanes can connect, too."""
 
 import contextlib
 
@@ -52,10 +50,8 @@ class TritonControl:
 
     async def drain(self, model: str, grace_s: float, timeout_s: float, token: str = "") -> bool:
         """Make ``model`` end its jobs within ``grace_s`` and close its lanes; False if it did not.
-
         ``token`` is the secret that its worker requires. A model without lanes refuses; it may be
-        stopped anyway.
-        """
+        stopped anyway."""
         # Imported here, because a start does not need it, and the CPU is busy then.
         from orchestrator.lanes.wire import to_answered_request
 

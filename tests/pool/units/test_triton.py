@@ -37,7 +37,6 @@ class Run:
         self,
         source: str,
         *,
-        is_locked: bool = True,
         install: TritonInstall | None = None,
         metrics_port: int = 0,
     ) -> TritonInstance:
@@ -46,13 +45,7 @@ class Run:
         made = TritonInstance(
             "triton",
             install or find_triton(None, state_dir()),
-            TritonSpec(
-                repository,
-                ("tiny",),
-                env=self.marked.mark,
-                load_timeout_s=60.0,
-                is_locked=is_locked,
-            ),
+            TritonSpec(repository, ("tiny",), env=self.marked.mark, load_timeout_s=60.0),
             TritonPorts(http, grpc_port, metrics_port or metrics),
             log=self._tmp_path / "triton.log",
             warn=self.warnings.append,
