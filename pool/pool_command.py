@@ -155,7 +155,7 @@ async def _end_unmanaged(path: Path, grace_s: float) -> None:
 
 
 async def _end(found: FoundRun, grace_s: float) -> None:
-    process = await GuardedProcess.adopt(found.label.unit, found, None)
+    process = await GuardedProcess.adopt(found, None)
     await process.end(grace_s)
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypedDict, Unpack
 from catalog.errors import ProvisionError, StartFailed
 from pool.events import EventKind, PoolEvent, pool_log
 from pool.process.logs import ignore, tail, usable_log
-from pool.process.process import FoundRun, GuardedProcess, OnStep
+from pool.process.process import FoundRun, GuardedProcess, Label, OnStep, new_mark
 
 HEARTBEAT_S = 15.0
 MISSES = 3
@@ -87,7 +87,7 @@ class ProcessUnit(ABC):
 
     async def attach(self, found: FoundRun) -> None:
         """Take over a running process. Raises ``StartFailed`` if it has ended."""
-        self._process = await GuardedProcess.adopt(self.name, found, self._log)
+        self._process = await GuardedProcess.adopt(found, self._log)
 
     async def resume(self) -> None:
         """Wait until a started or taken-over process serves. Raises ``StartFailed``."""
@@ -138,16 +138,8 @@ class ProcessUnit(ABC):
     async def _spawn(self, command: Sequence[str], env: Mapping[str, str], mark: str = "") -> None:
         """Start the process with a fresh log. Raises ``StartFailed``."""
         self._log = usable_log(self._log_path, self._warn)
-        self._process = await GuardedProcess.start(
-            self.name,
-            command,
-            env=env,
-            log=self._log,
-            mark=mark,
-            home=self._home,
-            facts=self.facts(),
-            on_step=self._on_step,
-        )
+        label = Label(self.name, mark or new_mark(), str(self._home or ""), self.facts())
+        self._process = await GuardedProcess.start(label, command, env, self._log, self._on_step)
         self._on_step("started")
 
     async def _process_end(self) -> str:

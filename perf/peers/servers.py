@@ -26,7 +26,7 @@ from pool.engines.recipes import PINS
 from pool.process.http_get import http_status
 from pool.process.logs import fresh_log, tail
 from pool.process.ports import free_ports
-from pool.process.process import GuardedProcess, command_environment
+from pool.process.process import GuardedProcess, Label, command_environment, new_mark
 from pool.units.llamacpp import LlamaCppServer
 
 VLLM: Final = "vLLM"
@@ -126,9 +126,9 @@ async def serving(
     log = state_dir() / "perf" / f"{name.lower()}.log"
     fresh_log(log)
     try:
-        process = await GuardedProcess.start(
-            name, command, env=command_environment(dict(env or {})), log=log
-        )
+        label = Label(name, new_mark())
+        environment = command_environment(dict(env or {}))
+        process = await GuardedProcess.start(label, command, environment, log)
     except StartFailed as error:
         raise Skip(f"{name} does not start here: {error}") from error
     try:

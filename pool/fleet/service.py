@@ -79,10 +79,8 @@ class PoolService:
             self.manager.kill()
 
     def reload(self) -> Answer:
-        """Reload the file and start to apply it.
-
-        If the file is invalid, changes nothing, emits an event and raises ``PoolFileInvalid``.
-        """
+        """Reload the file and start to apply it. If the file is invalid, changes nothing, emits an
+        event and raises ``PoolFileInvalid``."""
         assert self.manager is not None
         self._seen = _version_of(self.path)
         try:

@@ -41,16 +41,21 @@ OnStep = Callable[[str], None]
 """Callback for each step of a start: fits, prepared, spawned, started."""
 
 
+def new_mark() -> str:
+    return f"tidegate_{secrets.token_hex(6)}_"
+
+
 @dataclass(frozen=True, slots=True)
 class Label:
     """Facts about a run. If the run outlives us, they are in its guardian's command line, which
     every local user can read."""
 
-    home: str
-    """Folder of the pool that the run belongs to; empty if it ends with us."""
     unit: str
     mark: str
-    """Name of this run, and prefix of the names of its shared memory."""
+    """Name of this run, and prefix of the names of its shared memory, which is removed at its end
+    (``new_mark``)."""
+    home: str = ""
+    """Folder of the pool that the run belongs to, and outlives us for; empty if it ends with us."""
     facts: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -111,7 +116,7 @@ def clear_remains(home: Path, running: Sequence[FoundRun]) -> None:
     live = {one.label.mark for one in running}
     for folder in (home / "run").glob("*"):
         if _MARKED.fullmatch(folder.name) and folder.name not in live:
-            label = Label(str(home), "", folder.name)
+            label = Label("", folder.name, str(home))
             label.clean(was_killed=label.status is None)
 
 
@@ -119,38 +124,31 @@ class GuardedProcess:
     """One command under a guardian, for use by its keeper. ``end`` and ``kill`` return when all of
     its processes and shared memory are gone."""
 
-    def __init__(self, name: str, found: FoundRun, pid: int, log: Path | None) -> None:
+    def __init__(self, found: FoundRun, pid: int, log: Path | None) -> None:
         self.found = found
         self.pid = pid
         """The command's own process id, which is also its process group."""
         self._log = log
-        self._ended = asyncio.create_task(self._watch(), name=f"watch {name}")
+        self._ended = asyncio.create_task(self._watch(), name=f"watch {found.label.unit}")
 
     @classmethod
     async def start(
         cls,
-        name: str,
+        label: Label,
         command: Sequence[str],
-        *,
         env: Mapping[str, str],
         log: Path | None,
-        mark: str = "",
-        home: Path | None = None,
-        facts: Mapping[str, str] | None = None,
         on_step: OnStep = ignore,
     ) -> "GuardedProcess":
         """Start ``command`` under a guardian. If ``log`` is None, its output goes to our stderr.
-        Shared memory whose name begins with ``mark`` is removed at its end. With ``home`` it
-        outlives us, and later keepers get ``facts``. Raises ``StartFailed`` if it cannot be
-        executed."""
-        mark = mark or f"tidegate_{secrets.token_hex(6)}_"
-        label = Label(str(home or ""), name, mark, dict(facts or {}))
+        Raises ``StartFailed`` if it cannot be executed."""
+        name = label.unit
         reading, writing = os.pipe()
         try:
-            if home is not None:
+            if label.home:
                 label.run_dir.mkdir(mode=0o700, parents=True)
             on_step("prepared")
-            pid = _spawn(label, command, {**env, MARK: mark}, log, writing)
+            pid = _spawn(label, command, {**env, MARK: label.mark}, log, writing)
         except OSError as error:  # no processes, files or memory left; a log that has just gone
             label.remove()
             os.close(reading)
@@ -182,10 +180,10 @@ class GuardedProcess:
             raise StartFailed(
                 f"{name}: its guardian cannot be seen in /proc, which must be mounted"
             )
-        return cls(name, FoundRun(identity, label), int(told), log)
+        return cls(FoundRun(identity, label), int(told), log)
 
     @classmethod
-    async def adopt(cls, name: str, found: FoundRun, log: Path | None) -> "GuardedProcess":
+    async def adopt(cls, found: FoundRun, log: Path | None) -> "GuardedProcess":
         """Take over a process started before. Raises ``StartFailed`` if it has ended."""
         label = found.label
         async with asyncio.timeout(_UP_S):
@@ -193,9 +191,11 @@ class GuardedProcess:
                 if not found.guardian.is_running:
                     status = label.status
                     label.clean(was_killed=status is None)
-                    raise StartFailed(f"{name} ended with status {status} before it had started")
+                    raise StartFailed(
+                        f"{label.unit} ended with status {status} before it had started"
+                    )
                 await asyncio.sleep(_POLL_S)
-        return cls(name, found, pid, log)
+        return cls(found, pid, log)
 
     @property
     def running(self) -> bool:
@@ -319,7 +319,7 @@ async def succeeds(
     name: str, command: Sequence[str], env: Mapping[str, str], log: Path | None
 ) -> bool:
     """Run a command under a guardian to its end. It is ended when this is cancelled."""
-    process = await GuardedProcess.start(name, command, env=env, log=log)
+    process = await GuardedProcess.start(Label(name, new_mark()), command, env, log)
     try:
         return await process.wait() == 0
     finally:

@@ -6,14 +6,13 @@ so durable tasks survive the end of all processes, and the next launch continues
 
 import asyncio
 import contextlib
-import secrets
 import shutil
 from pathlib import Path
 from typing import Unpack
 
 from catalog.errors import MachineUnfit, StartFailed
 from pool.process.guardian import SHARED_MEMORY
-from pool.process.process import command_environment
+from pool.process.process import command_environment, new_mark
 from pool.supervise import ProcessUnit, UnitOptions
 
 PROGRAMS = ("redis-server", "valkey-server")
@@ -46,7 +45,7 @@ class StoreProcess(ProcessUnit):
         self._folder = folder
         # A socket's path can have at most 107 bytes, which a path in the state folder may exceed.
         # Here, the guardian also removes the socket of a launcher that was killed.
-        self._socket = SHARED_MEMORY / f"tidegate_{secrets.token_hex(6)}_store"
+        self._socket = SHARED_MEMORY / f"{new_mark()}store"
 
     @property
     def url(self) -> str:

@@ -11,7 +11,6 @@ Kinds of loss, each seen on a real server, and how this detects them:
 
 import asyncio
 import resource
-import secrets
 import signal
 import time
 from collections.abc import Callable
@@ -35,7 +34,7 @@ from pool.process.http_get import get
 from pool.process.logs import why_triton_ended
 from pool.process.ports import host_port
 from pool.process.proc import children_of, has_ended_child, is_running
-from pool.process.process import FoundRun
+from pool.process.process import FoundRun, new_mark
 from pool.supervise import TERM_S, ProcessUnit, UnitOptions, first_of
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ class TritonInstance(ProcessUnit):
         require_files(self.name)
         await asyncio.to_thread(self._require_tls)
         # Unique per start, so that the old server's regions and answers cannot look like new ones.
-        server_id = self._server_id = f"tidegate_{secrets.token_hex(6)}_"
+        server_id = self._server_id = new_mark()
         compile_models(self._spec)
         try:
             install, spec, env = self._linked(Links(server_id))

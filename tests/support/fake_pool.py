@@ -46,7 +46,7 @@ class Server:
     @property
     def found(self) -> FoundRun:
         facts = {"digest": self.digest, "ports": f"0,{self.port},0"}
-        return FoundRun(ProcessId(1, 1), Label("home", self.name, self.mark, facts))
+        return FoundRun(ProcessId(1, 1), Label(self.name, self.mark, "home", facts))
 
 
 class FakeMachine:

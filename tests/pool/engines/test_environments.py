@@ -80,9 +80,9 @@ async def test_an_environment_is_made_gone_on_with_and_registered_when_it_works(
     )  # worse than a kill
     synced, unpacked, start = [], list[str | None](), GuardedProcess.start
 
-    async def noted(*given: Any, **more: Any) -> Any:
-        unpacked.append(more["env"].get("TMPDIR"))
-        return await start(*given, **more)
+    async def noted(*given: Any) -> Any:
+        unpacked.append(given[2].get("TMPDIR"))
+        return await start(*given)
 
     with monkeypatch.context() as spied:
         spied.setattr(GuardedProcess, "start", noted)

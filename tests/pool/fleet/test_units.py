@@ -105,7 +105,7 @@ async def test_one_that_is_not_asked_for_any_more_is_known_by_its_label(tmp_path
     machine = host(tmp_path)
 
     def found(facts: dict[str, str]) -> FoundRun:
-        return FoundRun(ProcessId(1, 1), Label(str(tmp_path), "old", "mark", facts))
+        return FoundRun(ProcessId(1, 1), Label("old", "mark", str(tmp_path), facts))
 
     facts = triton(tmp_path, InstanceSpec("a", "demo", host="10.1.2.3"), TritonPorts(1, 2, 3))
     old = machine.make_former(found(facts.facts()), on_step)

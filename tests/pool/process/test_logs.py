@@ -18,7 +18,7 @@ from pool.process.logs import (
     usable_log,
     why_triton_ended,
 )
-from pool.process.process import GuardedProcess, command_environment
+from pool.process.process import GuardedProcess, Label, command_environment, new_mark
 
 LOAD_FAILED = r"""
 I1120 19:39:40.968527 11135 model_lifecycle.cc:472] "loading: llm:1"
@@ -146,7 +146,8 @@ async def test_what_a_process_writes_is_bounded_while_it_runs(
     monkeypatch.setattr(logs, "LOOK_S", 0.01)
     fresh_log(log)
     command = [sys.executable, "-c", NOISE, str(tmp_path / "enough"), str(tmp_path / "seen")]
-    process = await GuardedProcess.start("noisy", command, env=command_environment({}), log=log)
+    label = Label("noisy", new_mark())
+    process = await GuardedProcess.start(label, command, command_environment({}), log)
     await until(lambda: len(files(log)) == 1 + KEPT_LOGS)
     (tmp_path / "enough").touch()
     await until(lambda: log.read_text().endswith("last\n"))

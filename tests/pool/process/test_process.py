@@ -12,7 +12,7 @@ import pytest
 
 from catalog.errors import StartFailed
 from pool.process.proc import ProcessId
-from pool.process.process import GuardedProcess, clear_remains, find_detached
+from pool.process.process import GuardedProcess, Label, clear_remains, find_detached, new_mark
 from tests.support.processes import Marked, eventually
 
 SLEEP = ("bash", "-c", "sleep 1000 & sleep 1000")
@@ -30,14 +30,9 @@ class Home:
     async def start(
         self, *command: str, unit: str = "one", log: Path | None = None
     ) -> GuardedProcess:
-        return await GuardedProcess.start(
-            unit,
-            command or SLEEP,
-            env=self.marked.env,
-            log=log,
-            home=self.path if self.outlives else None,
-            facts={"port": "8001"},
-        )
+        home = str(self.path) if self.outlives else ""
+        label = Label(unit, new_mark(), home, {"port": "8001"})
+        return await GuardedProcess.start(label, command or SLEEP, self.marked.env, log)
 
     def nothing_is_left(self) -> None:
         self.marked.wait_gone(set())
@@ -58,7 +53,7 @@ async def test_it_is_found_by_its_label_and_ended_by_who_adopts_it(home: Home) -
     assert find_detached(home.path / "other") == []
     (found,) = find_detached(home.path)
     assert (found.label.unit, found.label.facts) == ("one", {"port": "8001"})
-    adopted = await GuardedProcess.adopt("one", found, None)
+    adopted = await GuardedProcess.adopt(found, None)
     assert adopted.running and ProcessId.of(adopted.pid) is not None
     assert await adopted.end(5.0) == 128 + signal.SIGTERM
     home.nothing_is_left()
