@@ -34,9 +34,6 @@ class LoadTiming:
         """Milliseconds since the start."""
         return (time.monotonic() - self._begun) * 1e3
 
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {ms:.0f}" for name, ms in self.ms.items())
-
 
 EngineLoader = Callable[[WorkerSettings, Clock], "LoadedEngine"]
 """Loads an engine: ``worker.engines.load_engine``, or a test's function."""
@@ -76,6 +73,6 @@ class LoadedEngine:
             engine.stats().kv_blocks_total,
             card.block_tokens,
             card.context_tokens,
-            timing,
+            ", ".join(f"{name} {ms:.0f}" for name, ms in timing.ms.items()),
         )
         return cls(engine, tokenizer, card, timing.ms | {"total": total_ms}, grammars)

@@ -56,29 +56,19 @@ class MemoryGuard:
 
         Raises ``MemoryLimitExceeded`` if dropping caches does not help.
         """
-        limits = self.limits
-        if not limits.hard_bytes:
+        hard, soft = self.limits.hard_bytes, self.limits.soft_bytes
+        if not hard:
             return
         used = self.meter.used_bytes() + ahead_bytes
-        if used > limits.hard_bytes:
+        if used > hard:
             self.meter.drop_caches()
             used = self.meter.used_bytes() + ahead_bytes
-            if used > limits.hard_bytes:
-                shown = _shown(used, limits.hard_bytes)
-                raise MemoryLimitExceeded(
-                    f"memory hard limit exceeded{_of(what)}: {shown} in use; {self._advice}"
-                )
-        if used > limits.soft_bytes and not self._has_warned:
+        if used <= soft:
+            return
+        of, limit = f" ({what})" if what else "", hard if used > hard else soft
+        shown = f"{of}: {used / GIB:.2f} GiB of {limit / GIB:.2f} in use"
+        if used > hard:
+            raise MemoryLimitExceeded(f"memory hard limit exceeded{shown}; {self._advice}")
+        if not self._has_warned:
             self._has_warned = True
-            shown = _shown(used, limits.soft_bytes)
-            self._log.warning(
-                "memory soft limit exceeded%s: %s in use; logged once", _of(what), shown
-            )
-
-
-def _shown(used: int, limit: int) -> str:
-    return f"{used / GIB:.2f} GiB of {limit / GIB:.2f}"
-
-
-def _of(what: str) -> str:
-    return f" ({what})" if what else ""
+            self._log.warning("memory soft limit exceeded%s; logged once", shown)

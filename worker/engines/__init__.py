@@ -1,10 +1,4 @@
-"""Loads the engine that runs the model: our own, or vLLM's behind the same interface.
-
-The Triton model calls ``load_engine``. vLLM's engine is in ``vllm`` and is imported only on
-request: it has its own environment.
-
-- ``stepped`` another engine behind our loop: its interface and its queue
-"""
+"""Loads the engine that runs the model: our own, or vLLM's behind the same interface."""
 
 import time
 from dataclasses import replace
@@ -39,9 +33,10 @@ def load_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Load
             f"{variable('adapters')}: the engine {name} serves no LoRA adapters with a model; set"
             " TIDEGATE_WORKER__ENGINE=vllm, or merge each into a model of its own"
         )
-    where = "worker.engines.vllm" if name == "vllm" else "worker.engine"
-    builder = import_module(f"{where}.build")
-    own = {} if name == "vllm" else {"measures": True}
-    loaded = builder.build_engine(settings.model_copy(update={"engine": name}), clock, **own)
+    settings = settings.model_copy(update={"engine": name})
+    if name == "vllm":  # imports its packages, which only its environment has
+        loaded = import_module("worker.engines.vllm.build").build_engine(settings, clock)
+    else:
+        loaded = import_module("worker.engine.build").build_engine(settings, clock, measures=True)
     assert isinstance(loaded, LoadedEngine)
     return replace(loaded, card=msgspec.structs.replace(loaded.card, engine_reason=why))

@@ -17,6 +17,7 @@ class Secret:
     def __init__(self, token: SecretStr | None, what: str, clock: Clock) -> None:
         """``what``: the action that needs the token, for log lines."""
         self._token = None if token is None else token.get_secret_value().encode()
+        self.is_asked = token is not None
         self._what = what
         self._clock = clock
         self._warn_at = -float("inf")
@@ -35,7 +36,3 @@ class Secret:
             self._warn_at = now + WARN_EVERY_S
             service_log.warning("%s refused: wrong token (%d so far)", self._what, self._refused)
         return False
-
-    @property
-    def is_asked(self) -> bool:
-        return self._token is not None

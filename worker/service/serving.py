@@ -106,10 +106,13 @@ class Serving:
     @classmethod
     def of(cls, loaded: LoadedEngine, settings: WorkerSettings, card: ModelCard) -> "Serving":
         """Serve ``loaded``; ``card`` is its card plus the fields that only the service knows."""
-        closings = _closings(loaded)
-        if closings is None:
+        pieces, closings = loaded.tokenizer.pieces, None
+        if pieces is None or loaded.grammars is None or Feature.GRAMMAR in card.lacks:
+            # The tokens' texts are unknown, or the engine takes no masks.
             lacks = tuple(sorted({*card.lacks, Feature.FINISH}))
             card = msgspec.structs.replace(card, lacks=lacks)
+        else:
+            closings = ClosingTables(pieces.__getitem__, card.vocab_size)
         constraints = Constraints(loaded.grammars, closings)
         return cls(loaded.engine, loaded.tokenizer, card, constraints, settings, loaded.load_ms)
 
@@ -118,15 +121,6 @@ class Serving:
         vision = self.card.vision
         images = 0 if vision is None else vision.max_bytes
         return MESSAGE_BYTES + BYTES_PER_TOKEN * self.card.context_tokens + images
-
-
-def _closings(loaded: LoadedEngine) -> ClosingTables | None:
-    """Tables that bring texts to a whole end; None if the engine takes no masks or the tokens'
-    texts are unknown."""
-    pieces = loaded.tokenizer.pieces
-    if pieces is None or loaded.grammars is None or Feature.GRAMMAR in loaded.card.lacks:
-        return None
-    return ClosingTables(pieces.__getitem__, loaded.card.vocab_size)
 
 
 class EngineAbsent:
