@@ -35,13 +35,13 @@ class Session:
     """A conversation of one key. Only the store changes it."""
 
     id: str
-    number: int
-    """Number of the session among the key's sessions, in order."""
     key: str
     """Fingerprint."""
     model: str
     """Model of turns that do not name one."""
     idle_keep_s: float
+    number: int = 0
+    """Number of the session among the key's sessions, in order."""
     history: History = ""
     bytes: int = 0
     turns: int = 0

@@ -118,20 +118,19 @@ class SessionStore:
                 f"{SESSION_TTL_S:g} s",
                 retryable=False,
             )
-        size = bytes_of(history)
-        self._require_room(key, size, size)
-        session = self._add(f"{PREFIX}{self._ids.new()}", key, model, idle_keep_s)
+        session = Session(f"{PREFIX}{self._ids.new()}", key, model, idle_keep_s)
         session.created_unix_ms = int(1000 * self._clock.unix())
-        self._set_history(session, history)
+        self._add(session, history)
         self.on_change(key, session.id)
         return session
 
-    def _add(self, session_id: str, key: str, model: str, idle_keep_s: float) -> Session:
+    def _add(self, session: Session, history: History) -> None:
+        key, size = session.key, bytes_of(history)
+        self._require_room(key, size, size)
         self._numbers[key] += 1
-        session = Session(session_id, self._numbers[key], key, model, idle_keep_s)
-        session.used_at = self._clock.now()
+        session.number, session.used_at = self._numbers[key], self._clock.now()
         self._sessions[session.id] = self._by_key[key][session.number] = session
-        return session
+        self._set_history(session, history)
 
     def get(self, session_id: str, key: str | None) -> Session:
         """A session of ``key`` (None: any key). Raises ``NotFound``."""
@@ -251,11 +250,9 @@ class SessionStore:
         """See ``Shelf``. Raises ``NoCapacity`` or ``InvalidRequest`` if it is too large."""
         found = msgspec.msgpack.decode(copy, type=SessionCopy)
         self.let_go(key, name)
-        size = bytes_of(found.history)
-        self._require_room(key, size, size)
-        session = self._add(name, key, found.model, found.idle_keep_s)
+        session = Session(name, key, found.model, found.idle_keep_s)
         session.turns, session.created_unix_ms = found.turns, found.created_unix_ms
-        self._set_history(session, found.history)
+        self._add(session, found.history)
 
     def let_go(self, key: str, name: str) -> None:
         """See ``Shelf``. A running turn is not kept."""

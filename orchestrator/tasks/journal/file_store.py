@@ -110,16 +110,11 @@ def _end(db: sqlite3.Connection, ended: Sequence[Ended]) -> None:
 def remove_old(db: sqlite3.Connection, results_before: float, tasks_before: float) -> int:
     """Remove rows that ended before these times, up to a bound; returns how many."""
     db.execute("BEGIN IMMEDIATE")
-    removed = db.execute(
-        "DELETE FROM results WHERE n IN "
-        "(SELECT n FROM results WHERE ended_unix < ? ORDER BY ended_unix LIMIT ?)",
-        (results_before, TIDY_ROWS),
-    ).rowcount
-    removed += db.execute(
-        "DELETE FROM tasks WHERE n IN "
-        "(SELECT n FROM tasks WHERE ended_unix < ? ORDER BY ended_unix LIMIT ?)",
-        (tasks_before, TIDY_ROWS),
-    ).rowcount
+    removed = 0
+    for table, before in (("results", results_before), ("tasks", tasks_before)):
+        old = f"SELECT n FROM {table} WHERE ended_unix < ? ORDER BY ended_unix LIMIT ?"
+        delete = f"DELETE FROM {table} WHERE n IN ({old})"
+        removed += db.execute(delete, (before, TIDY_ROWS)).rowcount
     db.execute("COMMIT")
     return removed
 

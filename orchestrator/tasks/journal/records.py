@@ -12,13 +12,13 @@ import msgspec
 
 from orchestrator.clock import Boot, Clock
 from orchestrator.errors import TidegateError, with_code
-from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
-from orchestrator.tasks.ending import Budget, Ending
+from orchestrator.tasks.deadline import NO_PARTS, Deadline, Parts
+from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
 from orchestrator.telemetry.log import fields, service_log
-from protocol import AbortCause, Code, FinishReason, Outcome, Sampling, TokenLogprob
+from protocol import Code, FinishReason, Outcome, Sampling, TokenLogprob
 
 _IDS = "I"
 _ID_BYTES = array(_IDS).itemsize
@@ -28,8 +28,7 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
     """All data to run a task again. Removed when it ends."""
 
     job: Job
-    sampling: Sampling
-    """Sampling after admission, with a seed if tokens are sampled."""
+    """The job with its sampling after admission, with a seed if tokens are sampled."""
     token_ids: bytes
     vocabulary: bytes
     model_digest: str
@@ -70,13 +69,9 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     ids: bytes
     texts: list[str]
     logprobs: list[TokenLogprob]
-    outcome: Outcome
-    finish_reason: FinishReason
+    ending: Ending
+    """Its error is apart; the client's stop string is not kept."""
     error: StoredError | None
-    cause: AbortCause | None
-    budget: Budget
-    tail: str
-    missed_part: Part | None
     cached_tokens: int
     fitted_tokens: int | None
     clamped_ms: float | None
@@ -164,7 +159,6 @@ def request_of(task: Task, model_digest: str, clock_offset: float) -> StoredRequ
     return StoredRequest(
         # A client's numbers may have any size; those after admission fit.
         job=replace(task.job, sampling=task.sampling),
-        sampling=task.sampling,
         token_ids=pack_ids(task.token_ids),
         vocabulary=task.vocabulary,
         model_digest=model_digest,
@@ -181,15 +175,10 @@ def result_of(task: Task) -> StoredResult:
         ids=pack_ids(transcript.ids),
         texts=transcript.texts,
         logprobs=transcript.logprobs,
-        outcome=ending.outcome,
-        finish_reason=ending.finish_reason,
+        ending=replace(ending, error=None, stop="", stop_token_id=None),
         error=None
         if error is None
         else StoredError(error.code, error.message, error.retryable, error.field, error.details),
-        cause=ending.cause,
-        budget=ending.budget,
-        tail=ending.tail,
-        missed_part=ending.missed_part,
         cached_tokens=task.cached_tokens,
         fitted_tokens=task.fitted_tokens,
         clamped_ms=task.deadline.clamped_ms,
@@ -216,7 +205,6 @@ def live_task(row: TaskRow, stored: StoredRequest, clock: Clock, boot: Boot) -> 
     task.model = row.model
     task.vocabulary = stored.vocabulary
     task.cache_salt = stored.cache_salt
-    task.sampling = stored.sampling
     task.token_ids = unpack_ids(stored.token_ids)
     task.prompt_tokens = len(task.token_ids)
     return task
@@ -234,18 +222,13 @@ def _arrived(row: TaskRow, stored: StoredRequest, clock: Clock, boot: Boot) -> f
 
 def bare_job(row: TaskRow, clock: Clock, clamped_ms: float | None = None, source: str = "") -> Job:
     """The known parts of the job of a row without its request."""
-    offset = clock.unix() - clock.now()
+    offset, due_ms = clock.unix() - clock.now(), row.deadline_unix_ms
     return Job(
         api=Api.NATIVE,
         model=row.model,
         sampling=Sampling(max_tokens=1),
         max_tokens=None,
-        deadline=Deadline(
-            row.deadline_unix_ms / 1000 - offset,
-            row.deadline_unix_ms,
-            clamped_ms=clamped_ms,
-            source=source,
-        ),
+        deadline=Deadline(due_ms / 1000 - offset, due_ms, clamped_ms, source=source),
         correlation_id=row.correlation_id,
         arrived=row.accepted_unix - offset,
         keep=True,
@@ -283,15 +266,8 @@ def ended_task(row: TaskRow, result: StoredResult | None, clock: Clock) -> Task:
     task.first_id_free = result.first_id_free
     if result.start_wait_s is not None:
         marks.started = marks.received + result.start_wait_s or marks.received
-    task.ending = Ending(
-        result.outcome,
-        result.finish_reason,
-        None if result.error is None else _error_of(result.error),
-        result.cause,
-        result.budget,
-        result.tail,
-        result.missed_part,
-    )
+    error = None if result.error is None else _error_of(result.error)
+    task.ending = replace(result.ending, error=error)
     return task
 
 
@@ -342,8 +318,8 @@ class StoredEnd(msgspec.Struct, frozen=True, array_like=True):
 
 
 def end_of(end: Ended) -> StoredEnd:
-    result, error = end.result, end.result.error
-    outcome, reason = result.outcome.value, result.finish_reason.value
+    ending, error = end.result.ending, end.result.error
+    outcome, reason = ending.outcome.value, ending.finish_reason.value
     code = None if error is None else error.code.value
     return StoredEnd(end.ended_unix, outcome, reason, code, end.completion_tokens)
 

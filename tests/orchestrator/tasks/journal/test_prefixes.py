@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.tasks.deadline import Deadline
-from orchestrator.tasks.ending import Budget
+from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.file_store import JournalWriter
 from orchestrator.tasks.journal.records import (
@@ -55,7 +55,6 @@ def accept(n: int) -> Accept:
     job = make_job(sampling=sampling, deadline=Deadline(2.0, 2), arrived=1.0, durable=True)
     request = StoredRequest(
         job=job,
-        sampling=job.sampling,
         token_ids=pack_ids([n, n + 1]),
         vocabulary=b"v",
         model_digest="d",
@@ -70,13 +69,8 @@ def ended(n: int, ids: list[int]) -> Ended:
         ids=pack_ids(ids),
         texts=[str(one) for one in ids],
         logprobs=[],
-        outcome=Outcome.MET,
-        finish_reason=FinishReason.LENGTH,
+        ending=Ending(Outcome.MET, FinishReason.LENGTH),
         error=None,
-        cause=None,
-        budget=Budget(),
-        tail="",
-        missed_part=None,
         cached_tokens=0,
         fitted_tokens=None,
         clamped_ms=None,
