@@ -231,10 +231,7 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
                     for d in range(dim):
                         total[head, d] /= weight[head]
                     at = (row * heads + head) * dim
-                    if is_bfloat16:
-                        store(total[head], 0, job[AT.out], at)
-                    else:
-                        store(total[head], job[AT.out], 0, at)
+                    store(total[head], job[AT.out], is_bfloat16, at)
             else:
                 at = job[AT.partial] + partial * heads * (dim + 2) * 4
                 told = array_at(at, float32, (heads, dim + 2))
@@ -275,9 +272,6 @@ def merge(heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
                 for d in range(dim):
                     total[d] /= weight
                 at = (row * heads + head) * dim
-                if is_bfloat16:
-                    store(total, 0, job[AT.out], at)
-                else:
-                    store(total, job[AT.out], 0, at)
+                store(total, job[AT.out], is_bfloat16, at)
 
     return merge

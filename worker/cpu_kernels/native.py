@@ -291,16 +291,17 @@ def small_power(r: Any) -> Any:
 
 
 @jitable
-def store(values: Any, out: Any, short: Any, at: Any) -> None:
-    """Write ``values`` to the result addresses ``out`` and ``short``, from element ``at`` on."""
+def store(values: Any, out: Any, is_short: Any, at: Any) -> None:
+    """Write float32 ``values`` to the address ``out``, from element ``at`` on; if ``is_short``,
+    rounded to bfloat16."""
     width = len(values)
-    if out != 0:
+    if not is_short:
         exact = array_at(out + 4 * at, float32, width)
         for i in range(width):
             exact[i] = values[i]
-    if short != 0:
+    else:
         bits = values.view(np.uint32)
-        rounded = array_at(short + 2 * at, uint16, width)
+        rounded = array_at(out + 2 * at, uint16, width)
         for i in range(width):
             half = np.uint32(0x7FFF) + (bits[i] >> np.uint32(16) & np.uint32(1))
             rounded[i] = (bits[i] + half) >> np.uint32(16)

@@ -282,9 +282,6 @@ def attend(heads: int, kv_heads: int, dim: int, is_bfloat16: bool) -> TeamTask:
                 at = ((first_token + begin + i) * heads + head) * dim
                 for d in range(dim):
                     total[i, d] /= weight[i]
-                if is_bfloat16:
-                    store(total[i][:dim], 0, job[AT.out], at)
-                else:
-                    store(total[i][:dim], job[AT.out], 0, at)
+                store(total[i][:dim], job[AT.out], is_bfloat16, at)
 
     return attend

@@ -28,7 +28,7 @@ from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, TeamTask, compiled_ta
 class RowArguments(NamedTuple):
     """The fields of a job over rows, after its counts: addresses of contiguous float32, then sizes.
 
-    Results go to ``out``, to ``short`` (rounded to bfloat16), or to both; 0 to skip one.
+    Results go to ``out``, rounded to bfloat16 if ``is_short``.
     """
 
     rows: int
@@ -38,7 +38,7 @@ class RowArguments(NamedTuple):
     weight: int
     sums: int
     out: int
-    short: int
+    is_short: int
     width: int
     heads: int
     rotated: int
@@ -90,7 +90,7 @@ def add_norm() -> TeamTask:
                 scale = _norm_of(sums, epsilon)
                 for i in range(width):
                     normed[i] = sums[i] * scale * weight[i]
-                store(normed, job[AT.out], job[AT.short], at)
+                store(normed, job[AT.out], job[AT.is_short], at)
 
     return add_norm
 
@@ -118,7 +118,7 @@ def rotate() -> TeamTask:
                     at = (row * job[AT.heads] + head) * width
                     x = array_at(job[AT.x] + 4 * at, float32, width)
                     if head >= job[AT.rotated]:
-                        store(x, job[AT.out], job[AT.short], at)
+                        store(x, job[AT.out], job[AT.is_short], at)
                         continue
                     for i in range(width):
                         given[i] = x[i]
@@ -132,7 +132,7 @@ def rotate() -> TeamTask:
                         low, high = given[i], given[half + i]
                         turned[i] = low * cos[i] + high * sin[i]
                         turned[half + i] = high * cos[half + i] + low * sin[half + i]
-                    store(turned, job[AT.out], job[AT.short], at)
+                    store(turned, job[AT.out], job[AT.is_short], at)
 
     return rotate
 
@@ -156,10 +156,10 @@ def convert(is_short: bool) -> TeamTask:
                     short = array_at(x, uint16, width)
                     for i in range(width):
                         bits[i] = np.uint32(short[i]) << np.uint32(16)
-                    store(values, job[AT.out], job[AT.short], row * width)
+                    store(values, job[AT.out], job[AT.is_short], row * width)
                 else:
                     exact = array_at(x, float32, width)
-                    store(exact, job[AT.out], job[AT.short], row * width)
+                    store(exact, job[AT.out], job[AT.is_short], row * width)
 
     return convert
 

@@ -24,7 +24,6 @@ from worker.kv_disk.transfers import (
     BlockLoad,
     Loader,
     PinnedBlock,
-    Save,
     Saver,
 )
 from worker.log import model_log
@@ -235,11 +234,11 @@ class DiskTier(BlockTier):
                     self._saving[block_hash] = PinnedBlock(block, block_hash, wanted.is_spill)
                     pinned.append(self._saving[block_hash])
             self._scheduler.pin([one.block for one in pinned])
-            save = Save(pinned)
-            if not wanted.hashes:
+            if wanted.hashes:
+                self._saver.submit(pinned)
+            else:
+                self._saver.submit(pinned, wanted.text)
                 self._wanted.popleft()
-                save = Save(pinned, wanted.text)
-            self._saver.submit(save)
 
     # ── back again ───────────────────────────────────────────────────────────────────────────
 

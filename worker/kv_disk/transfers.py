@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import starmap, takewhile
 from typing import NamedTuple, Protocol
 
@@ -157,14 +157,6 @@ class PinnedBlock(NamedTuple):
     is_spill: bool
 
 
-@dataclass(slots=True)
-class Save:
-    """Blocks to save: the last missing blocks of ``text``, unless that is empty."""
-
-    pinned: list[PinnedBlock]
-    text: list[bytes] = field(default_factory=list)
-
-
 class Saver:
     """Saves blocks, and calls ``returned(blocks)`` on its own thread once they are copied."""
 
@@ -183,8 +175,9 @@ class Saver:
         batch = max(1, _SAVE_BYTES // memory.format.block_bytes)
         self._staging = memory.staging(batch)
 
-    def submit(self, save: Save) -> None:
-        self._background.submit(lambda: self._run(save))
+    def submit(self, pinned: Sequence[PinnedBlock], text: Sequence[bytes] = ()) -> None:
+        """Save blocks: the last missing blocks of ``text``, unless that is empty."""
+        self._background.submit(lambda: self._run(pinned, text))
 
     def remove(self, hashes: Collection[bytes]) -> None:
         """Delete files, even files that earlier saves have not written yet."""
@@ -194,10 +187,9 @@ class Saver:
         """Finish the submitted saves within ``grace_s``."""
         self._background.close(grace_s)
 
-    def _run(self, save: Save) -> None:
+    def _run(self, left: Sequence[PinnedBlock], text: Sequence[bytes]) -> None:
         started = time.perf_counter()
         size = len(self._staging)
-        left = save.pinned
         try:
             while left:
                 batch, left = left[:size], left[size:]
@@ -209,8 +201,8 @@ class Saver:
                     # A block is pinned twice if its text continued before the file was written.
                     if not self._store.holds(pinned.block_hash):
                         self.counts.blocks += self._store.write(pinned.block_hash, content)
-            if save.text:
-                self._store.touch(list(takewhile(self._store.holds, save.text)))
+            if text:
+                self._store.touch(list(takewhile(self._store.holds, text)))
         finally:
             self.counts.seconds += time.perf_counter() - started
             # Return the blocks not reached; if none, this signals that the counts changed.

@@ -212,7 +212,9 @@ class TeamSteps:
             weight=self._sin,
             heads=heads,
             rotated=c.num_heads + c.num_kv_heads,
-            **norms | {"short" if short else "out": turned},
+            out=turned,
+            is_short=short,
+            **norms,
         )
         return turned
 
@@ -258,15 +260,15 @@ class TeamSteps:
             weight=weight,
             sums=sums,
             epsilon=bits_of(c.rms_norm_eps),
-            **{"short" if short else "out": out},
+            out=out,
+            is_short=short,
         )
         return sums, out
 
     def _converted(self, x: Tensor, width: int, *, short: bool) -> Tensor:
         """Convert float32 ``x`` to bfloat16 if ``short``, else bfloat16 ``x`` to float32."""
         out = self._room(width, short=short)
-        task = self._loops.convert(not short)
-        self._of_rows(task, width, x=x, **{"short" if short else "out": out})
+        self._of_rows(self._loops.convert(not short), width, x=x, out=out, is_short=short)
         return out
 
     def _multiplied(self, linear: BlockedLinear, x: Tensor) -> Tensor:
