@@ -149,6 +149,7 @@ def build(
     adapts_rows = chosen.row_policy is RowPolicy.ADAPTIVE and values_time
     rows = RowControl(registry, prediction, in_flight, clock, enabled=adapts_rows)
     schedule.may_free_row = pausing.may_free_row
+    schedule.may_get_row = lambda task: pausing.may_get_row(task, clock.now())
     schedule.adapts_rows = rows.adapts
     limits = TimeLimits(return_margin_s=RETURN_MARGIN_S, loop_delay=LoopDelay(clock))
     launcher = Launcher(registry, in_flight, pausing, prediction, retrier, limits, clock)

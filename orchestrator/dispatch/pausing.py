@@ -67,6 +67,8 @@ class Pausing:
         self._placer = placer
         self._enabled = enabled
         self._next_at = 0.0
+        self._least_urgent = -math.inf
+        """The urgency of the least urgent running job at the last scan."""
 
     @property
     def is_wanted_inside(self) -> bool:
@@ -90,6 +92,17 @@ class Pausing:
             self._registry.instances[name].can_pause and self._has_memory(name, task)
             for name in self._placer.able(task)
         )
+
+    def may_get_row(self, task: Task, now: float) -> bool:
+        """Whether a row at once is likely: an instance may run more rows, or ``task``, with its
+        slack used up, would be urgent enough for a pause."""
+        limits = [self._registry.instances[name].concurrency for name in self._placer.able(task)]
+        if any(limit.slots < limit.fitting for limit in limits):
+            return True
+        found = self._forecaster.urgency(task, now)
+        if not found.chance:
+            return False
+        return math.log(found.chance / found.work_ms) >= self._least_urgent + _MARGIN
 
     def make_room(self, queue: TaskQueue[Task], attempts: Iterable[Attempt], now: float) -> Room:
         """Pause running jobs for more urgent waiting tasks."""
@@ -145,6 +158,7 @@ class Pausing:
         self, queue: TaskQueue[Task], attempts: Iterable[Attempt], now: float
     ) -> list[Trade]:
         """Jobs to pause, at most one for each of the first waiting tasks."""
+        self._least_urgent = -math.inf
         if not self._enabled or not (queue or self.is_wanted_inside):
             return []
         attempts = list(attempts)
@@ -154,6 +168,7 @@ class Pausing:
         rows = {
             name: Counter(job.attempt.task.tenant for job in jobs) for name, jobs in running.items()
         }
+        self._least_urgent = min((jobs[-1].urgency for jobs in running.values()), default=-math.inf)
         chosen: list[Trade] = []
         # By urgency alone: the next tenant in turn may have no task worth a pause.
         for task in (*self._inside(attempts, now), *queue.first(AT_ONCE)):

@@ -148,6 +148,8 @@ class Schedule:
         self._clock = clock
         self.may_free_row: Callable[[Task], bool] = lambda task: True
         """Whether a job could be paused for a task."""
+        self.may_get_row: Callable[[Task], bool] = lambda task: True
+        """Whether a task may get a row at once although all are taken."""
         self.adapts_rows: Callable[[str], bool] = lambda model: True
         """Whether all instances of a model run fewer rows if that meets more requests."""
         self._lines: dict[str, deque[_Line]] = {}
@@ -173,7 +175,8 @@ class Schedule:
         were measured and not ``guesses``; clients may get guesses.
 
         The prospect is that of its place in the queue. If its gain is below ``enough``, a row at
-        once (from a paused job) and then fewer rows are tried; the best prospect is returned.
+        once (from a paused job) and then fewer rows are tried; the best prospect is returned. A
+        row at once counts only if a job has ample time or the task may get one (``may_get_row``).
         """
         line = self._line(task.model, task.priority)
         if line is None or not (guesses or self._knows(task.model)):
@@ -186,7 +189,9 @@ class Schedule:
             found = self._at(place, task, others, enough)
         if found.gain >= enough or not self.may_free_row(task):
             return found
-        if place >= line.machine.rows:
+        enough_ms = AMPLE * task.deadline.left_ms(line.at)
+        has_ample = any(one.stop_ms >= enough_ms for one in line.asked)
+        if place >= line.machine.rows and (has_ample or self.may_get_row(task)):
             found = max(found, self._at(0, task, others), key=lambda prospect: prospect.gain)
         if found.gain >= enough or not self.adapts_rows(task.model):
             return found

@@ -64,7 +64,7 @@ class Rig:
         )
 
     def urgency(self, task: Task, now: float) -> Any:
-        return SimpleNamespace(log_urgency=self.urgencies[task.id])
+        return SimpleNamespace(log_urgency=self.urgencies[task.id], chance=0.5, work_ms=10.0)
 
     def task(self, name: str, urgency: float, **changes: object) -> Task:
         made = task(**changes)
@@ -102,6 +102,21 @@ def test_dl15_only_a_clearly_more_urgent_task_pauses_another() -> None:
     assert rig.victims(rig.task("w", -0.5)) == ["r"]
     assert rig.victims(rig.task("w", -2.0)) == []
     assert rig.victims() == []
+
+
+def test_dl7_no_pause_is_foreseen_for_what_will_not_be_urgent_enough() -> None:
+    rig = Rig()
+    newcomer = rig.task("n", -9.0)  # ln(0.5 / 10) = -3.0 once it has no slack left
+    assert rig.pausing.may_get_row(newcomer, rig.now)  # nothing is known before the first scan
+    for urgency, may in ((-3.2, False), (-3.6, True)):
+        rig.running.clear()
+        rig.runs("r", urgency)
+        rig.victims(rig.task("w", -9.0))
+        assert rig.pausing.may_get_row(newcomer, rig.now) is may
+    rig.instances["a"].concurrency.fitting, rig.instances["a"].concurrency.best_rows = 8, 4
+    rig.urgencies["r"] = -3.2
+    rig.victims(rig.task("w", -9.0))
+    assert rig.pausing.may_get_row(newcomer, rig.now), "the instance may run more rows"
 
 
 def test_the_least_urgent_go_first_one_for_each_that_waits() -> None:

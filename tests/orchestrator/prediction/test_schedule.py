@@ -127,8 +127,18 @@ def test_dl15_urgent_work_takes_a_row_of_what_has_time() -> None:
     assert rig.schedule.of(urgent).chance == 0
     assert rig.schedule.of(urgent, enough=0.1).chance == 1
     assert not rig.refuses(urgent)
+    rig.schedule.may_get_row = lambda task: False
+    assert not rig.refuses(urgent), "they have ample time"
     rig.schedule.may_free_row = lambda task: False
     assert rig.refuses(urgent), "no job can be paused for it"
+
+
+def test_dl7_urgent_work_takes_no_row_if_the_rule_of_pauses_would_not_give_one() -> None:
+    rig = crowd(4_000)
+    urgent = rig.task(500, 10, prompt=1)
+    assert not rig.refuses(urgent)
+    rig.schedule.may_get_row = lambda task: False
+    assert rig.refuses(urgent)
 
 
 def test_dl15_urgent_work_runs_among_fewer_rows_where_nobody_loses_by_that() -> None:
