@@ -39,7 +39,9 @@ class BareCall(MarkedCall):
                 self._tell(mark)
                 open_brackets += _CLOSES[mark]
             elif mark in "}],:":
-                self._tell_word(word.strip(), is_key=mark == ":")
+                if word := word.strip():
+                    key = json.dumps(word, ensure_ascii=False)
+                    self._tell(key if mark == ":" else as_json(word, set()))
                 self._tell(f"{mark} " if mark in ",:" else mark)
                 word = ""
                 if mark in "}]":
@@ -71,10 +73,6 @@ class BareCall(MarkedCall):
             value = value[certain:]
         self._at -= len(value) - len(self._quote)
         self._tell('"')
-
-    def _tell_word(self, word: str, *, is_key: bool) -> None:
-        if word:
-            self._tell(json.dumps(word, ensure_ascii=False) if is_key else as_json(word, set()))
 
     def _tell(self, text: str) -> None:
         self._told.append(text)

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from catalog.paths import JOURNAL_BY_DEFAULT
@@ -30,7 +30,7 @@ _EMPTY_TOKEN_DIGEST = hashlib.sha256(b"").hexdigest()
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+", re.ASCII | re.IGNORECASE)
 
 
-def sendable(token: SecretStr | None) -> SecretStr | None:
+def _sendable(token: SecretStr | None) -> SecretStr | None:
     """The token; None if it is empty. Raises ``ValueError`` if it is not valid in a header."""
     if token is None or not token.get_secret_value():
         return None
@@ -39,13 +39,17 @@ def sendable(token: SecretStr | None) -> SecretStr | None:
     return token
 
 
+Token = Annotated[SecretStr | None, AfterValidator(_sendable)]
+"""A secret that requests send; None if it is unset or empty."""
+
+
 class KeySettings(Section):
     """One named key, with exactly one of ``token`` and ``token_sha256`` (hex).
 
     An unset limit defaults to the limit for every key (``limits.each_key``); 0 means no limit.
     """
 
-    token: SecretStr | None = None
+    token: Token = None
     """Token that requests send: printable ASCII without spaces."""
     token_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
     """SHA-256 of the token in hex. Keeps the token itself out of the file."""
@@ -61,11 +65,6 @@ class KeySettings(Section):
     """Whether requests may name a tenant. Otherwise they belong to the key's own tenant."""
     is_admin: bool = False
     """Whether the key may change how the service runs, as ``admin_token`` may."""
-
-    @field_validator("token")
-    @classmethod
-    def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
-        return sendable(value)
 
     @field_validator("token_sha256")
     @classmethod
