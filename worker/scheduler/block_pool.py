@@ -150,10 +150,8 @@ class BlockPool:
     # ── kept blocks ────────────────────────────────────────────────────────────────────────
 
     def keep(self, hashes: Sequence[bytes]) -> None:
-        """From now on, evict blocks with these hashes after all others; ``unkeep`` ends that.
-
-        They still count as free.
-        """
+        """From now on, evict blocks with these hashes after all others; they still count as
+        free."""
         for block_hash in reversed(hashes):
             keeps = self._keeps.get(block_hash, 0)
             self._keeps[block_hash] = keeps + 1
@@ -190,10 +188,8 @@ class BlockPool:
         return self._blocks.get(block_hash)
 
     def register(self, block: int, block_hash: bytes) -> bool:
-        """Register the hash of a used block after it is computed; from now on it can be shared.
-
-        False if another block already has that hash: this one then has none.
-        """
+        """Register the hash of a used block after it is computed, so that it can be shared. False
+        if another block already has that hash: this one then has none."""
         assert self._references[block], f"block {block} was registered while free"
         assert self._hashes[block] is None, f"block {block} was registered twice"
         assert block not in self._spoilt, f"block {block} was registered although spoilt"

@@ -55,8 +55,7 @@ class PrefixCache:
 
     def adopt(self, request: Request) -> bool:
         """Replace reserved blocks of a request that has not begun with equal ones that were
-        computed meanwhile. True if there were any, so that reserved ones are free again.
-        """
+        computed meanwhile. True if there were any, so that reserved ones are free again."""
         first, end = request.full_blocks, self.shareable_blocks(request)
         found = self._pool.match(islice(request.hashes, first, end))
         if found:
@@ -68,10 +67,8 @@ class PrefixCache:
         return bool(found)
 
     def is_computed_by(self, others: Sequence[Request], request: Request) -> bool:
-        """Whether one of ``others`` will compute most of the blocks that ``request`` needs.
-
-        Less than half is not worth a wait of a step or more.
-        """
+        """Whether one of ``others`` will compute most of the blocks that ``request`` needs: less
+        than half is not worth a wait of a step or more."""
         first, end = request.full_blocks, self.shareable_blocks(request)
         enough = (request.prompt_tokens - request.computed) / (2 * self._block_tokens)
         if end - first < enough:

@@ -68,10 +68,8 @@ class Scheduler(Roster):
         return self._prompt_budget(len(self.running), self._within_s(self.running, now))
 
     def schedule(self, now: float = -math.inf) -> Schedule:
-        """Plan the next step, and admit as many requests as budget, slots and blocks allow.
-
-        Without ``now`` all requests count as in time.
-        """
+        """Plan the next step, and admit as many requests as budget, slots and blocks allow. Without
+        ``now`` all requests count as in time."""
         rows: list[Row] = []
         prefilling: list[Request] = []
         for request in self.running:
@@ -303,9 +301,7 @@ class Scheduler(Roster):
 
     def _admit_next(self) -> Request | None:
         """Admit the head of the queue if its blocks are free, or else one that does not delay it.
-
-        None if no request can be admitted, until one ends or arrives.
-        """
+        None if no request can be admitted, until one ends or arrives."""
         # Those that wait only for a slot and blocks, least slack first.
         ready = [r for r in self.waiting if not (r.loading or r.held_back or r.compiling)]
         if ready and self._free_slots:

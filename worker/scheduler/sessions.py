@@ -26,10 +26,7 @@ class _Kept:
 
 
 class KeptSessions:
-    """The kept conversations. Used by the engine on its thread; times are of its clock.
-
-    ``Job.session`` names a conversation, which is kept for ``Job.session_keep_s`` seconds.
-    """
+    """The kept conversations. Used by the engine on its thread; times are of its clock."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool

@@ -95,10 +95,8 @@ class StepTime:
         return max(0.0, self._prompt_s / self._prompt_steps - self.plain_step_s)
 
     def prompt_tokens_within(self, stall_s: float, most: int) -> int:
-        """Number of prompt tokens that delay a step's decodes by at most ``stall_s``.
-
-        At most ``most``, which is returned until prompts were measured.
-        """
+        """Number of prompt tokens, at most ``most``, that delay a step's decodes by at most
+        ``stall_s``; ``most`` until prompts were measured."""
         token_s, left_s = self.further_token_s, stall_s - self.chunk_s
         if token_s * most <= left_s:
             return most
@@ -111,11 +109,8 @@ class StepTime:
     def decoded(
         self, duration_s: float, tokens_per_row: int, *, rows: int, prompt_tokens: int = 0
     ) -> None:
-        """Record a step of ``rows`` with ``prompt_tokens`` in them, which took ``duration_s``.
-
-        Its fastest row got ``tokens_per_row`` new tokens, at least one. Call it before
-        ``prefilled`` for the same step.
-        """
+        """Record a step of ``rows`` with ``prompt_tokens`` in them, whose fastest row got
+        ``tokens_per_row`` new tokens, at least one. Comes before ``prefilled`` of the same step."""
         if expected_s := self._expected_s(prompt_tokens):  # the first has none
             self._worst_s = max(self._worst_s * (1 - _WORST_FADES), duration_s - expected_s)
         known_s = self.step_s or duration_s
@@ -123,10 +118,8 @@ class StepTime:
         self._bound(duration_s, tokens_per_row, is_lone=rows == 1 and not prompt_tokens)
 
     def prefilled(self, duration_s: float, tokens: int) -> None:
-        """Record a step of ``duration_s`` with ``tokens`` prompt tokens, and perhaps decodes.
-
-        With ``tokens`` 0 it only decoded; it is the baseline for steps with prompts.
-        """
+        """Record a step of ``duration_s`` with ``tokens`` prompt tokens, and perhaps decodes. With
+        ``tokens`` 0 it only decoded; it is the baseline for steps with prompts."""
         if not tokens:
             known_s = self.plain_step_s or duration_s
             self.plain_step_s = known_s + (duration_s - known_s) * _SMOOTHING
@@ -165,11 +158,8 @@ class StepTime:
         return plain_s + self.chunk_s + self.further_token_s * prompt_tokens
 
     def _bound(self, duration_s: float, tokens_per_row: int, *, is_lone: bool) -> None:
-        """Learn the least time per token.
-
-        A much shorter time restarts the count: the machine was busy before, and its best time is
-        not known yet.
-        """
+        """Learn the least time per token. A much shorter time restarts the count: the machine was
+        busy before, and its best time is not known yet."""
         self._latest.append((duration_s, tokens_per_row))
         self._lone_steps += is_lone
         if len(self._latest) < BOUND_STEPS:

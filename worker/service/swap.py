@@ -176,8 +176,9 @@ class Swapper:
             is_beside = check(target, current, meter_of(target))
         if is_beside:
             self._report = msgspec.structs.replace(self._report, beside=True)
-            is_alike = chosen(target).engine == chosen(current).engine
-            loaded = self._load(target, nicely=is_alike)
+            if chosen(target).engine == chosen(current).engine:
+                lower_priority(NICENESS)
+            loaded = self._load(target)
             try:
                 self._drain(grace_s)
             except NoSwap:
@@ -199,10 +200,8 @@ class Swapper:
             return
         self._restore(current, why)
 
-    def _load(self, target: WorkerSettings, *, nicely: bool = False) -> LoadedEngine:
-        if nicely:
-            lower_priority(NICENESS)
-        with self._phase(SwapPhase.LOAD):
+    def _load(self, target: WorkerSettings, phase: SwapPhase = SwapPhase.LOAD) -> LoadedEngine:
+        with self._phase(phase):
             return self._load_engine(target, self._clock)
 
     def _drain(self, grace_s: float) -> None:
@@ -223,8 +222,7 @@ class Swapper:
     def _restore(self, settings: WorkerSettings, why: str) -> None:
         gc.collect()  # free the rest of the new model
         try:
-            with self._phase(SwapPhase.RESTORE):
-                loaded = self._load_engine(settings, self._clock)
+            loaded = self._load(settings, SwapPhase.RESTORE)
         except Exception as error:
             service_log.critical(
                 "%s cannot be loaded again (%s): ending the process", name_of(settings), error

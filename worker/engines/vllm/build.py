@@ -60,13 +60,6 @@ def lacking(*, grammars: bool, kv_events: bool, speculates: bool) -> tuple[Featu
     return tuple(sorted(lacks))
 
 
-def max_running(settings: WorkerSettings, config: Any) -> int:
-    """Maximum jobs at once: the lower of the worker's number and the one given to vLLM."""
-    own = int(config.scheduler_config.max_num_seqs)
-    is_stated = settings.device == "cpu" or "max_running" in settings.model_fields_set
-    return min(settings.max_running, own) if is_stated else own
-
-
 def engine_digest(settings: WorkerSettings, model: Any) -> str:
     """Hex SHA-256 over the code, versions and settings that affect the tokens."""
     stated = sorted(settings.engine_args.items())
@@ -128,8 +121,11 @@ def _build(settings: WorkerSettings, clock: Clock, threads: ThreadPoolExecutor) 
         images = open_images(settings, config, tokenizer)
         salt = bytes.fromhex(digest)
         parts = start_core(settings, config, eos, salt, adapters, images, set_threads)
+    most = int(config.scheduler_config.max_num_seqs)
+    if settings.device == "cpu" or "max_running" in settings.model_fields_set:
+        most = min(settings.max_running, most)
     with timing.timed("warm_up"):
-        warm_up(parts, max_running(settings, config))
+        warm_up(parts, most)
     gpus = config.parallel_config.world_size
     card = model_card(
         settings,
@@ -144,7 +140,7 @@ def _build(settings: WorkerSettings, clock: Clock, threads: ThreadPoolExecutor) 
         block_tokens=parts.block_tokens,
         context_tokens=model.max_model_len,
         full_context_tokens=max(own_context, model.max_model_len),
-        max_running=max_running(settings, config),
+        max_running=most,
         max_step_tokens=config.scheduler_config.max_num_batched_tokens,
         grammars=grammar_version() if grammars is not None else "",
         lacks=lacking(
@@ -173,9 +169,7 @@ def _build(settings: WorkerSettings, clock: Clock, threads: ThreadPoolExecutor) 
 
 def threads_for(settings: WorkerSettings) -> int:
     """Number of threads for a step on the CPU; 0 leaves it to ``OMP_NUM_THREADS`` and torch."""
-    if settings.device != "cpu":
-        return 0
-    if "OMP_NUM_THREADS" in os.environ:
+    if settings.device != "cpu" or "OMP_NUM_THREADS" in os.environ:
         return 0
     weights = sum(file.stat().st_size for file in settings.model_path.glob("*.safetensors"))
     return 1 if weights < _SMALL_BYTES else 0
