@@ -171,14 +171,12 @@ class DecodeGraphs:
         with torch.inference_mode():
             recorded = [self._record(size, attention, recorder) for size in reversed(sizes)]
         self._recorded = recorded[::-1]
-        self.seconds = time.monotonic() - started
-        # Less if the allocator returned cached memory.
-        self.bytes = max(0, reserved_bytes(device) - before)
         model_log.info(
             "CUDA graphs recorded for decodes of %s rows in %.1f s, %.0f MiB",
             ", ".join(map(str, sizes)),
-            self.seconds,
-            self.bytes / 2**20,
+            time.monotonic() - started,
+            # Less if the allocator returned cached memory.
+            max(0, reserved_bytes(device) - before) / 2**20,
         )
 
     def replay(
@@ -187,7 +185,7 @@ class DecodeGraphs:
         positions: NDArray[np.int64],
         slots: NDArray[np.int64],
         chances: NDArray[np.float32] | None = None,
-    ) -> "Replayed":
+    ) -> Replayed:
         """Compute one token for each of [rows], at most ``largest``, drawn by ``chances`` [5, rows]
         or the likeliest. They become the slots' latest samples. Does not wait.
         """
@@ -202,9 +200,7 @@ class DecodeGraphs:
         inputs[:rows] = np.stack(columns, axis=1)
         upload_to(self.inputs[:size], inputs)
 
-    def drawn(
-        self, rows: int, given_ids: Tensor, chances: NDArray[np.float32] | None
-    ) -> "Replayed":
+    def drawn(self, rows: int, given_ids: Tensor, chances: NDArray[np.float32] | None) -> Replayed:
         """The results in ``logits`` and ``chosen``, with tokens drawn by ``chances``."""
         chosen = self.chosen
         if chances is not None:
