@@ -60,7 +60,7 @@ class Recovery:
         self._durable = durable
         self._unfinished = unfinished
         self._waiting: dict[Task, UnfinishedTask] = {}
-        self._is_listening = False
+        orchestrator.registry.listen(self.instances_changed)
 
     def steps(self) -> Iterator[None]:
         """Take over all unfinished tasks, some per step. Call it after the journal is written."""
@@ -96,11 +96,7 @@ class Recovery:
                 else "durable tasks that were left to the next process continue in this one",
                 extra=fields(tasks=len(unfinished), **self._durable.recovered),
             )
-        if self._waiting:
-            if not self._is_listening:
-                self._orchestrator.registry.listen(self.instances_changed)
-                self._is_listening = True
-            self.instances_changed()
+        self.instances_changed()
 
     def instances_changed(self) -> None:
         for task, one in list(self._waiting.items()):

@@ -17,7 +17,6 @@ T = TypeVar("T")
 
 _PLACES = ("*", "orchestrator/*", "orchestrator/api/*", "orchestrator/api/*/*")
 """Paths of rooms, relative to the parent folder of ``orchestrator``."""
-_NOT_ROOMS = ("orchestrator",)
 
 
 @cache
@@ -27,8 +26,8 @@ def modules_of_rooms(name: str) -> tuple[ModuleType, ...]:
     root = Path(__file__).parents[2]
     found = {path for place in _PLACES for path in root.glob(f"{place}/{name}.py")}
     dotted = {".".join(path.relative_to(root).with_suffix("").parts) for path in found}
-    own = {f"{room}.{name}" for room in _NOT_ROOMS}
-    return tuple(import_module(module) for module in sorted(dotted - own))
+    dotted.discard(f"orchestrator.{name}")  # the service itself is no room
+    return tuple(import_module(module) for module in sorted(dotted))
 
 
 def defined_in(module: ModuleType, kind: type[T]) -> list[type[T]]:
