@@ -221,7 +221,7 @@ class PlacementSettings(Section):
 
 
 class DispatchSettings(Section):
-    """Jobs on instances: how many run at once, and second attempts."""
+    """Jobs on instances: how many run at once, and what may pause them; runs of calls."""
 
     row_policy: RowPolicy = RowPolicy.ADAPTIVE
     """How many rows an instance runs at once. ``adaptive``: the number that meets the most

@@ -7,6 +7,7 @@ is kept, so that a test can say what did not.
 import asyncio
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -84,6 +85,8 @@ class OtherServer:
     def __init__(self) -> None:
         self.plan: Callable[[dict[str, Any]], Script] = lambda body: Script()
         self.asked: list[Asked] = []
+        self.told: Counter[str] = Counter()
+        """How often each fact was asked for, by path."""
         self.running = 0
         self.is_silent = False
         """Takes connections and answers nothing but jobs."""
@@ -152,6 +155,7 @@ class HttpServer(OtherServer):
 
     def _telling(self, answer: Callable[[], object]) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.StreamResponse:
+            self.told[request.path] += 1
             if self.is_silent:
                 await asyncio.Event().wait()
             if self.is_unhealthy:

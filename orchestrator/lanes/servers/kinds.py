@@ -215,7 +215,7 @@ class OpenAiLane(VllmLane):
     running = None
     names_ids = False
     health = "/v1/models"
-    counts_tokens = leaves_stops = True
+    facts_show_health = counts_tokens = leaves_stops = True
 
     async def _facts(self) -> ServerFacts:
         served = await self._served()

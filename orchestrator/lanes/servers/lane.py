@@ -74,8 +74,8 @@ class ServerLane(Lane):
     """The path for jobs."""
     decoder: msgspec.json.Decoder[Any]
     """Decodes an event, a ``ServerEvent``."""
-    health = "/health"
-    """The path that shows whether the server is up."""
+    health, facts_show_health = "/health", False
+    """The path that shows whether the server is up, and whether its facts come from there too."""
     running: re.Pattern[bytes] | None = None
     """Finds the number of jobs in the server's ``/metrics``; None if it is not there."""
     count_every_s = 0.0
@@ -219,11 +219,11 @@ class ServerLane(Lane):
             self._report()
 
     async def _reach(self) -> ServerFacts:
-        """Check that the server answers, and identify it. Raises ``ServerLost`` and ``BadFolder``.
-        Its key is read each time, because it may change."""
+        """Identify the server, with its present key. Raises ``ServerLost`` and ``BadFolder``."""
         if self.endpoint.key_file is not None:
             await self.server.read_key(self.endpoint.key_file)
-        await self.server.get(self.health)
+        if not self.facts_show_health:
+            await self.server.get(self.health)
         return await self._facts()
 
     async def _count_others(self) -> None:

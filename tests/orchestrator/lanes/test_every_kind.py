@@ -141,6 +141,13 @@ async def test_a_text_comes_with_its_tokens_counted(
         assert job.end.completion_tokens == 3 + kind.sees_end
 
 
+async def test_a_lane_opens_with_each_fact_asked_for_once(
+    server: OtherServer, folder: Path
+) -> None:
+    async with lane_to(server.entry(folder)):
+        assert server.told and set(server.told.values()) == {1}
+
+
 async def test_a_request_is_in_the_servers_own_words(server: OtherServer, folder: Path) -> None:
     sampling = Sampling(max_tokens=4, temperature=0.5, top_p=0.9, top_k=7, seed=11, stop=("zz",))
     async with lane_to(server.entry(folder)) as (lane, _):

@@ -68,6 +68,16 @@ async def test_one_whose_deadline_has_passed_is_closed_as_such(
     assert recovered(again) == {"expired": 1} and len(worker.submits) == 1
 
 
+async def test_a_cancelled_one_stays_cancelled(restarts: Restarts, worker: FakeWorker) -> None:
+    service = await restarts.start(worker)
+    task_id = await running(service, worker)
+    await service.ask("POST", f"/v2/tasks/{task_id}/cancel", 202)
+    await restarts.die()
+    again = await restarts.start(worker)
+    assert (await status_of(again, task_id))["outcome"] == "aborted"
+    assert recovered(again) == {}
+
+
 async def test_no_limit_refuses_what_was_promised(restarts: Restarts, worker: FakeWorker) -> None:
     """They go before what comes now."""
     worker.plan = lambda job: Plan(stall_at=0)
