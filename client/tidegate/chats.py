@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.deadlines import due, told
+from tidegate.deadlines import due, to_seconds, told
 from tidegate.errors import ConnectFailed, ProtocolError, TidegateError, error_class
 from tidegate.requests import CommonOptions, wire_options
 from tidegate.results import Usage
@@ -128,8 +128,11 @@ def chat_call(
 ) -> HttpCall:
     """Build the request of a chat; its deadline starts now. Raises ``DeadlineExceeded``."""
     deadline = due(options.get("deadline"))
-    body = {**told.get(), "model": model, **wire_options(options, deadline)}
-    body |= {"messages": list(messages), **body.pop("extra_body", {})}
+    body: dict[str, Any] = {**told.get(), "model": model, **options, "messages": list(messages)}
+    body |= body.pop("extra_body", {})
+    if body.get("deadline") is not None:
+        body["deadline_ms"] = 1000 * to_seconds(body["deadline"])
+    body = wire_options(body, deadline)  # it counts, whatever ``extra_body`` states
     if is_streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     # Not idempotent: a retry would compute an answer again if only its response was lost.

@@ -44,29 +44,24 @@ class TaskError(msgspec.Struct, frozen=True):
     retryable: bool = False
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How a task ended. If the outcome is ``missed``, ``missed_part`` names the late part:
-    ``first_token``, ``token_gap`` or ``whole``."""
-
-    finish_reason: str | None = None
-    usage: Usage | None = None
-    budget: Budget | None = None
-    missed_part: str | None = None
-
-
-class TaskStatus(Ending, frozen=True):
+class TaskStatus(msgspec.Struct, frozen=True):
     """A task's state: ``status`` is ``queued``, ``dispatched``, ``running`` or ``ended``.
 
     ``outcome`` and ``finish_reason`` are set once it has ended; ``text`` is the text so far.
-    ``calls_to_come`` is the number of further calls of its run, stated or expected, for which its
-    share of the time leaves room; None without any.
+    If the outcome is ``missed``, ``missed_part`` names the late part: ``first_token``,
+    ``token_gap`` or ``whole``. ``calls_to_come`` is the number of further calls of its run, stated
+    or expected, for which its share of the time leaves room; None without any.
     """
 
     task_id: str
     status: str
     outcome: str | None = None
+    finish_reason: str | None = None
     text: str = ""
+    usage: Usage | None = None
     error: TaskError | None = None
+    budget: Budget | None = None
+    missed_part: str | None = None
     calls_to_come: float | None = None
 
     @property
@@ -96,19 +91,27 @@ class Token(msgspec.Struct, frozen=True):
     index: int = 0
 
 
-class End(Ending, frozen=True):
-    """Event: the text is complete; the last event."""
+class End(msgspec.Struct, frozen=True):
+    """Event: the text is complete; the last event. ``missed_part`` as in ``TaskStatus``."""
 
     outcome: str
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    budget: Budget | None = None
+    missed_part: str | None = None
 
 
-class Failed(Ending, frozen=True):
-    """Event: the task failed; the last event."""
+class Failed(msgspec.Struct, frozen=True):
+    """Event: the task failed; the last event. ``missed_part`` as in ``TaskStatus``."""
 
     code: str
     message: str
     retryable: bool = False
     outcome: str = ""
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    budget: Budget | None = None
+    missed_part: str | None = None
 
 
 Event = Queued | Started | Token | End | Failed
@@ -123,12 +126,16 @@ EVENT_TYPES: dict[str, type[Event]] = {
 """Type of each event, by its name on the wire. A client ignores names that it does not know."""
 
 
-class Generation(Ending, frozen=True):
-    """A complete answer."""
+class Generation(msgspec.Struct, frozen=True):
+    """A complete answer. ``missed_part`` as in ``TaskStatus``."""
 
     text: str
     token_ids: tuple[int, ...]
     outcome: str
+    finish_reason: str | None
+    usage: Usage | None
+    budget: Budget | None
+    missed_part: str | None = None
 
 
 class ModelInfo(msgspec.Struct, frozen=True):

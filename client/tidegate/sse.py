@@ -4,7 +4,6 @@ It accepts chunks of bytes, split anywhere, and returns whole events.
 """
 
 import codecs
-import io
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -42,10 +41,9 @@ class SseParser:
     def __init__(self, last_event_id: str = "") -> None:
         self.last_event_id = last_event_id
         self.retry_ms: int | None = None
-        # Drops a BOM at the start. Keeps a CR at a chunk's end until it knows whether LF follows.
-        decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
-        self._decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")  # drops a BOM
         self._line = ""
+        self._after_cr = False
         self._id = last_event_id
         self._event = ""
         self._data: list[str] = []
@@ -54,7 +52,11 @@ class SseParser:
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
         """Events that this chunk completes, in order. Raises ``ProtocolError``."""
         events = []
-        *lines, self._line = (self._line + self._decoder.decode(chunk)).split("\n")
+        if text := self._decoder.decode(chunk):
+            is_split, self._after_cr = self._after_cr, text.endswith("\r")
+            text = text.removeprefix("\n") if is_split else text  # second half of a split CRLF
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             if line:
                 self._event_size += len(line)

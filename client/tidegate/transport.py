@@ -157,7 +157,7 @@ class Transport:
     async def open(self, call: HttpCall) -> AsyncIterator[aiohttp.ClientResponse]:
         """Open an answer to read as a stream. Raises ``TidegateError`` if the server refuses, or if
         the connection fails, during the read too."""
-        headers, patience_s = dict(call.headers), call.patience_s
+        headers, patience_s, what = dict(call.headers), call.patience_s, "no answer"
         if call.ends_at is not None:
             left_s = call.ends_at - _clock.now()
             headers["X-Timeout-Ms"] = str(round(left_s * 1000))
@@ -172,21 +172,22 @@ class Transport:
             ) as response:
                 if response.status >= 400:
                     raise _api_error(response, await response.read())
+                what = "a broken answer"
                 yield response
         except TidegateError:
             raise
         except TimeoutError as error:
             if call.ends_at is None or _clock.now() < call.ends_at:
-                raise self._no_answer(error) from error
+                raise self._failed(what, error) from error
             raise DeadlineExceeded(
                 f"the deadline passed before {self.base_url} answered", code="deadline_exceeded"
             ) from error
         except aiohttp.ClientError as error:
-            raise self._no_answer(error) from error
+            raise self._failed(what, error) from error
 
-    def _no_answer(self, error: Exception) -> ConnectFailed:
+    def _failed(self, what: str, error: Exception) -> ConnectFailed:
         unsent = aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
-        message = f"no answer from {self.base_url}: {_reason(error)}"
+        message = f"{what} from {self.base_url}: {_reason(error)}"
         return ConnectFailed(message, is_sent=not isinstance(error, unsent))
 
 

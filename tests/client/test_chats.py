@@ -47,8 +47,8 @@ async def test_deadlines_reach_the_worker(service: Service, worker: FakeWorker) 
     async with Client(service.url) as client:
         with deadline(90):
             await client.chat("fake", HI, max_completion_tokens=2)
-            stated: tidegate.ChatOptions = {"deadline": 40_000, "extra_body": {"seed": 7}}
-            stated |= {"first_token": timedelta(seconds=30)}
+            more = {"seed": 7, "deadline_ms": 80_000, "first_token": timedelta(seconds=30)}
+            stated: tidegate.ChatOptions = {"deadline": 40_000, "extra_body": more}
             await client.chat("fake", HI, max_completion_tokens=2, **stated)
     first, second = worker.submits
     assert 40_000 < first.budget_ms <= 90_000

@@ -62,7 +62,7 @@ async def test_a_server_that_is_busy_while_resuming_is_asked_again() -> None:
 async def test_a_stream_that_stays_broken_is_lost_at_the_deadline() -> None:
     fake = FakeOrchestrator(*[[CUT] for _ in range(200)])
     async with fake.serve(), Client(fake.base_url) as client:
-        with pytest.raises(tidegate.StreamLost, match="t1") as lost:
+        with pytest.raises(tidegate.StreamLost, match="t1: a broken answer from") as lost:
             await collect(client, deadline=timedelta(milliseconds=-900))
     assert lost.value.task_id == "t1"
     assert fake.cancelled == ["t1"]

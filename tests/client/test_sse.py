@@ -26,6 +26,7 @@ def parse(stream: bytes) -> list[ServerSentEvent]:
         (b"\xef\xbb\xbfdata: a\n\n\xef\xbb\xbfdata: b\n\n", [("message", "a", "")]),
         (b"id: 1\ndata: a\n\nid: 2\0\ndata: c\n\n", [("message", "a", "1"), ("message", "c", "1")]),
         (b"data: a\xffb\n\n", [("message", "a\ufffdb", "")]),
+        (b"data: a\r\r", [("message", "a", "")]),  # at once, though an LF may follow
     ],
 )
 def test_the_rules_of_the_standard(stream: bytes, expected: list[tuple[str, str, str]]) -> None:
