@@ -179,10 +179,11 @@ def served_name(request: web.Request, name: str | None) -> str:
         return aliases[name]
     open_ended = (one for one in aliases if one.endswith(ANY))
     begun = (one for one in open_ended if name.startswith(one.removesuffix(ANY)))
-    longest = max(begun, key=len, default=None)
+    if (longest := max(begun, key=len, default=None)) is None:
+        return name
     orchestrator = request.app[ORCHESTRATOR]
     is_ours = name in orchestrator.models.by_name() or name in orchestrator.stages.demand.loadable()
-    return name if longest is None or is_ours else aliases[longest]
+    return name if is_ours else aliases[longest]
 
 
 def listed_aliases(app: web.Application) -> Mapping[str, str]:

@@ -165,7 +165,7 @@ def tool_use_of(
                 f"{excerpt(choice.type, 64)} is not supported; expected function or custom; to "
                 "allow several tools, send only those",
             )
-        only, choice = choice.chosen(), "required"
+        choice = "required" if (only := choice.chosen()) else None
     if choice not in (None, "auto", "none", "required"):
         raise must("tool_choice", "be auto, none, required, or name a function")
     must_call = choice == "required"

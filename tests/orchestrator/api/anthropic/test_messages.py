@@ -77,7 +77,12 @@ async def test_the_order_of_a_streams_events(service: Service, worker: FakeWorke
     assert start["id"].startswith("msg_") and start["content"] == []
     assert start["stop_reason"] is None
     assert start["usage"]["input_tokens"] == 6
-    assert events[-2].json()["usage"]["output_tokens"] == 4
+    texts = [e.json()["delta"]["text"] for e in events if e.event == "content_block_delta"]
+    assert texts == ["0", "2", "3", "…"]
+    last = events[-2].json()
+    assert last["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert last["usage"]["output_tokens"] == 4
+    assert "left=" in last["deadline_budget"]
 
 
 async def test_a_stream_begins_with_the_token_counts_that_it_ends_with(
