@@ -192,7 +192,9 @@ class ClipInstance:
     def take_state(self, state: ClipsState, now: float) -> bool:
         """Store the latest state. Returns whether it affects placement."""
         before = (self.free, self.is_draining)
-        self.state, self.heard_at, self.ability = state, now, Ability.of(state)
+        if self.state is None or _told(state) != _told(self.state):
+            self.ability = Ability.of(state)
+        self.state, self.heard_at = state, now
         self.others = max(0, state.slots_total - state.slots_free - len(self.attempts))
         return (self.free, state.draining) != before
 
@@ -347,6 +349,12 @@ class ClipFleet:
             extra=fields(instance=instance.address, was=was.value, reason=reason or None),
         )
         self.on_change()
+
+
+def _told(state: ClipsState) -> tuple[object, ...]:
+    """The fields of a state that determine an ability."""
+    limits = (state.max_size, state.max_seconds, state.buffer_s, state.slots_total)
+    return (state.stages, *limits)
 
 
 def _buffers(fleet: ClipFleet) -> Samples:

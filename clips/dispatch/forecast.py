@@ -20,6 +20,7 @@ from clips.plan.recipe import Recipe
 from clips.state import ClipsState
 
 NOMINAL_SLOTS: Final = 2
+_MAX_ABILITIES: Final = 64
 
 Work = Mapping[ClipStage, float]
 """Seconds of work that each stage has for one clip."""
@@ -31,9 +32,9 @@ def alone_s(work: Work) -> float:
     return max(speech, portrait) + video + check
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ability:
-    """An instance's limits and speed."""
+    """An instance's limits and speed. A change makes a new object."""
 
     rates: Mapping[ClipStage, float]
     """Seconds per unit of each stage's work."""
@@ -82,6 +83,7 @@ class ClipNeeds:
         self._degrade = degrade
         self._plans: dict[tuple[int, float], tuple[ClipPlan, ClipPlan]] = {}
         """Plans of the complete clip and of the acceptable minimum, by maximum size and seconds."""
+        self._least_s: dict[Ability, float] = {}
 
     def by(self, deadline_at: float) -> "ClipNeeds":
         other = copy.copy(self)
@@ -115,7 +117,11 @@ class ClipNeeds:
 
     def start_by(self, ability: Ability) -> float:
         """The latest start with which some acceptable plan can still be in time."""
-        return self.due_at(ability) - alone_s(ability.work(self.least(ability)))
+        if ability not in self._least_s:
+            if len(self._least_s) >= _MAX_ABILITIES:  # limits the number of old abilities
+                self._least_s.clear()
+            self._least_s[ability] = alone_s(ability.work(self.least(ability)))
+        return self.due_at(ability) - self._least_s[ability]
 
     def may_be_met(self, ability: Ability, now: float) -> bool:
         """Whether the clip could be in time there if it started now, in the best case."""

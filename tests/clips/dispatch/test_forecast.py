@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clips.dispatch.fleet import ClipInstance
 from clips.dispatch.forecast import (
     NOMINAL_ABILITY,
     Ability,
@@ -16,6 +18,7 @@ from clips.dispatch.forecast import (
 )
 from clips.plan.budgets import ClipStage
 from clips.plan.recipe import read_recipe
+from clips.state import ClipsState
 
 NOW = 100.0
 
@@ -33,6 +36,20 @@ def ability(
 def needs(left_s: float, *, degrade: bool = False, **recipe: Any) -> ClipNeeds:
     known = {"schema": "1.1", "text": "Good morning to everybody here."} | recipe
     return ClipNeeds(read_recipe(known), NOW + left_s, degrade=degrade)
+
+
+def test_a_latest_start_is_computed_once_for_reports_of_the_same_rates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All clips that wait are put in order at each change, for each instance (LB-1)."""
+    instance, want = ClipInstance("a"), needs(100)
+    state = ClipsState(512, 45.0, 1.0, 2, 2, waiting=0, max_waiting=8, free_in_s=(), stages={})
+    instance.take_state(state, NOW)
+    start_by = want.start_by(instance.ability)
+    instance.take_state(msgspec.structs.replace(state, slots_free=1), NOW)
+    monkeypatch.setattr(Ability, "work", None)
+    assert want.start_by(instance.ability) == start_by
+    assert want.by(NOW + 101).start_by(instance.ability) == start_by + 1
 
 
 def test_what_is_under_way_counts_for_what_is_left_of_it() -> None:
