@@ -81,7 +81,7 @@ def choose_ports(
         fixed or (before if before and is_free(host, before) else 0)
         for fixed, before in zip(asked, kept, strict=False)
     ]
-    free = iter(free_ports(chosen.count(0), host, {*asked, *kept, *but}))
+    free = iter(free_ports(chosen.count(0), host, {*asked, *kept, *but} - {0}))
     return [port or next(free) for port in chosen]
 
 

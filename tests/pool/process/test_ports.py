@@ -7,7 +7,8 @@ import pytest
 
 from catalog.errors import PortInUse, StartFailed
 from catalog.hosts import connect_host, is_loopback
-from pool.process.ports import free_ports, host_port, is_free, require_free
+from pool.process import ports
+from pool.process.ports import choose_ports, free_ports, host_port, is_free, require_free
 from pool.units.triton import require_files
 from tests.support.cases import for_each
 
@@ -19,6 +20,13 @@ def test_a_taken_port_is_named_with_the_remedy() -> None:
             require_free("127.0.0.1", port, "take another")
         assert not is_free("127.0.0.1", port)
     assert is_free("127.0.0.1", port)
+
+
+def test_the_kernel_chooses_where_all_ports_are_for_outgoing_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ports, "_first_outgoing_port", lambda: 1024)
+    assert all(choose_ports("127.0.0.1", [0, 0], "take another"))
 
 
 @for_each("host", ["nope.invalid", "a..b", "192.0.2.1"])
