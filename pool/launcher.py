@@ -261,7 +261,8 @@ class PoolLaunch:
                 key_file(spec.home, spec.host, port).unlink(missing_ok=True)
         if spec.port:
             return
-        shutil.rmtree(store_dir(spec.home, spec.host, port), ignore_errors=True)
+        if spec.store:
+            shutil.rmtree(store_dir(spec.home, spec.host, port), ignore_errors=True)
         path = journal_file(spec.home, spec.host, port)
         for file in path.parent.glob(f"{path.name}*"):
             with contextlib.suppress(OSError):

@@ -155,7 +155,8 @@ async def control_socket(home: Path, handler: Handler) -> AsyncIterator[None]:
         yield
     finally:
         server.close()
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 async def ask(home: Path, order: Answer, timeout_s: float) -> Answer:
