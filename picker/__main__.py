@@ -91,9 +91,9 @@ async def _upkeep(server: PickerServer, discovery: DiscoverySync) -> None:
     """Update the health status, and remove pods that discovery no longer names."""
     while True:
         await asyncio.sleep(CHECK_EVERY_S)
-        with suppress(Exception):
-            await server.check()
-        await discovery.remove_retired()
+        for do in (server.check, discovery.remove_retired):
+            with suppress(Exception):
+                await do()
 
 
 if __name__ == "__main__":
