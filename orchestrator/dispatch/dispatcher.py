@@ -152,7 +152,7 @@ class Dispatcher:
             if self._placer.has_room:
                 self._start()
             room = self._pausing.make_room(self._queue, self._in_flight, now)
-            if room.paused:
+            if room.paused or room.recalled:
                 try:  # waiting tasks start before those that made room
                     for task in room.recalled:
                         self._recall(task)
@@ -217,7 +217,7 @@ class Dispatcher:
             has_room = placer.has_room
 
     def _recall(self, task: Task) -> None:
-        """Take back a task that waits inside a worker: another instance has a slot for it."""
+        """Take back a task from a worker that has made no token for it."""
         assert isinstance(task.attempt, Attempt)
         task.attempt.withdraw()
         task.stage = Stage.QUEUED

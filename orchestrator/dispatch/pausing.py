@@ -1,8 +1,9 @@
 """Chooses the running jobs to pause for more urgent work (DL-15).
 
 A paused job keeps its KV on the instance, so nothing is recomputed, and waits in the queue by its
-urgency. It is paused only for clearly more urgent work. A job whose client does not read is the
-least urgent of all, and continues when the client reads.
+urgency. It is paused only for clearly more urgent work, or if it has ample time. A job whose client
+does not read is the least urgent of all, and continues when the client reads. Where memory does not
+hold one more job, a job without a token is taken back instead: its prompt is computed again later.
 
 The task that gets the slot waits in the queue or already inside the worker. A worker starts the
 task with the least slack first.
@@ -19,6 +20,7 @@ from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.placement.placer import Placer
 from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.prediction.schedule import AMPLE
 from orchestrator.queue.task_queue import AT_ONCE, TaskQueue
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
@@ -47,10 +49,8 @@ class Trade(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Tasks that were paused, and tasks inside other workers that get the slots.
-
-    The second kind must be taken back from those workers.
-    """
+    """Tasks that were paused, and tasks that must be taken back from their workers: those that wait
+    inside other workers and get the slots, and those that leave a slot without a token."""
 
     paused: list[Task]
     recalled: list[Task]
@@ -87,10 +87,11 @@ class Pausing:
         )
 
     def may_free_row(self, task: Task) -> bool:
-        """Whether some instance could pause a job for ``task``: the KV memory of both must fit."""
+        """Whether a job of some instance could make room for ``task``."""
+        able = [(name, self._registry.instances[name]) for name in self._placer.able(task)]
         return self._enabled and any(
-            self._registry.instances[name].can_pause and self._has_memory(name, task)
-            for name in self._placer.able(task)
+            each.can_pause and (self._has_memory(name, task) or each.concurrency.computes_prompts)
+            for name, each in able
         )
 
     def may_get_row(self, task: Task, now: float) -> bool:
@@ -114,8 +115,12 @@ class Pausing:
                 self._pause(attempt, now, for_another=False)
                 room.paused.append(attempt.task)
         for waiting, attempt in self.victims(queue, attempts, now):
-            self._pause(attempt, now, for_another=True)
-            room.paused.append(attempt.task)
+            if self._fits(attempt.address, waiting):
+                self._pause(attempt, now, for_another=True)
+                room.paused.append(attempt.task)
+            else:
+                attempt.pause(for_another=True)  # leaves its slot now, its memory when it has ended
+                room.recalled.append(attempt.task)
             if waiting.stage is Stage.DISPATCHED and waiting.instance != attempt.address:
                 room.recalled.append(waiting)
         return room
@@ -177,9 +182,10 @@ class Pausing:
             if task.is_background:
                 continue
             urgency = self._forecaster.urgency(task, now).log_urgency
-            if urgency < min(jobs[-1].urgency for jobs in running.values()) + _MARGIN:
+            if urgency == -math.inf:
                 continue
-            least = self._victim(task, urgency, running, rows)
+            ample_at = now + AMPLE * (task.deadline.at - now)
+            least = self._victim(task, urgency, ample_at, running, rows)
             if least is None:
                 continue
             jobs = running[least.attempt.address]
@@ -193,17 +199,18 @@ class Pausing:
         self,
         task: Task,
         urgency: float,
+        ample_at: float,
         running: Mapping[str, Sequence[PausableJob]],
         rows: Mapping[str, Counter[str]],
     ) -> PausableJob | None:
         """The least urgent job that may make room for ``task``, preferably on the instance that
-        already has the task."""
+        already has the task. A job whose deadline is not before ``ample_at`` has ample time."""
         found = [
             job
             for name in self._placer.able(task)
             if (job := _least_urgent(running.get(name, ()), task, rows.get(name, {}))) is not None
-            and job.urgency + _MARGIN <= urgency
-            and (task.paused_on == name or self._has_memory(name, task))
+            and (job.urgency + _MARGIN <= urgency or job.attempt.task.deadline.at >= ample_at)
+            and (self._fits(name, task) or not job.attempt.task.completion_tokens)
         ]
         here = [job for job in found if job.attempt.address == task.instance]
         return min(here or found, key=lambda job: job.urgency, default=None)
@@ -258,6 +265,10 @@ class Pausing:
         for jobs in full.values():
             jobs.sort(key=lambda job: -job.urgency)
         return {name: jobs for name, jobs in full.items() if jobs}
+
+    def _fits(self, name: str, task: Task) -> bool:
+        """Whether ``task`` can run on the instance next to all of its jobs, paused or not."""
+        return task.paused_on == name or self._has_memory(name, task)
 
     def _has_memory(self, name: str, task: Task) -> bool:
         """Whether the instance's KV memory has room for ``task`` and all of its jobs."""

@@ -147,6 +147,11 @@ class ConcurrencyLimit:
             self._long_prompts += sign * (job.new_tokens > LONG_PROMPT_TOKENS)
 
     @property
+    def computes_prompts(self) -> bool:
+        """Whether a job still computes its prompt."""
+        return self._prefill_tokens > 0
+
+    @property
     def paused(self) -> int:
         return len(self._paused)
 

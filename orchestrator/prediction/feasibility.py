@@ -21,7 +21,8 @@ from orchestrator.prediction.answer_length import HALF_LIFE
 from orchestrator.prediction.forecast import at_share
 from orchestrator.prediction.forecaster import LONG, USUAL, Forecaster
 from orchestrator.prediction.promises import Promises
-from orchestrator.prediction.schedule import USUAL_S, Prospect, Schedule
+from orchestrator.prediction.schedule import Prospect, Schedule
+from orchestrator.prediction.step_learner import USUAL_S
 from orchestrator.queue.task_queue import AT_ONCE
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.task import Task

@@ -17,6 +17,7 @@ from orchestrator.clock import Clock
 from orchestrator.prediction.engine_time import EngineTime
 from orchestrator.prediction.forecast import Asked, Machine, Played, Table, at_share, play
 from orchestrator.prediction.forecaster import FIRST_GUESS_MS, USUAL, Forecaster
+from orchestrator.prediction.step_learner import USUAL_S
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
@@ -45,11 +46,6 @@ met 1.00 and 0.995 of that, and one number for each doubling instead of two 0.99
 AMPLE: Final = 10.0
 """Requests are paused for an urgent one only if their remaining time is this multiple of its own:
 it then ends long before they, and new requests, run short of time."""
-USUAL_S: Final = 10.0
-"""Seconds over which the number of present requests is averaged. In the simulator, over twelve
-cells of two traces and sixteen more, 10 met as many as the assumption that all running rows stay
-full, and 3 and 30 met 0.5 % less. Live, of 70 requests to SmolLM2 at 0.7 of its capacity, it met
-64, 62 and 59, that assumption met 56, 53 and 60, and fixed rows met 66 and 61."""
 
 
 class RunningJob(Protocol):

@@ -12,6 +12,12 @@ from protocol import CERTAIN_AFTER_STEPS, CERTAIN_SHARE, StepCosts, WorkerStats
 
 FIRST_STEP_MS = 20.0
 """Guessed time of a step of one row; the worker's earlier steps replace it."""
+USUAL_S: Final = 10.0
+"""Seconds over which the number of present requests, and prompts per step, are averaged: a burst of
+prompts does not last. In the simulator, over twelve
+cells of two traces and sixteen more, 10 met as many as the assumption that all running rows stay
+full, and 3 and 30 met 0.5 % less. Live, of 70 requests to SmolLM2 at 0.7 of its capacity, it met
+64, 62 and 59, that assumption met 56, 53 and 60, and fixed rows met 66 and 61."""
 _WINDOW_MS = 500.0
 """Ms of steps that are compared with their prediction (about as long as deadlines), and over which
 a token rate is measured."""
@@ -137,7 +143,8 @@ class StepLearner:
             if not self._fitted:  # steps before the first report only improve the guess
                 self._speed_up(features, busy_ms / steps)
             return
-        self._prompts_per_step += SMOOTHING * (prompts - self._prompts_per_step)
+        recent = -math.expm1(-busy_ms / (1000 * USUAL_S))
+        self._prompts_per_step += recent * (prompts - self._prompts_per_step)
         self._context_per_row += SMOOTHING * (contexts / max(rows, 1.0) - self._context_per_row)
         self._judge(features, steps, busy_ms)
         self._fit(features, busy_ms / steps)

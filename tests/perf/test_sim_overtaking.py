@@ -10,7 +10,7 @@ from perf.load.cells import DEMO_COST
 from perf.sim.arrivals import SimArrival
 from perf.sim.crowds import TOKENS, newcomers
 from perf.sim.replay.worker import WorkerSpec
-from perf.sim.scenes import UNBOUNDED
+from perf.sim.scenes import FLEET, UNBOUNDED
 from perf.sim.simulate import Fleet, SimResult, SimRun, simulate
 from protocol import Outcome
 from tests.perf.sim_load import SEED
@@ -88,3 +88,18 @@ def test_dl15_newcomers_that_only_fewer_rows_are_fast_enough_for_are_met(
     fleet = Fleet(WorkerSpec(DEMO_COST, rows, kv_tokens=64 * 2048), instances)
     ended = simulate(arrivals, fleet, UNBOUNDED, seed=1, linger_s=10.0)
     assert {result.outcome for result in ended.results} == {Outcome.MET}
+
+
+@pytest.mark.slow
+@for_each(("deadline_ms", "least"), [(4800.0, 16), (7000.0, 32)])
+def test_dl15_urgent_work_is_met_although_memory_holds_no_paused_job(
+    deadline_ms: float, least: int
+) -> None:
+    """Jobs with a minute fill memory and have no token yet. Earliest deadline first, which leaves
+    them in its queue, meets 20 and 32 of the 32 newcomers."""
+    one = SimArrival(60.0, 400, 64, 64, 60_000.0, "t", Priority.INTERACTIVE)
+    arrivals = [replace(one, at_s=0.3 * i, prompt_tokens=64 + 32 * (i % 20)) for i in range(120)]
+    arrivals += [one] * 48 + [replace(one, at_s=60.1, deadline_ms=deadline_ms)] * 32
+    results = simulate(arrivals, FLEET, {}, seed=1, linger_s=20.0).results
+    assert sum(result.met for result in results[-32:]) >= least
+    assert all(result.met for result in results[:-32])

@@ -1,8 +1,10 @@
 """Running jobs that make room for more urgent work: who, how often, and that nothing leaks."""
 
 import asyncio
+import math
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,6 +131,16 @@ def test_the_least_urgent_go_first_one_for_each_that_waits() -> None:
     assert rig.victims(*waiting) == ["r3"]
 
 
+def test_dl15_a_job_with_ample_time_makes_room_for_any_that_may_be_in_time() -> None:
+    rig = Rig()
+    run, waiting = rig.runs("r", -1.0), rig.task("w", -0.9)
+    left_s = waiting.deadline.at - (rig.now + 1.0)
+    run.deadline = replace(run.deadline, at=rig.now + 1.0 + 10.1 * left_s)
+    assert rig.victims(waiting) == ["r"]
+    rig.urgencies["w"] = -math.inf
+    assert rig.victims(waiting) == []
+
+
 def test_or24_a_tenant_takes_rows_of_its_own_or_of_one_that_has_more() -> None:
     rig = Rig()
     rig.runs("small", -9.0, tenant="small")
@@ -180,7 +192,7 @@ def test_dl19_one_pause_for_each_that_waits_inside_and_the_most_urgent_first() -
 
 def test_nobody_is_paused_for_what_was_sent_a_moment_ago_or_holds_less_than_it_needs() -> None:
     rig = Rig()
-    rig.runs("r", -9.0)
+    rig.runs("r", -9.0).completion_tokens = 1
     rig.sent("w", 0.0)
     rig.running[-1].dispatched_at += 0.5
     assert rig.victims() == []
@@ -257,9 +269,10 @@ def test_who_is_never_paused(why: str) -> None:
 
 
 def test_wk4_nobody_is_paused_for_work_that_memory_does_not_hold() -> None:
-    """A task of 74 tokens takes 5 blocks of the hundred."""
+    """A task of 74 tokens takes 5 blocks of the hundred. A job without a token is taken back."""
     rig = Rig()
-    rig.runs("r", -50.0)
+    run = rig.runs("r", -50.0)
+    run.completion_tokens = 1
     concurrency, waiting = rig.instances["a"].concurrency, rig.task("w", 0.0)
 
     def holds(*blocks: int) -> list[InFlightJob]:
@@ -272,6 +285,9 @@ def test_wk4_nobody_is_paused_for_work_that_memory_does_not_hold() -> None:
     assert rig.victims(waiting) == ["r"]
     (second,) = holds(1)
     assert rig.victims(waiting) == []
+    run.completion_tokens = 0
+    assert rig.victims(waiting) == ["r"]
+    run.completion_tokens = 1
     concurrency.remove(second)
     concurrency.pause(first)  # most of the memory is for those that pause already
     assert rig.victims(waiting) == []
