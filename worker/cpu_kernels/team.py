@@ -7,7 +7,7 @@ calling thread.
 
 A *job* is an array of int64: the number of parts taken, the number of parts, the number done, the
 address of their flags, the cycles that one part took, then the task's data, mostly addresses. Every
-thread takes parts until none is left (``native.next_part``), so that a long part does not delay the
+thread takes parts until none is left (``native.parts_of``), so that a long part does not delay the
 others.
 
 Flags, one int64 per part, are for jobs that the same threads run one after another
