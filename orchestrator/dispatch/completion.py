@@ -198,6 +198,6 @@ def _abort_cause(attempt: Attempt, end: End) -> str:
     if end.reason is FinishReason.DEADLINE:
         return "deadline"
     ending = attempt.task.ending  # already set if the task's own timer stopped the job
-    if ending is None or not attempt.abandoned_at:
+    if ending is None or not attempt.abandoned_at:  # e.g. a job that was taken back
         return ""
     return "deadline" if ending.finish_reason is FinishReason.DEADLINE else ""

@@ -152,14 +152,14 @@ class Dispatcher:
             if self._placer.has_room:
                 self._start()
             room = self._pausing.make_room(self._queue, self._in_flight, now)
-            if room.paused or room.recalled:
+            if room.left:
                 try:  # waiting tasks start before those that made room
                     for task in room.recalled:
                         self._recall(task)
                     self._placer.refresh()
                     self._start()
                 finally:
-                    self._queue_paused(room.paused, now)
+                    self._queue_left(room.left, now)
                 self._placer.refresh()
                 self._start()
             if self._pausing.is_wanted_inside:
@@ -225,11 +225,16 @@ class Dispatcher:
         task.instance = ""
         self._queue_again(task)
 
-    def _queue_paused(self, tasks: list[Task], now: float) -> None:
+    def _queue_left(self, tasks: list[Task], now: float) -> None:
+        """Queue tasks that have made room; take those back that are not paused."""
         for task in tasks:
-            if task.ending is None:
-                self._prediction.forecaster.plan(task, now)
-                self._queue.push(task)
+            if task.ending is not None:
+                continue
+            if not task.paused_on:
+                self._recall(task)
+                continue
+            self._prediction.forecaster.plan(task, now)
+            self._queue.push(task)
         self._replanner.wake()
 
     # ── attempts (AttemptOwner) ──────────────────────────────────────────────────────────────

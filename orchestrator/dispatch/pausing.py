@@ -49,10 +49,13 @@ class Trade(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Tasks that were paused, and tasks that must be taken back from their workers: those that wait
-    inside other workers and get the slots, and those that leave a slot without a token."""
+    """Tasks that left their slots, and tasks inside other workers that get the slots.
 
-    paused: list[Task]
+    The second kind must be taken back from those workers, and of the first kind those that are not
+    paused (``paused_on``).
+    """
+
+    left: list[Task]
     recalled: list[Task]
 
 
@@ -113,14 +116,13 @@ class Pausing:
         if self.has_surplus:
             for attempt in self.surplus(attempts, now):
                 self._pause(attempt, now, for_another=False)
-                room.paused.append(attempt.task)
+                room.left.append(attempt.task)
         for waiting, attempt in self.victims(queue, attempts, now):
-            if self._fits(attempt.address, waiting):
+            room.left.append(attempt.task)
+            if attempt.task.completion_tokens or self._fits(attempt.address, waiting):
                 self._pause(attempt, now, for_another=True)
-                room.paused.append(attempt.task)
             else:
                 attempt.pause(for_another=True)  # leaves its slot now, its memory when it has ended
-                room.recalled.append(attempt.task)
             if waiting.stage is Stage.DISPATCHED and waiting.instance != attempt.address:
                 room.recalled.append(waiting)
         return room
@@ -174,6 +176,7 @@ class Pausing:
             name: Counter(job.attempt.task.tenant for job in jobs) for name, jobs in running.items()
         }
         self._least_urgent = min((jobs[-1].urgency for jobs in running.values()), default=-math.inf)
+        last_at = max((attempt.task.deadline.at for attempt in attempts), default=now)
         chosen: list[Trade] = []
         # By urgency alone: the next tenant in turn may have no task worth a pause.
         for task in (*self._inside(attempts, now), *queue.first(AT_ONCE)):
@@ -182,9 +185,10 @@ class Pausing:
             if task.is_background:
                 continue
             urgency = self._forecaster.urgency(task, now).log_urgency
-            if urgency == -math.inf:
-                continue
             ample_at = now + AMPLE * (task.deadline.at - now)
+            least_urgent = min(jobs[-1].urgency for jobs in running.values())
+            if urgency == -math.inf or (urgency < least_urgent + _MARGIN and last_at < ample_at):
+                continue
             least = self._victim(task, urgency, ample_at, running, rows)
             if least is None:
                 continue

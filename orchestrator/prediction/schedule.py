@@ -44,8 +44,8 @@ the schedule once while all requests are met, otherwise a dozen times with pause
 (``replan.PAUSE_S``), at 0.6 ms of CPU each with 164 requests. In the simulator 0.05 and 0.2 seconds
 met 1.00 and 0.995 of that, and one number for each doubling instead of two 0.99."""
 AMPLE: Final = 10.0
-"""Requests are paused for an urgent one only if their remaining time is this multiple of its own:
-it then ends long before they, and new requests, run short of time."""
+"""A request has ample time for an urgent one if its remaining time is this multiple of the other's:
+the urgent one then ends long before it, and new requests, run short of time."""
 
 
 class RunningJob(Protocol):
@@ -185,9 +185,7 @@ class Schedule:
             found = self._at(place, task, others, enough)
         if found.gain >= enough or not self.may_free_row(task):
             return found
-        enough_ms = AMPLE * task.deadline.left_ms(line.at)
-        has_ample = any(one.stop_ms >= enough_ms for one in line.asked)
-        if place >= line.machine.rows and (has_ample or self.may_get_row(task)):
+        if place >= line.machine.rows and (_has_ample(line, task) or self.may_get_row(task)):
             found = max(found, self._at(0, task, others), key=lambda prospect: prospect.gain)
         if found.gain >= enough or not self.adapts_rows(task.model):
             return found
@@ -385,6 +383,12 @@ class Schedule:
         running.sort(key=lambda task: not task.completion_tokens)
         most = max(0, MOST - len(running))
         return running + [task for task in self._queue.first(most) if task.model == model]
+
+
+def _has_ample(line: _Line, task: Task) -> bool:
+    """Whether a request of ``line`` has ample time for ``task``."""
+    enough_ms = AMPLE * task.deadline.left_ms(line.at)
+    return any(one.stop_ms >= enough_ms for one in line.asked)
 
 
 @lru_cache

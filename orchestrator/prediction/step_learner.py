@@ -14,10 +14,10 @@ FIRST_STEP_MS = 20.0
 """Guessed time of a step of one row; the worker's earlier steps replace it."""
 USUAL_S: Final = 10.0
 """Seconds over which the number of present requests, and prompts per step, are averaged: a burst of
-prompts does not last. In the simulator, over twelve
-cells of two traces and sixteen more, 10 met as many as the assumption that all running rows stay
-full, and 3 and 30 met 0.5 % less. Live, of 70 requests to SmolLM2 at 0.7 of its capacity, it met
-64, 62 and 59, that assumption met 56, 53 and 60, and fixed rows met 66 and 61."""
+prompts does not last. In the simulator, over twelve cells of two traces and sixteen more, 10 met as
+many as the assumption that all running rows stay full, and 3 and 30 met 0.5 % less. Live, of 70
+requests to SmolLM2 at 0.7 of its capacity, it met 64, 62 and 59, that assumption met 56, 53 and 60,
+and fixed rows met 66 and 61."""
 _WINDOW_MS = 500.0
 """Ms of steps that are compared with their prediction (about as long as deadlines), and over which
 a token rate is measured."""

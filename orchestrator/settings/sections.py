@@ -227,7 +227,8 @@ class DispatchSettings(Section):
     """How many rows an instance runs at once. ``adaptive``: the number that meets the most
     deadlines, judged by the latest requests. ``fixed``: the number of its worker's slots."""
     pause: bool = True
-    """Whether a more urgent job may pause a running job and take its slot. The KV stays."""
+    """Whether a more urgent job may pause a running job and take its slot. The KV stays; where
+    memory does not hold both, a job without a token starts again later."""
     learn_runs: bool = True
     """Whether calls of one session or trace with the same deadline count as one run. Each call
     then gets a share of the time, based on the usual number of calls (DL-22)."""

@@ -5,6 +5,7 @@ import math
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,7 +172,7 @@ def test_dl19_what_waits_inside_a_worker_is_made_room_for() -> None:
     rig.sent("w", -4.5)
     assert rig.victims() == ["r2"], "where it is, though another one is less urgent"
     nobody: Any = Waiting()
-    assert rig.pausing.make_room(nobody, rig.running, rig.now).paused == []  # scanned just now
+    assert rig.pausing.make_room(nobody, rig.running, rig.now).left == []  # scanned just now
 
 
 def test_dl19_one_pause_for_each_that_waits_inside_and_the_most_urgent_first() -> None:
@@ -293,6 +294,19 @@ def test_wk4_nobody_is_paused_for_work_that_memory_does_not_hold() -> None:
     assert rig.victims(waiting) == []
     waiting.paused_on = "a"  # whose KV is there needs no more
     assert rig.victims(waiting) == ["r"]
+
+
+def test_a_job_with_tokens_is_paused_whatever_was_paused_just_before_it() -> None:
+    """Only a job without a token can be taken back."""
+    rig = Rig()
+    concurrency = rig.instances["a"].concurrency
+    for name, blocks in (("r1", 40), ("r2", 51)):
+        rig.runs(name, -9.0).completion_tokens = 1
+        concurrency.add(job := InFlightJob(1, 1, blocks, False), 0)
+        rig.running[-1].pause = partial(lambda job, **_: concurrency.pause(job), job)
+    waiting: Any = Waiting(rig.task(f"w{i}", 0.0) for i in range(2))
+    left = rig.pausing.make_room(waiting, rig.running, rig.now).left
+    assert [task.paused_on for task in left] == ["a", "a"]
 
 
 def test_a_paused_task_goes_on_only_where_its_kv_is() -> None:
