@@ -227,7 +227,8 @@ class Swapper:
             service_log.critical(
                 "%s cannot be loaded again (%s): ending the process", name_of(settings), error
             )
-            self._tell_end(f"{why}; and {name_of(settings)} cannot be loaded again: {error}")
+            why_last = f"{why}; and {name_of(settings)} cannot be loaded again: {error}"
+            self._tell_end(why_last, is_last=True)
             told = threading.Event()
             self._emitter.post(told.set)
             told.wait(LAST_WORDS_S)
@@ -335,12 +336,14 @@ class Swapper:
                 self._report, ms=self._report.ms | {phase.value: round(ms, 1)}
             )
 
-    def _tell_end(self, error: str) -> None:
-        """Tell everybody how the swap ended. From now on another one may begin."""
+    def _tell_end(self, error: str, *, is_last: bool = False) -> None:
+        """Tell everybody how the swap ended. From now on another one may begin, unless the process
+        ends (``is_last``)."""
         phase = SwapPhase.FAILED if error else SwapPhase.DONE
         report = msgspec.structs.replace(self._report, phase=phase, error=excerpt(error, 1000))
         with self._lock:
-            self._thread = None
+            if not is_last:
+                self._thread = None
             askers, self._askers = self._askers, []
         self._emitter.post(lambda: self._tell(report, askers, final=True))
 

@@ -186,12 +186,14 @@ def test_wk7_what_can_be_known_before_costs_not_even_a_drain(
 
 def test_wk7_where_neither_can_be_loaded_the_process_ends(harness: Harness, models: Models) -> None:
     models.beside, models.broken = False, {"second", "first"}
-    ended = threading.Event()
-    harness.service._swapper._die = ended.set
+    ended, asked = threading.Event(), threading.Event()
+    harness.service._swapper._die = lambda: (ended.set(), asked.wait(60))
     report = outcome(swap(harness, "second"))
     assert ended.wait(60)
     assert report.phase is SwapPhase.FAILED
     assert "cannot be loaded again" in report.error
+    assert "is swapping" in swap(harness, "third").refusal()[1], "until then no other begins"
+    asked.set()
 
 
 def test_wk7_a_drain_that_does_not_end_is_given_up(
