@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -77,17 +77,12 @@ _DOING = {"orchestrator": "starting, then waiting for lanes", "store": "starting
 _LOADING = "starting the server and loading the model"
 
 
-def curl_line(url: str, model: str, *, with_token: bool) -> str:
-    """A streaming request that works unchanged in any shell: some read the brackets of an IPv6
-    address as a pattern."""
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": "Tell me a story."}],
-        "stream": True,
-    }
+def curl_line(url: str, body: Mapping[str, object], *, with_token: bool) -> str:
+    """A request that works unchanged in any shell: some read the brackets of an IPv6 address as a
+    pattern."""
     auth = '-H "authorization: Bearer $TIDEGATE_TOKEN" ' if with_token else ""
     return (
-        f"curl -N '{url}/v1/chat/completions' {auth}-H 'content-type: application/json' "
+        f"curl -N '{url}' {auth}-H 'content-type: application/json' "
         f"-d {shlex.quote(json.dumps(body))}"
     )
 

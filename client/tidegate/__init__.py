@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from tidegate.requests import *
     from tidegate.results import *
     from tidegate.sessions import *
-    from tidegate.slots import *
     from tidegate.sync import *
     from tidegate.transport import *
 
@@ -54,8 +53,6 @@ _NAMES: Final = {
     "results": "Budget End Event Failed Generation Instance InstanceSlot ModelInfo Queued Started"
     " Submitted TaskError TaskLine TaskList TaskStatus Token Usage",
     "sessions": "Session SessionInfo SessionList",
-    "slots": "Recipe SlotCheck SlotEvent SlotFailed SlotLine SlotList SlotOptions SlotQueued"
-    " SlotResult SlotStage SlotStatus SlotSubmitted",
     "sync": "SyncClient SyncSession SyncStream",
     "transport": "Retries",
 }

@@ -29,7 +29,6 @@ from tidegate.results import (
     Token,
 )
 from tidegate.sessions import Sessions
-from tidegate.slots import Slots
 from tidegate.transport import HttpCall, Retries, Transport
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8080"
@@ -63,8 +62,6 @@ class Client(FollowedWork[Submitted, Event]):
         self.base_url = self._transport.base_url
         self.sessions = Sessions(self, self._transport)
         """Conversations that the service keeps."""
-        self.slots = Slots(self._transport, patience_s)
-        """Clips that the service renders."""
         self.operating = Operating(self._transport)
         """Calls to operate the service: drains, swaps and reloads."""
 

@@ -18,7 +18,6 @@ from tidegate.following import Stream
 from tidegate.operating import Operating
 from tidegate.requests import Prompt
 from tidegate.sessions import Session, SessionOptions, Sessions
-from tidegate.slots import Slots
 from tidegate.transport import Retries
 
 _INTERRUPTED_WAIT_S = 3.0
@@ -205,7 +204,6 @@ class SyncClient(SyncPart[Client]):
             raise
         super().__init__(loop, client)
         self.sessions = SyncSessions(loop, client.sessions)
-        self.slots = SyncSlots(loop, client.slots)
         self.operating = SyncOperating(loop, client.operating)
 
     def __enter__(self) -> Self:
@@ -270,19 +268,6 @@ class SyncSessions(SyncPart[Sessions]):
     get = plain(Sessions.get)
     list = plain(Sessions.list)
     delete = plain(Sessions.delete)
-
-
-class SyncSlots(SyncPart[Slots]):
-    """Synchronous ``Slots``."""
-
-    create = plain(Slots.create)
-    get = plain(Slots.get)
-    list = plain(Slots.list)
-    cancel = plain(Slots.cancel)
-    download = plain(Slots.download)
-    events = plain_stream(Slots.events)
-    stream = plain_stream(Slots.stream)
-    render = plain(Slots.render)
 
 
 class SyncOperating(SyncPart[Operating]):

@@ -75,7 +75,7 @@ def test_clips_alone(
     assert main(["up", "--device", "cpu", "--slot", "--no-llm"]) == 0
     ((spec, hint),) = launched
     assert spec.models == ("slot",)
-    assert "tidegate slot" in hint and "curl" not in hint
+    assert "/v2/slots" in hint and "/v1/chat" not in hint
     assert "--no-llm without --slot leaves nothing to serve" in cli("up", "--no-llm", status=2).err
 
 

@@ -83,7 +83,7 @@ def test_a_terminal_gets_the_same_under_a_spinner() -> None:
 
 @for_each("with_token", [False, True])
 def test_the_curl_line_survives_a_shell(with_token: bool) -> None:
-    words = shlex.split(curl_line("http://[::1]:1", "it's a model", with_token=with_token))
-    assert words[:3] == ["curl", "-N", "http://[::1]:1/v1/chat/completions"]
-    assert json.loads(words[-1])["model"] == "it's a model"
+    words = shlex.split(curl_line("http://[::1]:1/v1", {"model": "it's"}, with_token=with_token))
+    assert words[:3] == ["curl", "-N", "http://[::1]:1/v1"]
+    assert json.loads(words[-1]) == {"model": "it's"}
     assert ("authorization: Bearer $TIDEGATE_TOKEN" in words) == with_token

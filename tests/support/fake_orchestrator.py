@@ -48,10 +48,6 @@ class FakeOrchestrator:
         self.cancelled: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.refusal: tuple[int, Json | str, dict[str, str]] | None = None
-        self.files: dict[str, bytes] = {}
-        """Of its one slot, by name."""
-        self.ended = False
-        """Whether its one task has, when it is asked for."""
         self.base_url = ""
         self.submission_arrived = asyncio.Event()
         self.may_answer = asyncio.Event()
@@ -61,12 +57,10 @@ class FakeOrchestrator:
     async def serve(self) -> AsyncIterator["FakeOrchestrator"]:
         app = web.Application()
         app.router.add_get("/v1/models", self._models)
-        for kind in ("/v2/tasks", "/v2/slots"):
-            app.router.add_post(kind, self._submit)
-            app.router.add_get(kind + "/{id}", self._status)
-            app.router.add_get(kind + "/{id}/events", self._events)
-            app.router.add_post(kind + "/{id}/cancel", self._cancel)
-        app.router.add_get("/v2/slots/t1/outputs/{name}", self._output)
+        app.router.add_post("/v2/tasks", self._submit)
+        app.router.add_get("/v2/tasks/{id}", self._status)
+        app.router.add_get("/v2/tasks/{id}/events", self._events)
+        app.router.add_post("/v2/tasks/{id}/cancel", self._cancel)
         async with running_app(app) as port:
             self.base_url = f"http://127.0.0.1:{port}"
             yield self
@@ -86,7 +80,6 @@ class FakeOrchestrator:
             return self._refuse()
         body = {
             "task_id": "t1",
-            "slot_id": "t1",
             "status": "queued",
             "queue_position": 0,
             "predicted_start_ms": 1.5,
@@ -100,16 +93,7 @@ class FakeOrchestrator:
             return web.json_response(
                 {"error": {"code": "not_found", "message": "no such task"}}, status=404
             )
-        body = {"task_id": "t1", "slot_id": "t1", "text": "Once"}
-        body["status"] = "ended" if self.ended else "running"
-        return web.json_response(body | {"stages": {"audio": 40}, "outputs": {}})
-
-    async def _output(self, request: web.Request) -> web.Response:
-        data = self.files.get(request.match_info["name"])
-        if data is None:
-            error = {"code": "not_found", "message": "this slot has no such file"}
-            return web.json_response({"error": error}, status=404)
-        return web.Response(body=data)
+        return web.json_response({"task_id": "t1", "text": "Once", "status": "running"})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         self.last_event_ids.append(request.headers.get("Last-Event-ID"))

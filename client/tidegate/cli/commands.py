@@ -9,7 +9,6 @@ from tidegate.cli.engines import engines
 from tidegate.cli.models import models
 from tidegate.cli.operate import drain, reload, swap
 from tidegate.cli.pool import pool
-from tidegate.cli.slot import slot
 from tidegate.cli.tasks import tasks
 from tidegate.cli.up import picker, serve, up, worker
 
@@ -21,7 +20,6 @@ Deadline-keeping generation on NVIDIA Triton.
   tidegate up --instances 2 --gpus 0,1   two Tritons, one on each GPU
   tidegate pool run pool.toml            a machine's instances, as defined in a file
   tidegate chat                          talk to it
-  tidegate slot "Good morning."          render a clip (needs tidegate up --slot)
   tidegate models add ORG/NAME           download a model and verify every file
   tidegate doctor                        what this machine lacks, and how to fix it
 """
@@ -39,7 +37,7 @@ def tidegate() -> None:
     pass
 
 
-_FOR_USERS = (up, chat, slot, models, engines, tasks, doctor)
+_FOR_USERS = (up, chat, models, engines, tasks, doctor)
 _FOR_OPERATORS = (drain, swap, reload, serve, worker, picker, pool)
 for command in (*_FOR_USERS, *_FOR_OPERATORS):
     tidegate.add_command(command)

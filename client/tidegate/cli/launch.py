@@ -164,14 +164,18 @@ def _check_model(worker_env: Mapping[str, str], *, serve: bool) -> None:
 
 def _hint(spec: LaunchSpec, worker_env: Mapping[str, str]) -> str:
     """Lines that suggest a first request, for when it serves."""
-    lines = []
+    bodies: dict[str, dict[str, object]] = {}
     if TEXT_MODEL in spec.models:
         name = worker_env.get(_MODEL_NAME) or model_name(Path(worker_env[_MODEL_PATH]))
-        with_token = bool(os.environ.get("TIDEGATE_TOKEN"))
-        lines.append(command.curl_line("{url}", name, with_token=with_token))
+        messages = [{"role": "user", "content": "Tell me a story."}]
+        bodies["/v1/chat/completions"] = {"model": name, "messages": messages, "stream": True}
     if SLOT_MODEL in spec.models:
-        lines.append('tidegate slot "Good morning to everybody." --out clip.mp4 --url "{url}"')
-    return "try it in a browser: {url}/{key}\nor:" + "".join(f"\n  {line}" for line in lines)
+        bodies["/v2/slots"] = {"recipe": {"schema": "1.1", "text": "Good morning to everybody."}}
+    with_token = bool(os.environ.get("TIDEGATE_TOKEN"))
+    return "try it in a browser: {url}/{key}\nor:" + "".join(
+        f"\n  {command.curl_line('{url}' + path, body, with_token=with_token)}"
+        for path, body in bodies.items()
+    )
 
 
 def _lane_token(worker_env: dict[str, str]) -> str:
