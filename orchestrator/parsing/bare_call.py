@@ -15,14 +15,14 @@ from orchestrator.parsing.json_call import MAX_SHORT, MarkedCall, Reading, Wrong
 from orchestrator.parsing.markers import begun
 from orchestrator.parsing.tagged_call import as_json
 
+QUOTE: Final = '<|"|>'
 _CLOSES: Final = {"{": "}", "[": "]"}
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class BareCall(MarkedCall):
-    def __init__(self, quote: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._quote = quote
         self._told: list[str] = []
 
     def _whole(self) -> Reading[None]:
@@ -31,7 +31,7 @@ class BareCall(MarkedCall):
         open_brackets, word = "", ""
         while True:
             mark = yield from self._char()
-            if mark == self._quote[0]:
+            if mark == QUOTE[0]:
                 yield from self._string()
                 continue
             self._at += 1
@@ -60,18 +60,18 @@ class BareCall(MarkedCall):
             raise Wrong(self._at) from None
 
     def _string(self) -> Reading[None]:
-        yield from self._tag(self._quote)
+        yield from self._tag(QUOTE)
         self._tell('"')
         value, end = "", -1
         while end < 0:
             yield from self._char()
             value += self._text[self._at :]
             self._at = len(self._text)
-            end = value.find(self._quote)
-            certain = len(value) - begun(value, self._quote) if end < 0 else end
+            end = value.find(QUOTE)
+            certain = len(value) - begun(value, QUOTE) if end < 0 else end
             self._tell(json.dumps(value[:certain], ensure_ascii=False)[1:-1])
             value = value[certain:]
-        self._at -= len(value) - len(self._quote)
+        self._at -= len(value) - len(QUOTE)
         self._tell('"')
 
     def _tell(self, text: str) -> None:

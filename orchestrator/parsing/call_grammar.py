@@ -15,18 +15,14 @@ from orchestrator.parsing.calls import (
     HermesReader,
     KimiCall,
     KimiReader,
-    MiniMaxReader,
     MistralReader,
-    SeedReader,
 )
 from orchestrator.parsing.formats import READERS, CallFormat, OutputFormat
 from orchestrator.parsing.parser import ToolUse
 from orchestrator.parsing.rules import AnswerGrammars, Rules, beginnings, quoted, without_notes
 from orchestrator.parsing.tagged_call import (
     GLM45,
-    MINIMAX_M2,
     QWEN3_CODER,
-    SEED_OSS,
     TagSyntax,
     types_of,
 )
@@ -124,8 +120,6 @@ def _require_free_text(tool: Tool, key: str, schema: JsonObject | object) -> Non
                 )
 
 
-_UNFORCED = (CallFormat.GEMMA4, CallFormat.FUNCTIONGEMMA, CallFormat.MINIMAX_M3)
-"""Formats with arguments that are neither JSON nor flat: no grammar can express their schemas."""
 MAX_CALLS = 16
 """Most calls in one answer with forced calls: a weak model would not stop by itself."""
 
@@ -134,7 +128,7 @@ def forced_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> AnswerGram
     """Grammars that match only calls: one call, or several if request and format allow this. If the
     format has tags for thinking, the model may think first. ``rules`` are a new grammar's rules.
     Raises ``InvalidGrammar`` for a strict tool with a schema that cannot be enforced."""
-    if format.calls in _UNFORCED:
+    if format.calls is CallFormat.GEMMA4:  # no grammar can express schemas of its arguments
         raise InvalidGrammar(
             f"calls in the format {format.calls} cannot be forced; tool_choice must be auto or none"
         )
@@ -176,7 +170,7 @@ def calls_or_json(
     """
     if answer.kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
         return None
-    if format.calls in (CallFormat.LLAMA3, CallFormat.HARMONY, *_UNFORCED):
+    if format.calls in (CallFormat.LLAMA3, CallFormat.HARMONY, CallFormat.GEMMA4):
         return None
     calls = _Calls(use, format, rules).rule()
     try:
@@ -207,14 +201,6 @@ class _Calls:
                 return self._several((open, "\n"), self._tagged(QWEN3_CODER), ("\n", close), "\n")
             case CallFormat.GLM45:
                 return self._several((open,), self._tagged(GLM45), (), "\n")
-            case CallFormat.MINIMAX_M2:
-                # The line break belongs to the previous call: the lexer does not backtrack.
-                calls = self._several((), self._tagged(MINIMAX_M2), ("\n",))
-                head, tail = spelled(MiniMaxReader.OPEN, "\n"), spelled(*MiniMaxReader.behind)
-                return f"{head} {calls} {tail}"
-            case CallFormat.SEED_OSS:
-                begin, end = (SeedReader.marks[0], "\n"), ("\n", *SeedReader.behind)
-                return self._several(begin, self._tagged(SEED_OSS), end, "\n")
             case CallFormat.KIMI_K2:
                 named = self._named(
                     (KimiCall.CALL, "functions."), (KimiCall.SEPARATOR,), "/:[0-9]{1,2}/"

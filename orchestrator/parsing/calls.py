@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from orchestrator.parsing.bare_call import BareCall
+from orchestrator.parsing.bare_call import QUOTE, BareCall
 from orchestrator.parsing.json_call import (
     WHITESPACE,
     JsonCall,
@@ -29,11 +29,7 @@ from orchestrator.parsing.pieces import (
 )
 from orchestrator.parsing.tagged_call import (
     GLM45,
-    MINIMAX_M2,
-    MINIMAX_M3,
-    NAMESPACE,
     QWEN3_CODER,
-    SEED_OSS,
     TaggedCall,
     TagSyntax,
 )
@@ -279,19 +275,6 @@ class GraniteReader(ListReader):
     marks = ("<|tool_call|>",)
 
 
-class PhiReader(ListReader):
-    """``functools`` and a list: Phi-4-mini."""
-
-    marks = ("functools",)
-
-
-class AprielReader(ListReader):
-    """``<tool_calls>[…]</tool_calls>``: Apriel 1.5 and 1.6."""
-
-    marks = ("<tool_calls>",)
-    behind = ("</tool_calls>",)
-
-
 class TaggedReader(MarkReader):
     """Reads calls with each argument in tags, after a marker that models sometimes omit."""
 
@@ -310,15 +293,6 @@ class QwenCoderReader(TaggedReader):
     behind = (HermesReader.CLOSE,)
 
 
-class SeedReader(TaggedReader):
-    """``<seed:tool_call>`` and Qwen3-Coder's tags, with values on the tags' lines: Seed-OSS."""
-
-    syntax = SEED_OSS
-    own_mark = syntax.name[0]
-    marks = ("<seed:tool_call>", own_mark)
-    behind = ("</seed:tool_call>",)
-
-
 class GlmReader(TaggedReader):
     """``<tool_call>NAME<arg_key>…</arg_key><arg_value>…</arg_value>…``: GLM 4.5 to 4.7."""
 
@@ -327,45 +301,15 @@ class GlmReader(TaggedReader):
     inside = (syntax.end, *syntax.key, *syntax.value)
 
 
-class MiniMaxReader(TaggedReader):
-    """``<invoke name="NAME"><parameter name="KEY">…</parameter></invoke>``…: MiniMax M2."""
-
-    syntax = MINIMAX_M2
-    own_mark = syntax.name[0]
-    OPEN = "<minimax:tool_call>"
-    marks = (OPEN, own_mark)
-    behind = ("</minimax:tool_call>",)
-
-
-class MiniMax3Reader(TaggedReader):
-    """``<invoke name="NAME">`` with elements for arguments and their parts: MiniMax M3."""
-
-    syntax = MINIMAX_M3
-    own_mark = syntax.name[0]
-    marks = (f"{NAMESPACE}{HermesReader.OPEN}", own_mark)
-    behind = (f"{NAMESPACE}{HermesReader.CLOSE}",)
-    inside = (NAMESPACE,)
-
-
 class GemmaReader(MarkReader):
     """``<|tool_call>call:NAME{KEY:<|"|>TEXT<|"|>,KEY:1}<tool_call|>``: Gemma 4."""
 
-    quote: ClassVar = '<|"|>'
     marks = ("<|tool_call>",)
     behind = ("<tool_call|>",)
-    inside = (quote,)
+    inside = (QUOTE,)
 
     def _new_call(self, raw: str) -> MarkedCall:
-        return BareCall(self.quote)
-
-
-class FunctionGemmaReader(GemmaReader):
-    """``<start_function_call>call:NAME{KEY:<escape>TEXT<escape>}``: FunctionGemma."""
-
-    quote = "<escape>"
-    marks = ("<start_function_call>",)
-    behind = ("<end_function_call>",)
-    inside = (quote,)
+        return BareCall()
 
 
 KIMI_ID = re.compile(r"^functions\.|:\d+$", re.ASCII)

@@ -7,11 +7,9 @@ from functools import lru_cache
 
 from orchestrator.parsing import harmony
 from orchestrator.parsing.calls import (
-    AprielReader,
     CallReader,
     DeepSeekCall,
     DeepSeekReader,
-    FunctionGemmaReader,
     GemmaReader,
     GlmReader,
     GraniteReader,
@@ -19,15 +17,11 @@ from orchestrator.parsing.calls import (
     KimiCall,
     KimiReader,
     Llama3Reader,
-    MiniMax3Reader,
-    MiniMaxReader,
     MistralReader,
-    PhiReader,
     QwenCoderReader,
-    SeedReader,
 )
 from orchestrator.parsing.reasoning import Tags
-from orchestrator.parsing.tagged_call import GLM45, NAMESPACE
+from orchestrator.parsing.tagged_call import GLM45
 
 
 class CallFormat(StrEnum):
@@ -36,17 +30,11 @@ class CallFormat(StrEnum):
     MISTRAL = "mistral"
     QWEN3_CODER = "qwen3_coder"
     GLM45 = "glm45"
-    MINIMAX_M2 = "minimax_m2"
     DEEPSEEK = "deepseek"
     HARMONY = "harmony"
     KIMI_K2 = "kimi_k2"
-    MINIMAX_M3 = "minimax_m3"
-    SEED_OSS = "seed_oss"
     GEMMA4 = "gemma4"
-    FUNCTIONGEMMA = "functiongemma"
     GRANITE = "granite"
-    PHI4_MINI = "phi4_mini"
-    APRIEL = "apriel"
 
 
 _FORMATS: Sequence[tuple[CallFormat, type[CallReader], tuple[str, ...]]] = (
@@ -54,17 +42,11 @@ _FORMATS: Sequence[tuple[CallFormat, type[CallReader], tuple[str, ...]]] = (
     (CallFormat.DEEPSEEK, DeepSeekReader, (DeepSeekReader.BEGIN,)),
     (CallFormat.KIMI_K2, KimiReader, (KimiCall.SEPARATOR,)),
     (CallFormat.MISTRAL, MistralReader, (MistralReader.MARK,)),
-    (CallFormat.MINIMAX_M3, MiniMax3Reader, (NAMESPACE,)),
-    (CallFormat.MINIMAX_M2, MiniMaxReader, (MiniMaxReader.OPEN,)),
-    (CallFormat.SEED_OSS, SeedReader, SeedReader.marks),
     (CallFormat.GEMMA4, GemmaReader, GemmaReader.marks),
-    (CallFormat.FUNCTIONGEMMA, FunctionGemmaReader, FunctionGemmaReader.marks),
-    (CallFormat.APRIEL, AprielReader, AprielReader.marks),
     (CallFormat.QWEN3_CODER, QwenCoderReader, QwenCoderReader.marks),
     (CallFormat.GLM45, GlmReader, (HermesReader.OPEN, GLM45.key[0])),
     (CallFormat.HERMES, HermesReader, (HermesReader.OPEN,)),
     (CallFormat.GRANITE, GraniteReader, GraniteReader.marks),
-    (CallFormat.PHI4_MINI, PhiReader, PhiReader.marks),
     (CallFormat.LLAMA3, Llama3Reader, (Llama3Reader.TAG,)),
     (CallFormat.LLAMA3, Llama3Reader, ("<|start_header_id|>", '"parameters"')),
 )
@@ -73,8 +55,6 @@ READERS: Mapping[CallFormat, type[CallReader]] = {calls: reader for calls, reade
 TAGS: Mapping[str, Tags] = {
     "think": Tags("<think>", "</think>"),
     "think_brackets": Tags("[THINK]", "[/THINK]"),
-    "seed_think": Tags("<seed:think>", "</seed:think>"),
-    "minimax_think": Tags("<mm:think>", "</mm:think>"),
     "harmony": Tags(harmony.ANALYSIS, harmony.END),
 }
 """Tags around models' thinking, by name."""

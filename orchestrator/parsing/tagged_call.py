@@ -12,16 +12,14 @@ neither is emitted as text.
 """
 
 import json
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
 
-from orchestrator.parsing.json_call import MAX_SHORT, WHITESPACE, MarkedCall, Reading
+from orchestrator.parsing.json_call import WHITESPACE, MarkedCall, Reading
 from orchestrator.parsing.markers import begun
 from orchestrator.tasks.job import JsonObject
-from protocol.closed_schema import resolved
 
 _decode = msgspec.json.Decoder().decode
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -37,8 +35,7 @@ class TagSyntax(NamedTuple):
     key: tuple[str, str]
     """Tags around an argument's name."""
     value: tuple[str, str]
-    """Tags around an argument's value. The first is empty if the value directly follows the key.
-    The last may contain the key's name, at ``{}``."""
+    """Tags around an argument's value. The first is empty if the value directly follows the key."""
     end: str
     on_lines: bool
     """Whether a value has its own lines: line breaks at its start and end are not part of it."""
@@ -50,24 +47,6 @@ QWEN3_CODER = TagSyntax(
 GLM45 = TagSyntax(
     ("", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"), "</tool_call>", False
 )
-SEED_OSS = QWEN3_CODER._replace(on_lines=False)
-MINIMAX_M2 = TagSyntax(
-    ('<invoke name="', '">'), ('<parameter name="', '">'), ("", "</parameter>"), "</invoke>", False
-)
-NAMESPACE = "]<]minimax[>["
-MINIMAX_M3 = TagSyntax(
-    (f'{NAMESPACE}<invoke name="', '">'),
-    (f"{NAMESPACE}<", ">"),
-    ("", f"{NAMESPACE}</{{}}>"),
-    f"{NAMESPACE}</invoke>",
-    False,
-)
-_ELEMENT = re.compile(
-    rf"\s*{re.escape(NAMESPACE)}<(?P<key>[^<>/]{{1,{MAX_SHORT}}})>(?P<value>.*?)"
-    rf"{re.escape(NAMESPACE)}</(?P=key)>\s*",
-    re.DOTALL,
-)
-"""A part of a MiniMax M3 value. It is text if it contains a part of the same name."""
 
 
 class TaggedCall(MarkedCall):
@@ -91,9 +70,6 @@ class TaggedCall(MarkedCall):
         separator = "{"
         while (yield from self._tag(syntax.key[0], syntax.end)) != syntax.end:
             key = yield from self._word_up_to(syntax.key[1][0])
-            if f"{syntax.key[0]}{key}{syntax.key[1]}" == syntax.end:  # it begins like a key's tag
-                self._at += len(syntax.key[1])
-                break
             yield from self._tag(syntax.key[1])
             if syntax.value[0]:
                 yield from self._tag(syntax.value[0])
@@ -104,9 +80,8 @@ class TaggedCall(MarkedCall):
 
     def _argument(self, key: str) -> Reading[None]:
         schema, on_lines = self._tools.get(self.name), self._syntax.on_lines
-        types, close = types_of(schema, key), self._syntax.value[1].format(key)
-        is_nested = "{}" in self._syntax.value[1]
-        is_text = types == {"string"} if is_nested else types <= {"string"}
+        types, close = types_of(schema, key), self._syntax.value[1]
+        is_text = types <= {"string"}
         if is_text:
             self._untold += '"'
         value, is_told = "", False
@@ -133,36 +108,11 @@ class TaggedCall(MarkedCall):
             self._untold += '"'
         else:
             value = value.removeprefix("\n") if on_lines else value
-            self._untold += _of_elements(value, property_of(schema, key)) or as_json(value, types)
+            self._untold += as_json(value, types)
 
     def _tell(self, text: str, *, is_start: bool) -> None:
         text = text.removeprefix("\n") if is_start else text
         self._untold += json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _of_elements(written: str, schema: JsonObject | None, left: int = 64) -> str:
-    """A value of elements as JSON: a list if its schema or the elements' names require one. Empty
-    if the value does not consist of elements."""
-    parts, at = [], 0
-    while at < len(written) and left:
-        element = _ELEMENT.match(written, at)
-        if element is None:
-            return ""
-        parts.append(element)
-        at = element.end()
-    is_list = _types_in(schema, schema or {}, _MAX_REFERENCES) == {"array"} or all(
-        part["key"] == "item" for part in parts
-    )
-    values = []
-    for part in parts:
-        inner = (schema or {}).get("items") if is_list else property_of(schema, part["key"])
-        stated = inner if isinstance(inner, Mapping) else None
-        types = _types_in(stated, stated or {}, _MAX_REFERENCES)
-        value = _of_elements(part["value"], stated, left - 1) or as_json(part["value"], types)
-        key = "" if is_list else f"{json.dumps(part['key'], ensure_ascii=False)}: "
-        values.append(f"{key}{value}")
-    around = "[{}]" if is_list else "{{{}}}"
-    return around.format(", ".join(values)) if parts else ""
 
 
 def property_of(schema: JsonObject | None, key: str) -> JsonObject | None:
@@ -193,11 +143,23 @@ def _types_in(stated: object, root: JsonObject, left: int) -> set[str]:
     elif isinstance(values := stated.get("enum"), list):
         types = {_type_of(value) for value in values}
     elif reference := stated.get("$ref"):
-        types = _types_in(resolved(root, reference), root, left - 1)
+        types = _types_in(_resolved(root, reference), root, left - 1)
     for keyword in ("anyOf", "oneOf", "allOf"):
         if isinstance(branches := stated.get(keyword), list):
             types = types.union(*(_types_in(branch, root, left - 1) for branch in branches))
     return types
+
+
+def _resolved(root: JsonObject, reference: object) -> object:
+    """The part of ``root`` that ``reference`` (``#/…``) names; None if it names nothing."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    value: object = root
+    for part in reference[1:].split("/")[1:]:
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part.replace("~1", "/").replace("~0", "~"))
+    return value
 
 
 def _type_of(value: object) -> str:

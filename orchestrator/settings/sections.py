@@ -160,22 +160,14 @@ class ModelSettings(Section):
         "mistral",
         "qwen3_coder",
         "glm45",
-        "minimax_m2",
         "deepseek",
         "harmony",
         "kimi_k2",
-        "minimax_m3",
-        "seed_oss",
         "gemma4",
-        "functiongemma",
         "granite",
-        "phi4_mini",
-        "apriel",
     ] = "auto"
     """Format of the models' tool calls; ``auto`` derives it from each model's chat template."""
-    reasoning_format: Literal[
-        "auto", "none", "think", "think_brackets", "seed_think", "minimax_think"
-    ] = "auto"
+    reasoning_format: Literal["auto", "none", "think", "think_brackets"] = "auto"
     """Tags around the models' thinking, such as ``<think>``; ``none``: all output is content."""
 
     @field_validator("aliases", mode="before")

@@ -71,8 +71,8 @@ L = '{"name": "get_weather", "parameters": {"city": "Köln"}}'
 L_ADD = '{"type": "function", "name": "add", "parameters": {"a": 1, "b": [2, "}"]}}'
 M_ADD = '{"name": "add", "arguments": {"a": 1, "b": [2, "}"]}, "id": "123456789"}'
 M = '{"name": "get_weather", "arguments": {"city": "Köln"}}'
-HERMES, LLAMA3, MISTRAL, QWEN3_CODER, GLM45, MINIMAX_M2, DEEPSEEK, HARMONY, *NEWER = CallFormat
-KIMI_K2, MINIMAX_M3, SEED_OSS, GEMMA4, FUNCTIONGEMMA, GRANITE, PHI4_MINI, APRIEL = NEWER
+HERMES, LLAMA3, MISTRAL, QWEN3_CODER, GLM45, DEEPSEEK, HARMONY, *NEWER = CallFormat
+KIMI_K2, GEMMA4, GRANITE = NEWER
 Q = """<tool_call>
 <function=get_weather>
 <parameter=city>
@@ -109,16 +109,6 @@ G = """<tool_call>get_weather
 <arg_key>city</arg_key>
 <arg_value>Köln</arg_value>
 </tool_call>"""
-X = """<minimax:tool_call>
-<invoke name="get_weather">
-<parameter name="city">Köln</parameter>
-</invoke>
-</minimax:tool_call>"""
-X_ALL = (
-    '<minimax:tool_call><invoke name="get_weather"><parameter name="days">3</parameter>'
-    '<parameter name="city"> a </parameter></invoke><invoke name="add"></invoke>'
-    "</minimax:tool_call>!"
-)
 G_ALL = (
     "<tool_call>\nget_weather<arg_key>tags</arg_key><arg_value>None</arg_value>"
     "<arg_key>days</arg_key><arg_value>three</arg_value>"
@@ -140,24 +130,11 @@ K = (
     '<|tool_call_begin|>functions.add:1<|tool_call_argument_begin|>{"a": 1, "b": [2, "}"]}'
     "<|tool_call_end|><|tool_calls_section_end|>"
 )
-S = Q.replace("tool_call>", "seed:tool_call>").replace("\nKöln\n", "Köln")
-S_LINES = """<seed:tool_call><function=get_weather><parameter=city>
-a
-</parameter><parameter=days>3</parameter></function></seed:tool_call>"""
 E = '<|tool_call>call:get_weather{city:<|"|>Köln<|"|>}<tool_call|>'
 E_ALL = (
     '<|tool_call>call:add{a:<|"|>"{,}:\\ \n<|"|>,b:[1,-2.5e3,true,null,<|"|><|"|>],c:{d:{},'
     '<|"|>e f<|"|>:False},g:two words}<tool_call|>'
 )
-FUNCTION = E.replace('<|"|>', "<escape>").replace("<|tool_call>", "<start_function_call>")
-FUNCTION = FUNCTION.replace("<tool_call|>", "<end_function_call>")
-N = "]<]minimax[>["
-N_ALL = (
-    f'{N}<tool_call>\n{N}<invoke name="get_weather">\n{N}<city>a <b>{N}</city>\n'
-    f"{N}<days>3{N}</days>{N}<tags>{N}<item>x{N}</item>{N}<item>{N}<y>1{N}</y>{N}<y2>{N}</y2>{N}</item>{N}</tags>"
-    f'\n{N}</invoke>{N}<invoke name="add">{N}</invoke>\n{N}</tool_call>'
-)
-A = f"<tool_calls>[{M}, {M_ADD}]</tool_calls>"
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"
 MESSAGE = (
     "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
@@ -207,17 +184,8 @@ AGAIN = "<|start|>assistant"
             "",
             [ParsedCall("get_weather", '{"tags": null, "days": "three", "city": "\\n"}')],
         ),
-        (MINIMAX_M2, f"So:\n{X}\n{X}", "So:", [WEATHER, WEATHER]),
-        (
-            MINIMAX_M2,
-            X_ALL,
-            "!",
-            [ParsedCall("get_weather", '{"days": 3, "city": " a "}'), ParsedCall("add", "{}")],
-        ),
         (KIMI_K2, f"So: {K}", "So:", [WEATHER, ADD]),
         (KIMI_K2, K.replace("functions.", "").replace(":0", "")[:130], "", [WEATHER]),
-        (SEED_OSS, f"So:\n{S}\n{S}", "So:", [WEATHER, WEATHER]),
-        (SEED_OSS, S_LINES, "", [ParsedCall("get_weather", '{"city": "\\na\\n", "days": 3}')]),
         (GEMMA4, f"So: {E}{E}!", "So:!", [WEATHER, WEATHER]),
         (
             GEMMA4,
@@ -231,21 +199,7 @@ AGAIN = "<|start|>assistant"
                 )
             ],
         ),
-        (FUNCTIONGEMMA, FUNCTION, "", [WEATHER]),
-        (
-            MINIMAX_M3,
-            f"So:\n{N_ALL}",
-            "So:",
-            [
-                ParsedCall(
-                    "get_weather", '{"city": "a <b>", "days": 3, "tags": ["x", {"y": 1, "y2": ""}]}'
-                ),
-                ParsedCall("add", "{}"),
-            ],
-        ),
         (GRANITE, f"<|tool_call|>[{M}, {M_ADD}]", "", [WEATHER, ADD]),
-        (PHI4_MINI, f"So: functools[{M}]", "So:", [WEATHER]),
-        (APRIEL, f"So:\n{A}\n", "So:", [WEATHER, ADD]),
         (DEEPSEEK, f"So:\n\n{D3}", "So:", [WEATHER, ADD]),
         (DEEPSEEK, f"{D31}\n!", "\n!", [WEATHER, ADD]),
         (DEEPSEEK, D31.removeprefix("<｜tool▁calls▁begin｜>")[:-30], "", [WEATHER, ADD]),
@@ -290,14 +244,10 @@ def test_calls(format: CallFormat, text: str, content: str, calls: list[ParsedCa
         (GLM45, "<tool_call>add\n<arg_key>a</arg_key>\n</tool_call>"),
         (DEEPSEEK, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n{}"),
         (KIMI_K2, "<|tool_call_begin|>a b<|tool_call_argument_begin|>{}"),
-        (SEED_OSS, "<seed:tool_call>add</seed:tool_call>"),
         (GEMMA4, "<|tool_call>call:add{a:1]"),
         (GEMMA4, "<|tool_call>call:add{a:1,,b:2}<tool_call|>"),
         (GEMMA4, "<|tool_call>call:add{a:" + "[" * 3000),
-        (MINIMAX_M3, f'{N}<invoke name="add">{N}</tool_call>'),
         (GRANITE, "<|tool_call|>[1]"),
-        (PHI4_MINI, "functools is a module"),
-        (APRIEL, "<tool_calls>add</tool_calls>"),
         (HARMONY, '{"city": "Köln"}'),
         (HARMONY, f"{MESSAGE.partition('{')[0]}city"),
         (HARMONY, "to=add " + "a" * 300),
@@ -347,10 +297,8 @@ def test_channels(text: str, expected: Output) -> None:
 @for_each(
     ("format", "text"),
     [
-        *((HERMES, H), (QWEN3_CODER, Q), (GLM45, G), (HARMONY, MESSAGE), (SEED_OSS, S)),
-        *((GEMMA4, E), (FUNCTIONGEMMA, FUNCTION), (APRIEL, f"<tool_calls>[{M}]</tool_calls>")),
+        *((HERMES, H), (QWEN3_CODER, Q), (GLM45, G), (HARMONY, MESSAGE), (GEMMA4, E)),
         (KIMI_K2, K.partition("<|tool_call_end|>")[0]),
-        (MINIMAX_M3, f'{N}<invoke name="get_weather">{N}<city>Köln{N}</city>{N}</invoke>'),
     ],
 )
 def test_calls_are_told_as_they_are_written(format: CallFormat, text: str) -> None:
@@ -373,9 +321,8 @@ def test_a_call_that_fails_after_it_has_begun() -> None:
     ("format", "text"),
     [
         *((HERMES, H), (LLAMA3, L), (MISTRAL, f"[TOOL_CALLS]{M}"), (QWEN3_CODER, Q)),
-        *((GLM45, G), (MINIMAX_M2, X), (DEEPSEEK, D31), (HARMONY, MESSAGE), (KIMI_K2, K)),
-        *((SEED_OSS, S), (GEMMA4, E), (FUNCTIONGEMMA, FUNCTION), (GRANITE, f"<|tool_call|>[{M}]")),
-        *((PHI4_MINI, f"functools[{M}]"), (APRIEL, A)),
+        *((GLM45, G), (DEEPSEEK, D31), (HARMONY, MESSAGE), (KIMI_K2, K)),
+        *((GEMMA4, E), (GRANITE, f"<|tool_call|>[{M}]")),
     ],
 )
 def test_a_call_that_a_limit_cuts(format: CallFormat, text: str) -> None:
@@ -409,16 +356,15 @@ def test_without_tools_a_call_is_text() -> None:
 
 WORDS = """<function=add> <parameter=a> </parameter> </function> <function= <tool_call> </tool_call>
 <arg_key>a</arg_key> <arg_value> </arg_value> <think> </think> <|python_tag|> <|tool_call|>
-<|tool_call_begin|> functions.add:1 <|tool_call_argument_begin|> <|"|> <escape> a:1 add
+<|tool_call_begin|> functions.add:1 <|tool_call_argument_begin|> <|"|> a:1 add
 <|tool_call>call:add{ <｜tool▁call▁begin｜> <｜tool▁sep｜> <｜tool▁call▁end｜> ```json ```
 <|channel|> <|message|> <|end|> <|call|> [TOOL_CALLS] ; [ ] { } " \\ \\u00e9 , : null
 {"name": "add" text < </ 1.5e3 é"""
 PARTS = [
-    *(Q, Q_ALL, G, G_ALL, D3, D31, THOUGHT, MESSAGE, MESSAGE_ADD, AGAIN, K, S, E, E_ALL, FUNCTION),
-    *(N_ALL, A, N, H, H_ADD, L, L_ADD, f"[TOOL_CALLS][{M},{M_ADD}]", "𝄞", "\x1f", "\u2028"),
+    *(Q, Q_ALL, G, G_ALL, D3, D31, THOUGHT, MESSAGE, MESSAGE_ADD, AGAIN, K, E, E_ALL),
+    *(H, H_ADD, L, L_ADD, f"[TOOL_CALLS][{M},{M_ADD}]", "𝄞", "\x1f", "\u2028"),
     *(" " * 63, "\n" * 70, " ", "\n", '"parameters": "{', '{"name": "add"', '"arguments": {'),
-    *(" to=functions.add", f'{N}<invoke name="add">', "functools", "[TOOL_CALLS]add[ARGS]{}"),
-    *(f"{N}<item>", f"{N}</item>", *WORDS.split()),
+    *(" to=functions.add", "[TOOL_CALLS]add[ARGS]{}", *WORDS.split()),
 ]
 
 
@@ -479,18 +425,11 @@ def test_the_format_is_told_from_the_template() -> None:
     assert format_of(qwen + "<arg_key>{{ k }}</arg_key></think>") == OutputFormat(GLM45, THINK)
     deepseek = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
     for signs, calls in (
-        ("<minimax:tool_call>", MINIMAX_M2),
-        (f"{N}<tool_call>", MINIMAX_M3),
         ("<|tool_calls_section_begin|><|tool_call_begin|><|tool_call_argument_begin|>", KIMI_K2),
-        ("<seed:tool_call><function=x>", SEED_OSS),
         ("<|tool_call>call:", GEMMA4),
-        ("<start_function_call>call:", FUNCTIONGEMMA),
-        ("<tool_call></tool_call> <tool_calls>[{}]", APRIEL),
         ("respond with <|tool_call|> followed by a list", GRANITE),
-        ("formatted as functools[{}]", PHI4_MINI),
     ):
         assert format_of(signs).calls is calls
-    assert format_of("<seed:tool_call><function=</seed:think>").reasoning_name == "seed_think"
     assert format_of(deepseek) == OutputFormat(DEEPSEEK)
     assert format_of(f"{deepseek}```json") == OutputFormat(DEEPSEEK, in_fences=True)
     assert format_of("<|channel|>analysis<|message|>").calls is HARMONY

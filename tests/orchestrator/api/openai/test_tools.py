@@ -295,7 +295,7 @@ async def test_a_format_that_only_looks_known_is_refused(
         (
             writing(
                 f'<tool_call>\n{{"name": "{_NAME}", "arguments": {_TEXT}}}\n</tool_call>',
-                hint="not in <tool_calls>",  # which is a mark of another format
+                hint="not <function=",  # which is a mark of another format
             ),
             "hermes",
         ),
@@ -307,15 +307,6 @@ async def test_a_format_that_only_looks_known_is_refused(
                 "<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>{% endfor %}</tool_call>"
             ),
             "glm45",
-        ),
-        (
-            writing(
-                "]<]minimax[>[<tool_call>"
-                f']<]minimax[>[<invoke name="{_NAME}">{_EACH}'
-                "]<]minimax[>[<{{ k }}>{{ v }}]<]minimax[>[</{{ k }}>{% endfor %}"
-                "]<]minimax[>[</invoke>]<]minimax[>[</tool_call>"
-            ),
-            "minimax_m3",
         ),
         # They take arguments as text alone.
         *(
