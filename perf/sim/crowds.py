@@ -6,6 +6,9 @@ Rivals run with the number of rows that is best for them.
 
 ``newcomers``: requests with a deadline of two to six times their own service time, behind others
 with a deadline of a minute.
+
+``memory``: newcomers with long prompts, behind others with a minute that fill the rows and the KV
+memory, so that no job can be paused.
 """
 
 import argparse
@@ -20,7 +23,7 @@ from perf.sim.arrivals import SimArrival
 from perf.sim.replay.worker import WorkerSpec
 from perf.sim.rivals.fleet import EngineFigures, RivalFleet
 from perf.sim.rivals.policies import RIVALS
-from perf.sim.scenes import UNBOUNDED
+from perf.sim.scenes import FLEET, UNBOUNDED
 from perf.sim.simulate import Fleet, simulate
 from perf.sim.study import Case
 from protocol import Outcome
@@ -30,8 +33,12 @@ TOKENS, EQUAL_MS = 150, 1000.0
 SOON_MS = 50.0
 _MINUTE_MS = 60_000.0
 _WARM = 24
+_LONG = 400
+"""Prompt tokens of the requests that fill the memory."""
+_ANSWER = 64
 _FEW_ROWS = (8, 12, 16, 20, 24, 32, 48)
 _RIVALS = ("fifo", "edf", "qoserve")
+_CROWDS = ("equal", "newcomers", "memory")
 
 
 class Count:
@@ -47,12 +54,18 @@ class Count:
 
 
 def asked(
-    at_s: float, number: int, tokens: int, deadline_ms: float, kind: str, cap: int
+    at_s: float,
+    number: int,
+    tokens: int,
+    deadline_ms: float,
+    kind: str,
+    cap: int,
+    prompt_tokens: int = 24,
 ) -> SimArrival:
     """One request; its answer is ``tokens`` long, of which its client knows ``cap``."""
     return SimArrival(
         at_s=at_s + 1e-5 * number,
-        prompt_tokens=24,
+        prompt_tokens=prompt_tokens,
         max_tokens=cap,
         length=tokens,
         deadline_ms=deadline_ms,
@@ -85,6 +98,20 @@ def newcomers(behind: int, many: int, deadline_ms: float, *, stated: bool) -> li
     )
 
 
+def behind_full_memory(
+    behind: int, many: int, deadline_ms: float, after_s: float
+) -> list[SimArrival]:
+    """``many`` requests that come ``after_s`` after ``behind`` others with a minute."""
+    few = [asked(0.3 * n, n, 24, _MINUTE_MS, "", 24, 64 + 32 * (n % 20)) for n in range(120)]
+    others = [asked(60.0, n, _ANSWER, _MINUTE_MS, "other", _ANSWER, _LONG) for n in range(behind)]
+    at_s = 60.0 + after_s
+    return (
+        few
+        + others
+        + [asked(at_s, n, _ANSWER, deadline_ms, "counted", _ANSWER, _LONG) for n in range(many)]
+    )
+
+
 def run_ours(arrivals: Sequence[SimArrival], fleet: Fleet, seed: int) -> Count:
     count = Count()
     run = simulate(arrivals, fleet, UNBOUNDED, seed=seed, linger_s=70.0)
@@ -110,9 +137,7 @@ def run_rival(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--crowds", nargs="+", choices=("equal", "newcomers"), default=["equal", "newcomers"]
-    )
+    parser.add_argument("--crowds", nargs="+", choices=_CROWDS, default=list(_CROWDS))
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
@@ -135,6 +160,12 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
             arrivals = partial(newcomers, behind, many, times * alone_ms, stated=stated)
             cell = Fleet(WorkerSpec(cost, rows, 64 * 2048), count)
             yield _case(key, arrivals, cell, seeds, _RIVALS, (rows,))
+    if "memory" in args.crowds:
+        full = itertools.product((48, 80), (2.4, 4.8, 7.0), (0.1, 0.5, 1.5, 3.0))
+        for behind, deadline_s, after_s in full:
+            key = f"memory.32_behind_{behind}.{deadline_s}s.after_{after_s}s"
+            arrivals = partial(behind_full_memory, behind, 32, 1000 * deadline_s, after_s)
+            yield _case(key, arrivals, FLEET, seeds, _RIVALS, (FLEET.spec.slots,))
 
 
 def _case(

@@ -98,13 +98,18 @@ class Rig:
         return [swap.running.task.id for swap in chosen]
 
 
-def test_dl15_only_a_clearly_more_urgent_task_pauses_another() -> None:
+def test_dl15_only_a_clearly_more_urgent_task_pauses_an_answer() -> None:
     rig = Rig()
-    rig.runs("r", -1.0)
+    run = rig.runs("r", -1.0)
+    run.completion_tokens = 1
     assert rig.victims(rig.task("w", -0.6)) == []  # half as urgent again is not enough
     assert rig.victims(rig.task("w", -0.5)) == ["r"]
-    assert rig.victims(rig.task("w", -2.0)) == []
     assert rig.victims() == []
+    run.completion_tokens = 0
+    assert rig.victims(rig.task("w", -0.9)) == ["r"], "without a token it has little to lose"
+    rig.running[0].has_slot = False
+    assert rig.victims(rig.task("w", -0.9)) == ["r"], "it was just sent"
+    assert rig.victims(rig.task("w", -2.0)) == []
 
 
 def test_dl7_no_pause_is_foreseen_for_what_will_not_be_urgent_enough() -> None:
@@ -244,7 +249,7 @@ def test_dl8_batch_work_pauses_its_like_only() -> None:
 @pytest.mark.parametrize(
     "why",
     [
-        *("paused", "left", "not begun", "promised", "paced"),
+        *("paused", "left", "resumed", "promised", "paced"),
         *("cannot", "gone", "off"),
     ],
 )
@@ -256,8 +261,8 @@ def test_who_is_never_paused(why: str) -> None:
             rig.running[0].is_paused = True
         case "left":
             run.attempt = SimpleNamespace()
-        case "not begun":
-            rig.running[0].has_slot = False
+        case "resumed":  # and about to get a slot
+            run.completion_tokens, rig.running[0].has_slot = 1, False
         case "promised":
             run.is_promised = True
         case "paced":  # DL-14: its next token is due soon
