@@ -102,7 +102,7 @@ class Orchestrator:
         with self._admitting(task):
             if job.durable:
                 self._require_journal()
-            prompt = with_time_left(prompt, job, task.deadline.at - self.clock.now())
+            prompt = with_time_left(prompt, task.job, task.deadline.at - self.clock.now())
             with _leaving_when_ended(task):
                 await self._read(task, prompt, reading)
         return task

@@ -1,5 +1,6 @@
 """DL-24: what is left of the time, told to the model."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -44,6 +45,14 @@ async def test_the_last_turn_tells_it(service: Service, worker: FakeWorker) -> N
         await service.ask("POST", PATH, json=ASK | told)
         prompt = prompt_of(service, worker)
         assert prompt.endswith(f"<|user|>{end}") and ("look" in prompt) is has_tools, told
+
+
+async def test_the_share_is_of_the_whole_runs_time(service: Service, worker: FakeWorker) -> None:
+    told = {"session_id": "run", "wind_down": 0.95}
+    await service.ask("POST", PATH, json=ASK | told | {"deadline_ms": 2000})
+    await asyncio.sleep(0.2)
+    await service.ask("POST", PATH, json=ASK | told | {"deadline_ms": 1800})
+    assert "final answer" in prompt_of(service, worker)
 
 
 async def test_every_dialect_says_it(service: Service, worker: FakeWorker) -> None:
