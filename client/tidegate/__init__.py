@@ -30,7 +30,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from tidegate.chats import *
     from tidegate.client import *
     from tidegate.deadlines import *
     from tidegate.errors import *
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from tidegate.transport import *
 
 _NAMES: Final = {
-    "chats": "ChatAnswer ChatDelta ChatMessage ChatOptions ToolCall ToolCallDelta",
     "client": "Client",
     "deadlines": "Deadline DeadlineScope ToolDeadline deadline remaining timeout_headers"
     " tool_deadline",

@@ -1,23 +1,19 @@
 """The asynchronous client of Tidegate's API."""
 
 import uuid
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Self, Unpack
+from urllib.parse import quote
 
 import msgspec
 
-from tidegate.chats import ChatAnswer, ChatDelta, ChatMessage, ChatOptions, chat_call, deltas, whole
 from tidegate.deadlines import Deadline, DeadlineScope, block_seconds, due, to_seconds
 from tidegate.errors import ProtocolError
-from tidegate.following import FollowedWork, Stream
+from tidegate.following import Stream, cancel, follow, path_of, submit_and_follow
 from tidegate.operating import Operating
 from tidegate.requests import Prompt, Quote, TaskOptions, task_body, wire_options
 from tidegate.results import (
-    EVENT_TYPES,
     End,
-    Event,
-    Failed,
     Generation,
     Instance,
     InstanceList,
@@ -34,18 +30,13 @@ from tidegate.transport import HttpCall, Retries, Transport
 DEFAULT_BASE_URL = "http://127.0.0.1:8080"
 
 
-class Client(FollowedWork[Submitted, Event]):
+class Client:
     """A client of one orchestrator; close it, or use it in ``async with``.
 
     ``token`` is the bearer token. ``reconnect_for`` (seconds or a ``timedelta``) limits how long a
     broken event stream of a task without its own deadline is retried. ``retries`` limits how often
     a call is retried. Raises ``ValueError`` for a malformed ``base_url`` or ``reconnect_for``.
     """
-
-    _kind, _path = "task", "/v2/tasks"
-    _submitted = Submitted
-    _types = EVENT_TYPES
-    _ended, _failed = End, Failed
 
     def __init__(
         self,
@@ -55,10 +46,10 @@ class Client(FollowedWork[Submitted, Event]):
         reconnect_for: timedelta | float = 30.0,
         retries: Retries | None = None,
     ) -> None:
-        patience_s = block_seconds(reconnect_for, "reconnect_for")
-        if patience_s < 0:
+        self._reconnect_for_s = block_seconds(reconnect_for, "reconnect_for")
+        if self._reconnect_for_s < 0:
             raise ValueError(f"reconnect_for must be 0 seconds or more, got {reconnect_for!r}")
-        super().__init__(Transport(base_url, token, retries or Retries()), patience_s)
+        self._transport = Transport(base_url, token, retries or Retries())
         self.base_url = self._transport.base_url
         self.sessions = Sessions(self, self._transport)
         """Conversations that the service keeps."""
@@ -79,7 +70,7 @@ class Client(FollowedWork[Submitted, Event]):
     def run(
         deadline: Deadline, *, wind_down: float | None = None, tools_until: float | None = None
     ) -> DeadlineScope:
-        """A block for an agent's loop. Its chats tell the model the time left of ``deadline``."""
+        """A block for an agent's loop. Its conversations tell the model the time left."""
         return DeadlineScope(
             to_seconds(deadline), tell_time=True, wind_down=wind_down, tools_until=tools_until
         )
@@ -103,7 +94,8 @@ class Client(FollowedWork[Submitted, Event]):
 
         ``status`` is ``queued``, ``dispatched``, ``running`` or ``ended``.
         """
-        return await self._list(TaskList, status, limit)
+        chosen = "" if status is None else f"&status={quote(status)}"
+        return await self._transport.get(f"/v2/tasks?limit={limit}{chosen}", TaskList)
 
     async def submit(
         self, prompt: Prompt, *, idempotency_key: str | None = None, **options: Unpack[TaskOptions]
@@ -145,17 +137,38 @@ class Client(FollowedWork[Submitted, Event]):
 
     async def status(self, task_id: str) -> TaskStatus:
         """Get a task's current state. Raises ``NotFound``."""
-        return await self._transport.get(self._path_of(task_id), TaskStatus)
+        return await self._transport.get(path_of(task_id), TaskStatus)
+
+    async def cancel(self, task_id: str, /) -> None:
+        """Cancel a task. Idempotent. Returns once the server has accepted it; the work ends within
+        one step. Sent even if a block's deadline has passed.
+        """
+        await cancel(self._transport, task_id)
+
+    def events(
+        self, task_id: str, /, *, last_event_id: str = "", deadline: Deadline | None = None
+    ) -> Stream:
+        """Events of a task, from the beginning or after ``last_event_id``, to the terminal one.
+
+        A broken connection is reopened at the same position, without a lost or repeated event,
+        until ``deadline`` (or ``reconnect_for`` after the last sign of life). Then ``StreamLost``
+        is raised. A task that failed yields its event and raises nothing.
+        """
+        ends_at, patience_s = due(deadline).at, self._reconnect_for_s
+        return Stream(
+            follow(self._transport, task_id, ends_at, patience_s, last_event_id), last_event_id
+        )
 
     # ── a task followed to its end ───────────────────────────────────────────────────────────
 
-    def stream(self, prompt: Prompt, **options: Unpack[TaskOptions]) -> Stream[Event]:
+    def stream(self, prompt: Prompt, **options: Unpack[TaskOptions]) -> Stream:
         """Submit a task and yield its events; a task that fails raises its ``ApiError``.
 
         Leaving the stream early cancels the task (see ``Stream``). The deadline starts now, but the
         task is submitted when the first event is requested.
         """
-        return self._stream(_submission(prompt, options))
+        submission = _submission(prompt, options)
+        return Stream(submit_and_follow(self._transport, submission, self._reconnect_for_s))
 
     async def generate(self, prompt: Prompt, **options: Unpack[TaskOptions]) -> Generation:
         """Submit a task and wait for its whole text. Raises ``ApiError`` if it fails."""
@@ -170,19 +183,6 @@ class Client(FollowedWork[Submitted, Event]):
                     how = msgspec.structs.asdict(event)
                     return Generation("".join(texts), tuple(token_ids), **how)
         raise ProtocolError("the stream ended without a terminal event")
-
-    async def chat(
-        self, model: str, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]
-    ) -> ChatAnswer:
-        """Send a chat in OpenAI's shape, for tools, reasoning and structured output (``chats``)."""
-        return await whole(self._transport, chat_call(model, messages, options, is_streamed=False))
-
-    def chat_stream(
-        self, model: str, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]
-    ) -> Stream[ChatDelta]:
-        """Send a chat and yield its answer as it grows. Leaving the stream ends the work."""
-        call = chat_call(model, messages, options, is_streamed=True)
-        return Stream(deltas(self._transport, call))
 
 
 def _submission(prompt: Prompt, options: TaskOptions, key: str | None = None) -> HttpCall:

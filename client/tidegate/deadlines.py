@@ -17,8 +17,8 @@ A block applies to ``async`` and synchronous code, and to tasks and threads that
 if no time is left, it raises ``DeadlineExceeded`` and sends nothing. Your own code is not
 interrupted. ``timeout_headers`` passes the remaining time to other services over HTTP.
 
-``deadline(10, tell_time=True)`` makes the block's chats one run. The model is told how much time
-is left, and at the share ``wind_down`` it is told to give its final answer. From the share
+``deadline(10, tell_time=True)`` makes the block's conversations one run. The model is told how much
+time is left, and at the share ``wind_down`` it is told to give its final answer. From the share
 ``tools_until`` on, it gets no tools.
 
 A tool runs within its own deadline block, so its own calls (a sub-agent's, for example) send the
@@ -47,13 +47,13 @@ Deadline = timedelta | float
 _current: ContextVar[float] = ContextVar("tidegate_deadline", default=math.inf)
 """When the innermost block ends, in seconds of ``_clock.now``."""
 told: ContextVar[Mapping[str, Any]] = ContextVar("tidegate_told", default={})  # noqa: B039
-"""Fields that the innermost block that tells the model the time adds to its chats."""
+"""Fields that the innermost block that tells the model the time adds to conversations."""
 
 
 class DeadlineScope:
     """A ``with`` block whose calls share ``seconds``, counted from its entry. The other arguments
-    set whether, and at which shares left, its chats tell the model the time. Raises ``ValueError``
-    unless finite."""
+    set whether, and at which shares left, its conversations tell the model the time. Raises
+    ``ValueError`` unless finite."""
 
     def __init__(
         self,

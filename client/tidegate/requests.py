@@ -70,8 +70,8 @@ class Message(TypedDict):
     content: str
 
 
-class CommonOptions(TypedDict, total=False):
-    """Options that tasks and chats share.
+class TaskOptions(TypedDict, total=False):
+    """Options of a task other than its prompt; the server has a default for each.
 
     ``first_token`` is a deadline for the first token; after it, one token is due every
     ``token_gap``. ``session_id`` keeps a conversation's KV cache for ``idle_keep_s`` seconds.
@@ -79,8 +79,16 @@ class CommonOptions(TypedDict, total=False):
     and ``max_run_cost`` limit all calls of the run together. ``tell_time`` tells the model how much
     time is left, to finish at the share ``wind_down``. From the share ``tools_until`` on, it has no
     tools.
+
+    A ``durable`` task survives a restart of the orchestrator. After it, an ``idempotent`` task may
+    get a different text. A ``reservation`` of a quote sets the task's deadline.
     """
 
+    model: str
+    max_tokens: int
+    min_tokens: int
+    ignore_eos: bool
+    logprobs: int
     temperature: float
     top_p: float
     top_k: int
@@ -107,20 +115,6 @@ class CommonOptions(TypedDict, total=False):
     deadline: Deadline
     first_token: Deadline
     token_gap: Deadline
-
-
-class TaskOptions(CommonOptions, total=False):
-    """Options of a task other than its prompt; the server has a default for each.
-
-    A ``durable`` task survives a restart of the orchestrator. After it, an ``idempotent`` task may
-    get a different text. A ``reservation`` of a quote sets the task's deadline.
-    """
-
-    model: str
-    max_tokens: int
-    min_tokens: int
-    ignore_eos: bool
-    logprobs: int
     on_disconnect: Literal["cancel", "continue"]
     placement: Mapping[str, Any]
     durable: bool

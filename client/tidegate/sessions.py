@@ -19,7 +19,7 @@ from tidegate.deadlines import due
 from tidegate.errors import TidegateError
 from tidegate.following import Stream
 from tidegate.requests import Kind, Message, Prompt, TaskOptions, kind_of, prompt_fields
-from tidegate.results import Event, Generation
+from tidegate.results import Generation
 from tidegate.transport import HttpCall, Transport
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Session:
         self.kind: Kind = kind
         self._client = client
 
-    def stream(self, said: Prompt, **options: Unpack[TaskOptions]) -> Stream[Event]:
+    def stream(self, said: Prompt, **options: Unpack[TaskOptions]) -> Stream:
         """Send the next turn and yield its events, as ``Client.stream`` does."""
         options["session_id"] = self.id
         return self._client.stream(self._turn(said), **options)

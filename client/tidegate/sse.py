@@ -4,7 +4,6 @@ It accepts chunks of bytes, split anywhere, and returns whole events.
 """
 
 import codecs
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from tidegate.errors import ProtocolError
@@ -19,15 +18,6 @@ class ServerSentEvent:
     event: str
     data: str
     last_event_id: str
-
-
-async def received(
-    chunks: AsyncIterator[bytes], parser: "SseParser"
-) -> AsyncIterator[ServerSentEvent]:
-    """Yield the events in ``chunks`` as they arrive. Raises ``ProtocolError``."""
-    async for chunk in chunks:
-        for event in parser.feed(chunk):
-            yield event
 
 
 class SseParser:

@@ -17,6 +17,7 @@ from tidegate.errors import TidegateError
 from tidegate.following import Stream
 from tidegate.operating import Operating
 from tidegate.requests import Prompt
+from tidegate.results import Event
 from tidegate.sessions import Session, SessionOptions, Sessions
 from tidegate.transport import Retries
 
@@ -35,7 +36,7 @@ class LoopThread:
     """
 
     def __init__(self) -> None:
-        self.open_streams: set[Stream[Any]] = set()
+        self.open_streams: set[Stream] = set()
         self.client: Client | None = None
         self.is_closed = False
         self._loop = asyncio.new_event_loop()
@@ -91,7 +92,7 @@ class LoopThread:
         if self.client is not None:
             await self.client.close()
 
-    def leave(self, stream: Stream[Any]) -> None:
+    def leave(self, stream: Stream) -> None:
         """Close ``stream``. Waits for it, except on the loop's own thread, which must not wait for
         itself: the garbage collector runs in any thread."""
         self.open_streams.discard(stream)
@@ -106,10 +107,10 @@ class LoopThread:
             runner.get_loop().run_forever()
 
 
-class SyncStream(Generic[_T]):
+class SyncStream:
     """A stream to iterate over. Leaving the loop, ``with`` or ``close()`` cancels the work."""
 
-    def __init__(self, loop: LoopThread, stream: Stream[_T]) -> None:
+    def __init__(self, loop: LoopThread, stream: Stream) -> None:
         self._stream = stream
         self._items = _items(loop, stream)
 
@@ -121,7 +122,7 @@ class SyncStream(Generic[_T]):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> _T:
+    def __next__(self) -> Event:
         return next(self._items)
 
     def close(self) -> None:
@@ -135,17 +136,14 @@ class SyncStream(Generic[_T]):
         self.close()
 
 
-def _items(loop: LoopThread, stream: Stream[_T]) -> Generator[_T, None, None]:
-    async def following() -> tuple[_T] | None:
-        try:
-            return (await anext(stream),)
-        except StopAsyncIteration:  # a task must not raise it
-            return None
+def _items(loop: LoopThread, stream: Stream) -> Generator[Event, None, None]:
+    async def following() -> Event | None:
+        return await anext(stream, None)  # a task must not raise StopAsyncIteration
 
     loop.open_streams.add(stream)
     try:
         while (item := loop.run(following)) is not None:
-            yield item[0]
+            yield item
     finally:
         loop.leave(stream)
 
@@ -171,12 +169,12 @@ def plain(
 
 
 def plain_stream(
-    call: Callable[Concatenate[_S, _P], Stream[_T]],
-) -> Callable[Concatenate[SyncPart[_S], _P], SyncStream[_T]]:
+    call: Callable[Concatenate[_S, _P], Stream],
+) -> Callable[Concatenate[SyncPart[_S], _P], SyncStream]:
     """Synchronous version of ``call``: opens a stream to iterate over."""
 
     @wraps(call)
-    def run(self: SyncPart[_S], /, *args: _P.args, **kwargs: _P.kwargs) -> SyncStream[_T]:
+    def run(self: SyncPart[_S], /, *args: _P.args, **kwargs: _P.kwargs) -> SyncStream:
         return SyncStream(self._loop, call(self._part, *args, **kwargs))
 
     return run
@@ -228,8 +226,6 @@ class SyncClient(SyncPart[Client]):
     events = plain_stream(Client.events)
     stream = plain_stream(Client.stream)
     generate = plain(Client.generate)
-    chat = plain(Client.chat)
-    chat_stream = plain_stream(Client.chat_stream)
 
 
 class SyncSession(SyncPart[Session]):

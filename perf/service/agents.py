@@ -12,12 +12,14 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from openai import AsyncOpenAI, InternalServerError
+
 from perf import SEED
 from perf.load.connection import HOST
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, BenchContext
 from perf.stack.stack import StackSpec
-from tidegate import Client, DeadlineExceeded, deadline
+from tidegate import deadline, timeout_headers
 
 _SCRIPT: Final = """
 step_ms = 10
@@ -35,36 +37,34 @@ _TOOL: Final = {
     "description": "Look something up.",
     "parameters": {"type": "object", "properties": {"words": {"type": "string"}}},
 }
-_ASKED: Final[dict[str, Any]] = {"role": "user", "content": "What should I pack for Oslo?"}
-_RUNS, _MOST_LOOKS = 12, 16
-_DEADLINE_S: Final = 5.0
-_LAST: Final = 0.3
-"""Share of it at which a told model is to answer, without tools: twice what a call takes."""
+_RUNS, _MOST_LOOKS, _DEADLINE_S = 12, 16, 5.0
+_TELLING: Final = {"tell_time": True, "wind_down": 0.3, "tools_until": 0.3}
+"""A told model is to answer, without tools, at this share of the time: twice what a call takes."""
 
 
-def _looked_up(arguments: str, found: str) -> list[dict[str, Any]]:
-    function = {"name": "look_up", "arguments": arguments}
-    call = {"id": "1", "type": "function", "function": function}
-    asked = {"role": "assistant", "content": "", "tool_calls": [call]}
-    return [asked, {"role": "tool", "tool_call_id": "1", "content": found}]
-
-
-async def _ends_in_time(client: Client, looks: int, session: str, *, told: bool) -> bool:
+async def _ends_in_time(client: AsyncOpenAI, looks: int, session: str, *, told: bool) -> bool:
     """Whether a run ends with an answer; after ``looks`` look-ups the tool says enough."""
-    messages, tools = [_ASKED], [{"type": "function", "function": _TOOL}]
-    telling = client.run(1000 * _DEADLINE_S, wind_down=_LAST, tools_until=_LAST)
-    block = telling if told else deadline(_DEADLINE_S)
-    try:
-        with block:
-            while True:
-                answer = await client.chat("demo", messages, tools=tools, session_id=session)
-                if not answer.tool_calls:
-                    return block.remaining() > 0
-                looks -= 1
-                for call in answer.tool_calls:
-                    messages += _looked_up(call.arguments, "Rain: enough." if looks < 1 else "less")
-    except DeadlineExceeded:
-        return False
+    messages: list[Any] = [{"role": "user", "content": "What should I pack for Oslo?"}]
+    asked: dict[str, Any] = {"model": "demo", "tools": [{"type": "function", "function": _TOOL}]}
+    asked["extra_body"] = {"session_id": session} | (_TELLING if told else {})
+    with deadline(_DEADLINE_S) as block:
+        while True:
+            try:
+                answer = await client.chat.completions.create(
+                    messages=messages, extra_headers=timeout_headers(), **asked
+                )
+            except InternalServerError as error:
+                if error.status_code != 504:
+                    raise
+                return False
+            said = answer.choices[0].message
+            if not said.tool_calls:
+                return block.remaining() > 0
+            messages.append(said.model_dump(exclude_none=True))
+            looks -= 1
+            found = "Rain: enough." if looks < 1 else "less"
+            for call in said.tool_calls:
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": found})
 
 
 async def run(context: BenchContext) -> list[Figure]:
@@ -77,7 +77,8 @@ async def run(context: BenchContext) -> list[Figure]:
         one_a_step = {"worker.runner.scripted._TOKENS_PER_STEP": 1}
         spec = StackSpec("synthetic-scripted", more=more, constants=one_a_step)
         stack = await context.stack(spec)
-        async with Client(f"http://{HOST}:{stack.port}") as client:
+        url = f"http://{HOST}:{stack.port}/v1"
+        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
             for turn in range(1 if context.quick else 3):
                 looks = [rng.randint(1, _MOST_LOOKS) for _ in range(_RUNS)]
                 for told, found in shares.items():

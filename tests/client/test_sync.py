@@ -59,7 +59,7 @@ async def test_leaving_a_stream_frees_the_worker(
     """WP-2: by every way out of a loop."""
     worker.plan = lambda submit: Plan(stall_at=1)
 
-    def until_token(events: tidegate.SyncStream[tidegate.Event]) -> None:
+    def until_token(events: tidegate.SyncStream) -> None:
         for event in events:
             if isinstance(event, tidegate.Token):
                 break
