@@ -31,7 +31,6 @@ class EventKind(StrEnum):
     KEPT = "kept"
     STOPPING = "stopping"
     STOPPED = "stopped"
-    GPU_OUT = "gpu_out"
     CHANGED = "changed"
     REFUSED_FILE = "refused_file"
     UNREGISTERED = "unregistered"

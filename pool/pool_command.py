@@ -31,7 +31,7 @@ EXIT_FAILED = 1
 _ASK_S = 10.0
 _END_S = 30.0
 """Maximum seconds that ending takes after the drain."""
-_BAD = {EventKind.LOST, EventKind.FAILED, EventKind.GPU_OUT, EventKind.WARNED}
+_BAD = {EventKind.LOST, EventKind.FAILED, EventKind.WARNED}
 _BAD |= {EventKind.KEPT, EventKind.REFUSED_FILE, EventKind.UNREGISTERED}
 
 
@@ -109,8 +109,6 @@ async def _status(path: Path | None, *, as_json: bool) -> bool:
     Console(width=width, markup=False, highlight=False, emoji=False).print(table)
     for name, reason in told["targets_failing"].items():
         print(f"cannot tell {name}: {reason}")
-    for uuid, reason in told["gpus_out"].items():
-        print(f"GPU {uuid} is taken out: {reason}")
     return is_managed
 
 
@@ -177,7 +175,6 @@ def _unmanaged(home: Path) -> Answer:
             for found in find_detached(home)
         ],
         "targets_failing": {},
-        "gpus_out": {},
     }
 
 

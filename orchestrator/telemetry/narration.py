@@ -176,7 +176,6 @@ POOL = _by(
         "kept": (Action.FAIL, "The replacement of an instance failed, and the old one stays."),
         "stopping": (Action.STOP, "An instance is drained: what runs there may end."),
         "stopped": (Action.STOP, "An instance has ended and left nothing."),
-        "gpu_out": (Action.LOSE, "A GPU is at fault and is used no more."),
         "changed": (Action.PREFLIGHT, "The pool is brought in line with what its file asks for."),
         "refused_file": (Action.REFUSE, "The pool's file does not fit, so nothing is changed."),
         "unregistered": (

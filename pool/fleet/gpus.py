@@ -1,4 +1,4 @@
-"""The GPUs for instances: checks free memory before a start, and faults afterwards (PV-2).
+"""The GPUs for instances: checks free memory before a start (PV-2).
 
 NVML's answers are cached for at most one heartbeat. Two instances that start at the same time would
 both see the same free memory, so each one's need is reserved until it has loaded.
@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from catalog.errors import StartFailed
-from pool.events import EventKind, PoolEvent, pool_log
 from pool.fleet.specs import InstanceSpec
 from pool.preflight.nvml import GpuDevice, GpuUnavailable, Nvml
 from worker.free_memory import memory_free
@@ -31,27 +30,19 @@ _LARGEST_TTL_S = 15.0
 
 @dataclass(eq=False)
 class Gpus:
-    """The GPUs of this machine, their free memory, and GPUs that are out of use. Without a GPU,
-    instances for the CPU still run."""
+    """The GPUs of this machine and their free memory. Without a GPU, instances for the CPU still
+    run."""
 
     reader: Nvml
     heartbeat_s: float
     now: Callable[[], float]
-    emit: Callable[[PoolEvent], None]
-    """Gets an event for each GPU that is taken out of use."""
     hits: int = field(default=0, init=False)
     misses: int = field(default=0, init=False)
     """How often a cached answer was fresh, and how often it was not."""
-    out: dict[str, str] = field(default_factory=dict, init=False)
-    """GPUs that are out of use, by UUID, with the reason."""
     _devices: list[GpuDevice] = field(default_factory=list, init=False)
     _read_at: float | None = field(default=None, init=False)
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _reserved: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict, init=False)
-    _changed: asyncio.Condition = field(default_factory=asyncio.Condition, init=False)
-    _is_failing: bool = field(default=False, init=False)
-
-    # ── room ─────────────────────────────────────────────────────────────────────────────────
 
     async def devices(self) -> list[GpuDevice]:
         """All GPUs; the data is at most one heartbeat old. Raises ``GpuUnavailable``."""
@@ -95,8 +86,6 @@ class Gpus:
             if device is None:
                 there = ", ".join(d.index for d in devices) or "none"
                 return f"there is no GPU {wanted}; available: {there}"
-            if reason := self._why_out(wanted, device):
-                return reason
             free = device.free_bytes - sum(b for uuids, b in others if device.uuid in uuids)
             if share > free:
                 return (
@@ -131,58 +120,6 @@ class Gpus:
         devices = await self.devices()
         found = {wanted: _called(wanted, devices) for wanted in group}
         return ",".join(device.uuid if device else wanted for wanted, device in found.items())
-
-    # ── faults ───────────────────────────────────────────────────────────────────────────────
-
-    async def lost(self, group: Sequence[str]) -> str:
-        """Wait until a GPU of the group is unusable; return why. Never returns for the CPU."""
-        while True:
-            async with self._changed:
-                await self._changed.wait()
-            if not group:
-                continue
-            try:
-                devices = await self.devices()
-            except GpuUnavailable:
-                continue  # unknown: heartbeats show whether its instance is alive
-            for wanted in group:
-                device = _called(wanted, devices)
-                if device is None:
-                    return f"GPU {wanted} has vanished"
-                if reason := self._why_out(wanted, device):
-                    return reason
-
-    async def watch(self) -> None:
-        """Check for faults once per heartbeat, until cancelled."""
-        while True:
-            await asyncio.sleep(self.heartbeat_s)
-            await self.look()
-
-    async def look(self) -> None:
-        """Take GPUs with new faults out of use, and wake the watchers of their instances."""
-        try:
-            faults = await asyncio.to_thread(self.reader.faults)
-        except GpuUnavailable:
-            faults = []
-        except Exception:  # another version of NVIDIA's library raised it
-            if not self._is_failing:
-                pool_log.exception("cannot read GPU faults; a GPU that vanishes is still noticed")
-            self._is_failing, faults = True, []
-        for fault in faults:
-            if fault.is_of_device and fault.uuid and fault.uuid not in self.out:
-                reason = self.out[fault.uuid] = f"the driver reported Xid {fault.xid}"
-                self.emit(PoolEvent(EventKind.GPU_OUT, fault.uuid, reason))
-        async with self._changed:
-            self._changed.notify_all()
-
-    def restore(self) -> None:
-        """Use every GPU again, after an operator has said that they work."""
-        self.out.clear()
-        self._read_at = None
-
-    def _why_out(self, wanted: str, device: GpuDevice) -> str:
-        reason = self.out.get(device.uuid) or self.out.get(device.gpu)
-        return f"GPU {wanted} is taken out: {reason}" if reason else ""
 
 
 def _called(wanted: str, devices: Sequence[GpuDevice]) -> GpuDevice | None:

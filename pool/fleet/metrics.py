@@ -43,13 +43,6 @@ POOL: tuple[MetricRow[Read], ...] = (
     ),
     MetricRow(
         "gauge",
-        "pool_gpus_out",
-        "GPUs",
-        "GPUs that are used no more after a fault (PV-2)",
-        lambda read: len(read()["gpus_out"]),
-    ),
-    MetricRow(
-        "gauge",
         "pool_targets_failing",
         "targets",
         "Orchestrators and files that cannot be updated with the ready instances",

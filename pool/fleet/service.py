@@ -46,7 +46,7 @@ class PoolService:
         loop = asyncio.get_running_loop()
         self._specs = specs_of(self.file)
         self._emit = emit
-        self._gpus = Gpus(reader, self.file.pool.heartbeat_s, loop.time, emit)
+        self._gpus = Gpus(reader, self.file.pool.heartbeat_s, loop.time)
         self._registrar = Registrar(emit)
         self._ending: asyncio.Future[float | None] = loop.create_future()
         self._ended = asyncio.Event()
@@ -95,7 +95,6 @@ class PoolService:
         self._warn_of_loopback(file)
         old, new = self._specs, specs_of(file)
         self.file, self._specs = file, new
-        self._gpus.restore()  # a reload declares them usable
         self._applying = asyncio.create_task(self._apply(self._applying), name="apply")
         return {
             "start": sorted(new.keys() - old.keys()),
@@ -139,7 +138,6 @@ class PoolService:
                 for name, member in sorted(self.manager.members.items())
             ],
             "targets_failing": self._registrar.errors,
-            "gpus_out": self._gpus.out,
         }
 
     # ── its life ─────────────────────────────────────────────────────────────────────────────
@@ -178,9 +176,7 @@ class PoolService:
         await self._registrar.follow(self._targets())
         await self.manager.recover(self._specs)
         self._applying = asyncio.create_task(self._apply(None), name="apply")
-        for work in (self._follow_file(), self._gpus.watch()):
-            task = asyncio.create_task(work)
-            stack.push_async_callback(cancelled, task)
+        stack.push_async_callback(cancelled, asyncio.create_task(self._follow_file()))
 
     async def _close(self, drain_s: float | None) -> None:
         assert self.manager is not None

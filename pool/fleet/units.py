@@ -27,7 +27,7 @@ from pool.preflight.nvml import GpuUnavailable
 from pool.process.ports import choose_ports, host_port
 from pool.process.proc import environment_of
 from pool.process.process import FoundRun, OnStep, clear_remains, find_detached
-from pool.supervise import ProcessUnit, UnitOptions, first_of
+from pool.supervise import ProcessUnit, UnitOptions
 from pool.units.llamacpp import HOST, LlamaCppServer, is_asked_for
 from pool.units.orchestrator import OrchestratorProcess
 from pool.units.store import StoreProcess
@@ -188,21 +188,7 @@ class Tenancy:
         return {"digest": self.spec.digest, **told, **more}
 
 
-class _Tenant(ProcessUnit):
-    """An instance that is lost with its process, or with one of its GPUs."""
-
-    _tenancy: Tenancy
-
-    async def attach(self, found: FoundRun) -> None:
-        self._tenancy.group = found.gpus
-        await super().attach(found)
-
-    async def lost(self) -> str:
-        own, gpus = super().lost(), self._tenancy.host.gpus
-        return await (own if gpus is None else first_of(own, gpus.lost(self._tenancy.group)))
-
-
-class PoolTriton(_Tenant, TritonInstance):
+class PoolTriton(TritonInstance):
     """The Triton of one instance."""
 
     def __init__(self, tenancy: Tenancy, ports: TritonPorts) -> None:
@@ -236,6 +222,7 @@ class PoolTriton(_Tenant, TritonInstance):
     async def attach(self, found: FoundRun) -> None:
         token = environment_of(found.guardian.pid).get(LANE_TOKEN, "")
         self._spec = replace(self._spec, lane_token=token)
+        self._tenancy.group = found.gpus
         await super().attach(found)
 
     def facts(self) -> dict[str, str]:
@@ -256,7 +243,7 @@ class PoolTriton(_Tenant, TritonInstance):
         return env | await tenancy.visible()
 
 
-class PoolLlamaCpp(_Tenant, LlamaCppServer):
+class PoolLlamaCpp(LlamaCppServer):
     """The llama.cpp server of one instance, if its model is a GGUF file."""
 
     def __init__(self, tenancy: Tenancy, model: Path | None, port: int) -> None:
@@ -283,6 +270,10 @@ class PoolLlamaCpp(_Tenant, LlamaCppServer):
             self._environment = await tenancy.visible()
             self._told = ""
             await super().start()
+
+    async def attach(self, found: FoundRun) -> None:
+        self._tenancy.group = found.gpus
+        await super().attach(found)
 
     def facts(self) -> dict[str, str]:
         return self._tenancy.facts([self.port], server=_SERVER)

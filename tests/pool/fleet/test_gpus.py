@@ -1,18 +1,14 @@
-"""Room before a start, and GPUs that break while instances run on them (PV-2)."""
+"""Room before a start (PV-2)."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from catalog.errors import StartFailed
 from catalog.paths import DEMO_CHECKPOINT
-from pool.events import EventKind, PoolEvent
 from pool.fleet.gpus import GIB, Gpus
 from pool.fleet.specs import InstanceSpec
-from pool.preflight.nvml import GpuDevice, GpuFault
+from pool.preflight.nvml import GpuDevice
 from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 from tests.support.fake_gpus import FakeGpus
@@ -23,26 +19,10 @@ ANYWHERE = Path("nowhere")
 class Rig:
     def __init__(self, *free: float, heartbeat_s: float = 15.0) -> None:
         self.fake, self.clock = FakeGpus(*free), ManualClock()
-        self.said: list[PoolEvent] = []
-        self.gpus = Gpus(self.fake, heartbeat_s, self.clock.now, self.said.append)
+        self.gpus = Gpus(self.fake, heartbeat_s, self.clock.now)
 
     async def refusal(self, who: str, group: str, gib: float) -> str:
         return await self.gpus.refusal(who, group.split(","), int(gib * GIB))
-
-    @asynccontextmanager
-    async def losing(self, group: tuple[str, ...]) -> AsyncIterator["asyncio.Task[str]"]:
-        """A wait for a loss of this group."""
-        task = asyncio.create_task(self.gpus.lost(group))
-        await asyncio.sleep(0)
-        yield task
-        task.cancel()
-
-    async def look(self) -> None:
-        """The next heartbeat's look, and what comes of it."""
-        self.clock.advance(15.0)
-        await self.gpus.look()
-        for _ in range(20):
-            await asyncio.sleep(0.005)
 
 
 def spec(*groups: str, vram_gib: float | None = 10.0) -> InstanceSpec:
@@ -98,13 +78,9 @@ async def test_an_answer_is_kept_for_a_heartbeat_and_fifteen_seconds_at_most(
     assert (rig.fake.looks, rig.gpus.hits, rig.gpus.misses) == (2, 2, 2)
 
 
-async def test_what_is_not_there_cannot_be_asked_or_is_out_is_said() -> None:
+async def test_what_is_not_there_or_cannot_be_asked_is_said() -> None:
     rig = Rig(20.0, 20.0)
     assert await rig.refusal("a", "7", 1.0) == "there is no GPU 7; available: 0, 1"
-    rig.gpus.out["GPU-1"] = "Xid 79"
-    assert await rig.refusal("a", "1", 1.0) == "GPU 1 is taken out: Xid 79"
-    rig.gpus.restore()
-    assert await rig.refusal("a", "1", 1.0) == ""
     rig.fake.is_there = False
     rig.clock.advance(99.0)
     assert "no GPU can be looked at: NVIDIA's" in await rig.refusal("a", "0", 1.0)
@@ -113,42 +89,3 @@ async def test_what_is_not_there_cannot_be_asked_or_is_out_is_said() -> None:
 async def test_devices_go_by_number_uuid_or_its_beginning_and_are_shown_by_uuid() -> None:
     assert await Rig(20.0, 20.0).gpus.visible(("1", "GPU-0")) == "GPU-1,GPU-0"
     assert not GpuDevice("1", "GPU-12", "", 0, 0).is_called("12")
-
-
-async def test_a_fault_of_a_gpu_takes_out_its_mig_devices() -> None:
-    rig = Rig(20.0)
-    rig.fake.free["MIG-a"], rig.fake.parts["MIG-a"] = 10.0, "GPU-9"
-    assert await rig.refusal("a", "MIG-a", 1.0) == ""
-    rig.gpus.out["GPU-9"] = "Xid 48"
-    assert "taken out" in await rig.refusal("a", "MIG-a", 1.0)
-
-
-async def test_a_fault_takes_out_its_gpu_and_its_instance_goes_to_another() -> None:
-    rig = Rig(40.0, 40.0)
-    group = await rig.gpus.take("a", spec("0", "1"), ANYWHERE)
-    async with rig.losing(group) as losing:
-        rig.fake.pending = [GpuFault("GPU-0", 31)]
-        await rig.look()
-        assert not losing.done(), "a program's own error"
-        rig.fake.pending = [GpuFault("GPU-0", 79)]
-        await rig.look()
-        assert await losing == "GPU 0 is taken out: the driver reported Xid 79"
-    assert rig.said == [PoolEvent(EventKind.GPU_OUT, "GPU-0", "the driver reported Xid 79")]
-    rig.gpus.settle("a")
-    assert await rig.gpus.take("a", spec("0", "1"), ANYWHERE) == ("1",)
-
-
-async def test_a_driver_that_does_not_answer_ends_nothing_and_a_lost_gpu_does() -> None:
-    rig = Rig(40.0)
-    group = await rig.gpus.take("a", spec("0"), ANYWHERE)
-    rig.gpus.settle("a")
-    async with rig.losing(group) as losing:
-        rig.fake.is_there = False
-        await rig.look()
-        assert not losing.done()
-        rig.fake.is_there = True
-        del rig.fake.free["GPU-0"]
-        await rig.look()
-        assert await losing == "GPU 0 has vanished"
-    with pytest.raises(StartFailed, match="there is no GPU 0; available: none"):
-        await rig.gpus.take("a", spec("0"), ANYWHERE)

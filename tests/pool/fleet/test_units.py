@@ -27,7 +27,6 @@ def on_step(step: str) -> None:
 
 
 def host(tmp_path: Path, advertise: str = "") -> PoolMachine:
-    now = asyncio.get_running_loop().time
     return PoolMachine(
         install=TritonInstall(Path("/none"), Path("/none"), (), "0", "path"),
         state_dir=tmp_path,
@@ -35,7 +34,7 @@ def host(tmp_path: Path, advertise: str = "") -> PoolMachine:
         lane_token="secret",
         warn=lambda text: None,
         home=tmp_path,
-        gpus=Gpus(FakeGpus(40.0, 40.0), 15.0, now, lambda event: None),
+        gpus=Gpus(FakeGpus(40.0, 40.0), 15.0, asyncio.get_running_loop().time),
         sharing=lambda: 3,
         advertise=advertise,
     )

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from pool.preflight.nvml import GpuDevice, GpuFault, GpuUnavailable, Nvml
+from pool.preflight.nvml import GpuDevice, GpuUnavailable, Nvml
 from tests.support.fake_nvml import FakeNvml, fake_nvml
 
 
@@ -25,21 +25,11 @@ def test_every_gpu_with_its_memory_and_none_that_is_lost(library: FakeNvml) -> N
 
 def test_a_split_gpu_is_its_parts(library: FakeNvml) -> None:
     library.split = {"GPU-b": ["MIG-1", "MIG-2"]}
-    assert [(d.index, d.uuid, d.gpu) for d in Nvml().devices()] == [
-        ("0", "GPU-a", ""),
-        ("1:0", "MIG-1", "GPU-b"),
-        ("1:1", "MIG-2", "GPU-b"),
+    assert [(d.index, d.uuid) for d in Nvml().devices()] == [
+        ("0", "GPU-a"),
+        ("1:0", "MIG-1"),
+        ("1:1", "MIG-2"),
     ]
-
-
-def test_faults_are_told_once_and_each_gpu_is_registered_once(library: FakeNvml) -> None:
-    nvml = Nvml()
-    assert nvml.faults() == [], "nobody has asked for a GPU"
-    nvml.devices()
-    library.events.extend([("GPU-a", 79), ("GPU-b", 13)])
-    assert nvml.faults() == [GpuFault("GPU-a", 79), GpuFault("GPU-b", 13)]
-    assert nvml.faults() == []
-    assert library.registered == ["GPU-a", "GPU-b"]
 
 
 def test_a_driver_that_does_not_answer_is_said(library: FakeNvml) -> None:
