@@ -1,16 +1,14 @@
 """``/v2/overview``: the service's state for pages and terminals.
 
 While there are watchers, one snapshot per second is taken for all of them. It takes half a
-millisecond with 80 waiting requests. The last minutes are kept for new watchers, so that a reloaded
-page has its curves at once. Snapshots do not contain prompts, texts or names of tasks.
+millisecond with 80 waiting requests. Snapshots do not contain prompts, texts or names of tasks.
 """
 
 import asyncio
 import math
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import Counter
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -24,8 +22,7 @@ from orchestrator.errors import NoCapacity
 from orchestrator.fair_share import is_over_share
 from orchestrator.health import HealthBoard
 from orchestrator.instances.instance import Instance
-from orchestrator.prediction.forecast import at_share
-from orchestrator.prediction.forecaster import USUAL, Forecaster
+from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
@@ -33,67 +30,10 @@ from protocol import Outcome
 
 MAX_INSTANCES = 64
 MAX_WAITING = 64
-MAX_FINISHES = 200
-PREDICTIONS_PER_SNAPSHOT = 20
-"""Most predictions per snapshot. A forecast with a long queue takes a millisecond."""
-
-
-class FinishTimes(NamedTuple):
-    """Predicted end, actual end and deadline of a task, in ms since its arrival."""
-
-    predicted_ms: float
-    actual_ms: float
-    deadline_ms: float
-    outcome: str
-
-
-class Finishes:
-    """Compares the predicted and actual ends of tasks."""
-
-    def __init__(self, orchestrator: Orchestrator) -> None:
-        self._orchestrator = orchestrator
-        self._left = PREDICTIONS_PER_SNAPSHOT
-        self.recent: deque[FinishTimes] = deque(maxlen=MAX_FINISHES)
-        self._new: deque[FinishTimes] = deque(maxlen=MAX_FINISHES)
-        """Those of ``recent`` since the last snapshot."""
-
-    def offered(self, task: Task) -> None:
-        """Predict the end of an admitted task, as for a client."""
-        if self._left <= 0 or task.ending is not None:
-            return
-        self._left -= 1
-        prediction, now = self._orchestrator.stages.prediction, self._orchestrator.clock.now()
-        try:
-            if prediction.forecaster.machine(task.model, now) is None:  # nothing is measured yet
-                return
-            left_ms = at_share(prediction.schedule.of(task).end_ms, USUAL)
-        except Exception:  # the request itself is fine
-            service_log.exception("cannot predict a task's end for the overview")
-            return
-        predicted_ms = 1000 * (now - task.marks.received) + left_ms
-        task.on_end.append(lambda ended: self._ended(ended, predicted_ms))
-
-    def for_snapshot(self) -> list[FinishTimes]:
-        """The finishes since the last snapshot. Allows predictions for the next one."""
-        self._left = PREDICTIONS_PER_SNAPSHOT
-        new = list(self._new)
-        self._new.clear()
-        return new
-
-    def _ended(self, task: Task, predicted_ms: float) -> None:
-        ending, received = task.ending, task.marks.received
-        if ending is None or ending.outcome not in (Outcome.MET, Outcome.PARTIAL, Outcome.MISSED):
-            return
-        actual_ms = round(1000 * (task.marks.ended - received), 1)
-        deadline_ms = round(1000 * (task.deadline.at - received), 1)
-        outcome = ending.outcome.value
-        finish = FinishTimes(round(predicted_ms, 1), actual_ms, deadline_ms, outcome)
-        self.recent.append(finish)
-        self._new.append(finish)
 
 
 def _snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, Any]:
-    """The current state without ``Finishes``. If several ``processes`` share the port, the figures
+    """The current state. If several ``processes`` share the port, the figures
     are of this process, except for the instances' own reports."""
     now = orchestrator.clock.now()
     queue, metrics = orchestrator.queue, orchestrator.stages.settler.metrics
@@ -180,32 +120,22 @@ def _windows(orchestrator: Orchestrator) -> dict[str, dict[str, float]]:
 def _described(orchestrator: Orchestrator, instance: Instance) -> dict[str, object]:
     """An instance with its worker's latest report (nulls if there is none) and fields of rooms."""
     described = describe(instance, orchestrator.registry)
-    for name in (*_SUMS, "waiting", "paused", "step_ms"):
+    for name in _OF_WORKER:
         described[name] = getattr(instance.stats, name, None)
     for room in orchestrator.rooms:
         described |= room.describe(instance.address, briefly=True)
     return described
 
 
-_TOTALS = (*(outcome.value for outcome in Outcome), "tokens", "tokens_wasted")
-_SUMS = (
-    *("running", "kv_blocks_used", "kv_blocks_cached", "kv_blocks_total"),
+_OF_WORKER = (
+    *("running", "waiting", "paused", "step_ms"),
+    *("kv_blocks_used", "kv_blocks_cached", "kv_blocks_total"),
     *("tokens_total", "cached_tokens_total", "prefill_tokens_total"),
 )
-_COLUMNS = ("unix_ms", *_TOTALS, "depth", *_SUMS)
-"""Column names of the history."""
-
-
-def _row(taken: dict[str, Any]) -> tuple[float, ...]:
-    """A snapshot as one row of the history, in the order of ``_COLUMNS``."""
-    totals = (taken["totals"][name] for name in _TOTALS)
-    sums = (sum(each[name] or 0 for each in taken["instances"]) for name in _SUMS)
-    return (taken["unix_ms"], *totals, taken["queue"]["depth"], *sums)
+"""Fields of a worker's report."""
 
 
 EVERY_S = 1.0
-HISTORY = 300
-"""Most snapshots in the history. Each is a row of a few figures."""
 MAX_WATCHERS = 64
 _encode = msgspec.json.Encoder().encode
 
@@ -216,8 +146,6 @@ class Overview:
     def __init__(self, orchestrator: Orchestrator, health: HealthBoard) -> None:
         self._orchestrator = orchestrator
         self._health = health
-        self._finishes = Finishes(orchestrator)
-        self._history: deque[tuple[float, ...]] = deque(maxlen=HISTORY)
         self.watchers: dict[EventStream, Key] = {}
         """The key of each reader, by its stream."""
         self._taking: asyncio.Task[None] | None = None
@@ -227,14 +155,12 @@ class Overview:
 
     def latest(self, *, tenants: bool) -> bytes:
         """The last snapshot, or a new one. ``tenants``: whether the reader may see tenants."""
-        # A snapshot between two sent ones would take finishes away from the watchers.
-        most_s = EVERY_S if self._taking is None else 2 * EVERY_S
-        if self._orchestrator.clock.now() - self._taken_at >= most_s:
+        if self._orchestrator.clock.now() - self._taken_at >= EVERY_S:
             self._take()
         return self._taken[tenants]
 
-    def join(self, stream: EventStream, key: Key) -> Iterator[bytes]:
-        """Send every snapshot to ``stream``. Yields its first events. Raises ``NoCapacity``."""
+    def join(self, stream: EventStream, key: Key) -> bytes:
+        """Send every snapshot to ``stream``. Returns its first event. Raises ``NoCapacity``."""
         own = sum(other.fingerprint == key.fingerprint for other in self.watchers.values())
         left = MAX_WATCHERS - len(self.watchers)
         if not left or is_over_share(own, 1, left):
@@ -244,32 +170,19 @@ class Overview:
             )
         self.watchers[stream] = key
         if self._taking is None:
-            self._orchestrator.on_offered.append(self._finishes.offered)
             self._taking = asyncio.create_task(self._keep_taking())
-        return self._past(key.sees_tenants)
+        return _event(self.latest(tenants=key.sees_tenants))
 
     def leave(self, stream: EventStream) -> None:
         """Stop sending snapshots to ``stream``. Without watchers no snapshots are taken."""
         self.watchers.pop(stream, None)
-        if self.watchers or self._taking is None:
-            return
-        self._taking.cancel()
-        self._taking = None
-        self._orchestrator.on_offered.remove(self._finishes.offered)
+        if self._taking is not None and not self.watchers:
+            self._taking.cancel()
+            self._taking = None
 
     def close(self) -> None:
         for stream in self.watchers:
             stream.finish()
-
-    def _past(self, tenants: bool) -> Iterator[bytes]:
-        past = {
-            "every_ms": round(1000 * EVERY_S),
-            "columns": _COLUMNS,
-            "rows": list(self._history),
-            "finishes": list(self._finishes.recent),
-        }
-        yield b"event: history\ndata: %b\n\n" % _encode(past)
-        yield _event(self.latest(tenants=tenants))
 
     async def _keep_taking(self) -> None:
         while True:
@@ -284,9 +197,6 @@ class Overview:
 
     def _take(self) -> None:
         taken = _snapshot(self._orchestrator, self._health)
-        taken["finishes"] = self._finishes.for_snapshot()
-        if self._taking is not None:
-            self._history.append(_row(taken))
         self._taken = {True: _encode(taken), False: _encode(_without_tenants(taken))}
         self._taken_at = self._orchestrator.clock.now()
 
@@ -305,12 +215,12 @@ async def once(request: web.Request) -> web.Response:
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """Stream the last minutes, then the current state once a second."""
+    """Stream the current state once a second."""
     overview = request.app[OVERVIEW]
     stream = EventStream(request, {}, request.app[CONFIG].keepalive_s)
-    past = overview.join(stream, request[CONTEXT].key)
+    first = overview.join(stream, request[CONTEXT].key)
     try:
-        return await stream.run(past)
+        return await stream.run(iter((first,)))
     finally:
         overview.leave(stream)
 

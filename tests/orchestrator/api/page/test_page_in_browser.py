@@ -110,6 +110,8 @@ async def test_by_keyboard_alone(devtools: str, service: Service, worker: FakeWo
         assert await ended(tab) == "aborted"
         await tab.press("2")
         await tab.until("!document.querySelector('#board').hidden")
+        await tab.until("document.querySelector('#slack svg')")
+        await tab.until("document.querySelector('#requests canvas')")
         await tab.press("1")
         await tab.until("!document.querySelector('#play').hidden")
         await tab.press("t")

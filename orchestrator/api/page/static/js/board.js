@@ -4,7 +4,7 @@ import { call } from "./api.js";
 import { Chart } from "./charts.js";
 import { rates } from "./feed.js";
 import { count, el, ms, percent, plural } from "./format.js";
-import { drawFinishes, drawSlack } from "./plots.js";
+import { drawSlack } from "./slack.js";
 
 const $ = (id) => document.getElementById(id);
 const OUTCOMES = ["met", "partial", "missed", "refused", "aborted", "failed"];
@@ -47,7 +47,6 @@ export class Board {
     const now = this.#figures();
     this.#drawTiles(now);
     this.#drawCharts(now);
-    drawFinishes($("finishes"), this.feed.finishes);
     drawSlack($("slack"), latest.queue);
     this.#drawWhy(latest);
     this.#drawInstances(latest);

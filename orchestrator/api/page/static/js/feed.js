@@ -1,18 +1,20 @@
-// What the service tells of itself once a second, kept for curves: one stream for the whole page.
+// What the service tells of itself once a second, kept for curves from the moment that the page opens:
+// one stream for the whole page.
 
 import { ApiError, call, readEvents } from "./api.js";
 
 const MAX_POINTS = 600;
-const MAX_FINISHES = 200;
 const AGAIN_MS = 1500;
 const SILENT_MS = 10_000;
 const GAP_MS = 5000; // nobody watched for so long: nothing is known of the time between
+const SUMMED = [
+  ...["running", "kv_blocks_used", "kv_blocks_cached", "kv_blocks_total"],
+  ...["tokens_total", "cached_tokens_total", "prefill_tokens_total"],
+];
 
 export class Feed extends EventTarget {
-  // Rows as the service names their columns; `change` is fired after each snapshot.
-  columns = [];
+  // One row of figures for each snapshot; `change` is fired after each.
   rows = [];
-  finishes = [];
   latest = null;
   seenAt = -Infinity;
   #stop = null;
@@ -52,56 +54,43 @@ export class Feed extends EventTarget {
     try {
       for await (const { event, data } of readEvents(response, silent.signal)) {
         heard();
-        if (event === "history") this.begin(data);
-        else if (event === "overview") this.#take(data);
+        if (event === "overview") this.#take(data);
       }
     } finally {
       clearTimeout(timer);
     }
   }
 
-  // What was known before this page watched.
-  begin({ columns, rows, finishes }) {
-    this.columns = columns;
-    this.rows = [];
-    for (const row of rows) this.#add(row);
-    this.finishes = finishes;
-  }
-
   #take(snapshot) {
     this.seenAt = performance.now();
     if (this.latest && this.latest.started_unix !== snapshot.started_unix) this.rows = [];
     this.latest = snapshot;
-    const row = this.#rowOf(snapshot);
-    if (this.rows.at(-1)?.[0] !== row[0]) this.#add(row);
+    if (this.rows.at(-1)?.unix_ms !== snapshot.unix_ms) this.#add(rowOf(snapshot));
     this.rows.splice(0, this.rows.length - MAX_POINTS);
-    this.finishes.push(...snapshot.finishes);
-    this.finishes.splice(0, this.finishes.length - MAX_FINISHES);
     this.dispatchEvent(new Event("change"));
   }
 
   // With a row of nothing before it where nobody watched, so that no curve is drawn across.
   #add(row) {
-    const at = this.columns.indexOf("unix_ms");
     const before = this.rows.at(-1);
-    if (before && row[at] - before[at] > GAP_MS) {
-      this.rows.push(row.map((_, column) => (column === at ? before[at] + 1000 : null)));
+    if (before && row.unix_ms - before.unix_ms > GAP_MS) {
+      this.rows.push({ unix_ms: before.unix_ms + 1000 });
     }
     this.rows.push(row);
   }
 
-  #rowOf({ unix_ms, totals, queue, instances }) {
-    const own = { ...totals, unix_ms, depth: queue.depth };
-    return this.columns.map(
-      (name) => own[name] ?? instances.reduce((sum, instance) => sum + (instance[name] ?? 0), 0),
-    );
-  }
-
   // One column of all rows.
   column(name) {
-    const at = this.columns.indexOf(name);
-    return this.rows.map((row) => row[at]);
+    return this.rows.map((row) => row[name] ?? null);
   }
+}
+
+function rowOf({ unix_ms, totals, queue, instances }) {
+  const row = { ...totals, unix_ms, depth: queue.depth };
+  for (const name of SUMMED) {
+    row[name] = instances.reduce((sum, instance) => sum + (instance[name] ?? 0), 0);
+  }
+  return row;
 }
 
 // Change per second over the last `span` rows; null where there is no earlier one, or where nobody

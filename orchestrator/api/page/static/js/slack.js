@@ -1,10 +1,9 @@
-// Two plots of requests one by one, as SVG: predicted against real finish, and slack in the queue.
+// The queue by slack, as SVG: one bar for each waiting request.
 
 import { el, ms } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 216;
-const LABEL_WIDTH = 56;
 const EDGE = { left: 52, right: 14, top: 8, bottom: 26 };
 
 function draw(tag, attributes, ...children) {
@@ -38,54 +37,9 @@ function ticks(low, high) {
   return found.length > 6 ? found.filter((tick) => Math.log10(tick) % 1 < 1e-9) : found;
 }
 
-// Which ticks of a row have room for their words.
-function withRoom(ticks, position) {
-  const kept = [];
-  for (const tick of ticks) {
-    if (!kept.length || position(tick) - position(kept.at(-1)) >= LABEL_WIDTH) kept.push(tick);
-  }
-  return kept;
-}
-
 function scaleOf(low, high, from, to) {
   const share = (to - from) / Math.log(high / low);
   return (value) => from + share * Math.log(Math.min(high, Math.max(low, value)) / low);
-}
-
-// `finishes`: [predicted, actual, deadline, outcome], in ms.
-export function drawFinishes(box, finishes) {
-  const width = box.clientWidth || 480;
-  const times = finishes.flatMap(([predicted, actual]) => [predicted, actual]).filter((t) => t > 0);
-  const low = Math.max(1, Math.min(300, ...times) * 0.7);
-  const high = Math.max(1000, ...times) * 1.3;
-  const x = scaleOf(low, high, EDGE.left, width - EDGE.right);
-  const y = scaleOf(low, high, HEIGHT - EDGE.bottom, EDGE.top);
-  const near = finishes.filter(([p, a]) => Math.max(p, a) <= 1.5 * Math.max(1, Math.min(p, a))).length;
-  const label = finishes.length
-    ? `${finishes.length} requests; ${near} ended within a factor of 1.5 of what was predicted`
-    : "no request has ended yet";
-  const plot = canvas(width, label);
-  const all = ticks(low, high);
-  for (const tick of all) {
-    plot.append(
-      draw("line", { class: "grid", x1: EDGE.left, x2: width - EDGE.right, y1: y(tick), y2: y(tick) }),
-      draw("line", { class: "grid", x1: x(tick), x2: x(tick), y1: EDGE.top, y2: HEIGHT - EDGE.bottom }),
-      text(EDGE.left - 6, y(tick) + 4, tickWords(tick)),
-    );
-  }
-  for (const tick of withRoom(all, x)) {
-    plot.append(text(x(tick), HEIGHT - EDGE.bottom + 17, tickWords(tick), "middle"));
-  }
-  plot.append(draw("line", { class: "even", x1: x(low), y1: y(low), x2: x(high), y2: y(high) }));
-  for (const [predicted, actual, deadline, outcome] of finishes) {
-    const hint = `predicted ${ms(predicted)}, real ${ms(actual)}, deadline ${ms(deadline)}: ${outcome}`;
-    const dot = draw("circle", { class: `dot ${outcome}`, cx: x(predicted), cy: y(actual), r: 3.5 });
-    dot.append(draw("title", {}, hint));
-    plot.append(dot);
-  }
-  const words = finishes.length ? `${Math.round((100 * near) / finishes.length)} % within 1.5 ×` : "waiting for requests";
-  plot.append(text(width - EDGE.right - 4, HEIGHT - EDGE.bottom - 8, words));
-  box.replaceChildren(plot, legend([["met", "met"], ["partial", "cut short"], ["missed", "missed"]]));
 }
 
 function tickWords(tick) {
