@@ -27,7 +27,7 @@ from orchestrator.extension import Core, build_rooms
 from orchestrator.health import HealthBoard
 from orchestrator.instances.addresses import is_source
 from orchestrator.instances.concurrency import MOST_BACKLOG
-from orchestrator.instances.discovery import DiscoverySync, source_of
+from orchestrator.instances.discovery import DiscoverySync, DnsName
 from orchestrator.instances.metrics import INSTANCES, REPORTED, TOTALS
 from orchestrator.instances.monitor import InstanceMonitor
 from orchestrator.instances.needed import NEED, Need
@@ -112,7 +112,7 @@ def build(
 
     # Instances and their models
     listed = tuple(entry for entry in settings.instances if not is_source(entry))
-    sources = [source_of(entry) for entry in settings.instances if is_source(entry)]
+    sources = [DnsName(entry) for entry in settings.instances if is_source(entry)]
     lane_maker = make_lane or make_any_lane
     registry = Registry(listed, settings.lanes, clock, rng, lane_maker, max_backlog=MOST_BACKLOG)
     special_in_prompts = settings.models.special_tokens_in_prompts

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from orchestrator.clock import LoopClock
 from orchestrator.instances.addresses import is_source
-from orchestrator.instances.discovery import DiscoverySync, source_of
+from orchestrator.instances.discovery import DiscoverySync, DnsName
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.settings.sections import INTERRUPT_GRACE_S
 from orchestrator.telemetry import log
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = load_settings(**given)
         if not settings.section(PickerSection).endpoints:
             raise InvalidSettings(
-                "picker.endpoints: list the pods: --endpoints ip:port,…, dns:host:port or file:path"
+                "picker.endpoints: list the pods: --endpoints ip:port,… or dns:host:port"
             )
     except InvalidSettings as error:
         print(f"Invalid settings:\n{error}", file=sys.stderr)
@@ -59,7 +59,7 @@ async def serve(settings: Settings) -> int:
     clock = LoopClock(loop)
     section = settings.section(PickerSection)
     pods = Pods(section, clock)
-    sources = [source_of(entry) for entry in section.endpoints if is_source(entry)]
+    sources = [DnsName(entry) for entry in section.endpoints if is_source(entry)]
     discovery = DiscoverySync(pods, (), sources, clock)
     server = PickerServer(EndpointPicker(settings, pods, clock))
     try:

@@ -31,7 +31,7 @@ class PickerSection(RoomSection):
     """PEM file with the key of ``tls_certificate``."""
     endpoints: Names = ()
     """Pods: ``ip:port``, comma-separated; ``dns:host:port`` for every address of a name (a headless
-    service), ``file:path`` for one address per line. Both are followed."""
+    service), which is followed."""
     failure_mode: Literal["open", "closed"] = "open"
     """Behavior without any pod's metrics, or for a body over 4 MiB, which is not read.
     ``open``: pick a pod from the routed requests alone. ``closed``: refuse the request."""

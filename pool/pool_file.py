@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
-from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -28,7 +27,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from catalog.errors import PoolFileInvalid
-from catalog.hosts import is_loopback
 from orchestrator.tls import Tls
 from pool.process.ports import LAST_PORT, PORT_STRIDE
 from worker.environment import fields_of, problem_of
@@ -39,7 +37,7 @@ Devices = Literal["cpu"] | Annotated[tuple[str, ...], Field(min_length=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 _NAME = r"^[a-z0-9][a-z0-9._-]{0,47}$"
-_REGISTER = re.compile(r"file:.+|https?://[^/\s@?#]+/?", re.ASCII)
+_REGISTER = re.compile(r"https?://[^/\s@?#]+/?", re.ASCII)
 _HOST = r"^[A-Za-z0-9._:%\[\]-]*$"
 _GROUP = re.compile(r"[\w./:-]+(,[\w./:-]+)*", re.ASCII)
 _GIVEN_ELSEWHERE = {
@@ -116,7 +114,7 @@ class OrchestratorsSettings(_Strict):
     """``[orchestrators]``: the targets to update with the ready instances."""
 
     register_at: tuple[str, ...] = Field(default=(), alias="register")
-    """``file:PATH``, a list of addresses that orchestrators follow, or the URL of one."""
+    """Their URLs."""
     key_env: str = "TIDEGATE_ADMIN_TOKEN"
     """The environment variable with the admin key for these orchestrators. If empty, it is the key
     that an orchestrator of this user keeps on this machine."""
@@ -127,7 +125,7 @@ class OrchestratorsSettings(_Strict):
         for entry in value:
             if not _REGISTER.fullmatch(entry):
                 raise ValueError(
-                    "expected file:PATH or http://HOST:PORT without a path or a password, got "
+                    "expected http://HOST:PORT without a path or a password, got "
                     f"{entry.rpartition('@')[2]!r}"
                 )
         return value
@@ -254,22 +252,6 @@ class PoolFile(_Strict):
         return self
 
     @model_validator(mode="after")
-    def _check_targets(self) -> "PoolFile":
-        """Refuse the pool's own orchestrator as a target: it follows the pool's own list, and would
-        get each instance from two sources."""
-        beside = self.orchestrator
-        for entry in self.orchestrators.register_at:
-            url = urlsplit(entry)
-            if beside is None or url.scheme == "file" or url.port != beside.port:
-                continue
-            if url.hostname == beside.host or is_loopback(url.hostname or ""):
-                raise ValueError(
-                    f"{entry} is the orchestrator of [orchestrator], which follows the instances "
-                    "anyway: leave it out of register"
-                )
-        return self
-
-    @model_validator(mode="after")
     def _check_ports(self) -> "PoolFile":
         """Refuse two uses of one port. A free port replaces 0 later."""
         fixed = {"metrics_port": self.pool.metrics_port}
@@ -325,15 +307,7 @@ def read_pool_file(path: Path) -> PoolFile:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise PoolFileInvalid(f"cannot read {path}: {reason}; docs/pool.md shows one") from error
-    file = parse_pool_file(text, str(path))
-    for entry in file.orchestrators.register_at:
-        told = Path(entry.removeprefix("file:")).expanduser()
-        if entry.startswith("file:") and told.resolve() == path.resolve():
-            raise PoolFileInvalid(
-                f"{path}: orchestrators.register: {entry} is this very file, which would be "
-                "overwritten with a list of addresses: name another one"
-            )
-    return file
+    return parse_pool_file(text, str(path))
 
 
 def parse_pool_file(text: str, where: str = "pool.toml") -> PoolFile:

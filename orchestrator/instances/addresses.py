@@ -1,11 +1,10 @@
-"""Checks the entries that name instances: ``host:port``, ``dns:host:port``, ``file:path``, or a URL
-for another kind of server (``orchestrator.lanes.endpoint``).
+"""Checks the entries that name instances: ``host:port``, ``dns:host:port``, or a URL for
+another kind of server (``orchestrator.lanes.endpoint``).
 """
 
 from orchestrator.lanes.endpoint import is_url, read_endpoint
 
 DNS_PREFIX = "dns:"
-FILE_PREFIX = "file:"
 MAX_CHARS = 4096
 """Maximum characters of an address: a URL with a tokenizer's folder."""
 _MAX_HOST_CHARS = 300
@@ -39,10 +38,6 @@ def check_address(text: str) -> str:
 
 def check_entry(text: str) -> str:
     """Return ``text`` if it names an instance or a source of them. Raises ``ValueError``."""
-    if text.startswith(FILE_PREFIX):
-        if not text.removeprefix(FILE_PREFIX):
-            raise ValueError(f"expected file:path, got {text!r}")
-        return text
     if text.startswith(DNS_PREFIX) and is_url(text):
         raise ValueError(f"expected dns:host:port, got {text[:256]!r}: a URL names one instance")
     check_address(text.removeprefix(DNS_PREFIX))
@@ -51,4 +46,4 @@ def check_entry(text: str) -> str:
 
 def is_source(entry: str) -> bool:
     """Whether an entry is a source of changing addresses instead of one address."""
-    return entry.startswith((DNS_PREFIX, FILE_PREFIX))
+    return entry.startswith(DNS_PREFIX)

@@ -11,15 +11,13 @@ stays.
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Final, Protocol
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest
-from orchestrator.instances.addresses import DNS_PREFIX, FILE_PREFIX, check_address
+from orchestrator.instances.addresses import DNS_PREFIX, check_address
 from orchestrator.lanes.endpoint import is_url, name_of, read_endpoint
 from orchestrator.telemetry.log import fields, lane_log
 
@@ -28,9 +26,6 @@ LEAVE_GRACE_S: Final = 30.0
 LINGER_S: Final = 6.0
 """Seconds for which an idle instance must be unlisted before its lanes close: a few DNS answers."""
 RESOLVE_EVERY_S: Final = 2.0
-LOOK_EVERY_S: Final = 0.5
-"""Seconds between two readings of a file, which cost almost nothing."""
-MAX_FILE_BYTES = 2**20
 ANSWER_S = 10.0
 """Seconds after which a resolver without an answer counts as failed."""
 
@@ -63,7 +58,7 @@ class DnsName:
         self._asking: asyncio.Future[list[str]] | None = None
         """An unfinished lookup. No second one starts: each holds one of the loop's few threads."""
 
-    async def read(self) -> frozenset[str] | None:
+    async def read(self) -> frozenset[str]:
         if self._asking is None:
             self._asking = asyncio.ensure_future(self._resolver(self._host, self._port))
         done, _ = await asyncio.wait([self._asking], timeout=ANSWER_S)
@@ -79,64 +74,6 @@ class DnsName:
         return frozenset(
             f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}" for host in hosts
         )
-
-
-class WatchedFile:
-    """A file with one address per line; ``#`` begins a comment. A file is accepted as a whole or
-    not at all. A file without an address, or without a newline at its end, counts as half
-    written."""
-
-    def __init__(self, entry: str) -> None:
-        self.name = entry
-        self.every_s = LOOK_EVERY_S  # tests set it
-        self._path = Path(entry.removeprefix(FILE_PREFIX))
-        self._seen: tuple[int, int, int] | None = None
-
-    async def read(self) -> frozenset[str] | None:
-        return await asyncio.to_thread(self._read)
-
-    def _read(self) -> frozenset[str] | None:
-        try:
-            with self._path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                version = (status.st_mtime_ns, status.st_size, status.st_ino)
-                if version == self._seen:
-                    return None
-                data = file.read(MAX_FILE_BYTES + 1)
-        except OSError as error:
-            self._seen = None
-            raise SourceError(f"{self._path} cannot be read: {error.strerror}") from None
-        addresses = parse_addresses(data)
-        self._seen = version  # only now: report a broken file until it is repaired
-        return addresses
-
-
-def parse_addresses(data: bytes) -> frozenset[str]:
-    """The addresses in a file's contents. Raises ``SourceError`` with the line's number."""
-    if len(data) > MAX_FILE_BYTES:
-        raise SourceError(f"the file is larger than {MAX_FILE_BYTES} bytes")
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise SourceError(f"byte {error.start} is not UTF-8") from None
-    if text and not text.endswith("\n"):
-        raise SourceError("the last line has no newline; add one if the file is complete")
-    addresses = set()
-    names: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        address = line.partition("#")[0].strip()
-        if not address:
-            continue
-        try:
-            name = name_of(check_address(address))
-            if names.setdefault(name, address) != address:
-                raise ValueError(f"another line already has an instance {name}")
-            addresses.add(address)
-        except ValueError as error:
-            raise SourceError(f"line {number}: {error}") from None
-    if not addresses:
-        raise SourceError("the file has no address")
-    return frozenset(addresses)
 
 
 MAX_REGISTRATIONS = 256
@@ -166,7 +103,7 @@ class RegisteredInstances:
             check_address(address)
             # Otherwise a registration could send a local file to any host.
             if is_url(address) and read_endpoint(address).key_file is not None:
-                raise ValueError("key_file is for TIDEGATE_INSTANCES and files that it names")
+                raise ValueError("key_file is only for TIDEGATE_INSTANCES")
             taken = self._entry_of(name_of(address))
             if taken is not None and taken != address:
                 raise ValueError(f"{name_of(address)} is registered with another URL; take it off")
@@ -211,14 +148,9 @@ class RegisteredInstances:
                 del self._ends_at[address]
 
 
-Source = DnsName | WatchedFile | RegisteredInstances
+Source = DnsName | RegisteredInstances
 """A source of addresses that may change. ``read`` returns all present addresses, or None if nothing
 changed; it raises ``SourceError``. It is called every ``every_s`` seconds."""
-
-
-def source_of(entry: str) -> Source:
-    """The source for an entry of the settings that ``check_entry`` has accepted."""
-    return WatchedFile(entry) if entry.startswith(FILE_PREFIX) else DnsName(entry)
 
 
 class InstanceSet(Protocol):

@@ -101,8 +101,8 @@ class Settings(BaseSettings):
     prompt through ``cached_tokens`` or a fast answer. Unset: true if there is more than one key."""
     instances: Names = ("127.0.0.1:8001",)
     """Instances, comma-separated: ``host:port`` of a gRPC endpoint; ``dns:host:port`` for every
-    address of a name; ``file:path`` for one address per line; URLs of other servers
-    (docs/engines.md). The service follows changes of DNS names and files."""
+    address of a name, which is followed; URLs of other servers (docs/engines.md). Empty: only those
+    registered with ``POST /v2/instances``."""
 
     http: HttpSettings = HttpSettings()
     health: HealthSettings = HealthSettings()
@@ -135,8 +135,6 @@ class Settings(BaseSettings):
     @field_validator("instances")
     @classmethod
     def _check_instances(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not value:
-            raise ValueError("expected at least one host:port, dns:host:port, file:path or URL")
         if len(set(value)) != len(value):
             raise ValueError("the list has an instance twice; remove one of them")
         for entry in value:

@@ -6,7 +6,6 @@
                        the manager exchange JSON objects on it, one per line
     HOME/run/          one folder for each run (``process.process``)
     HOME/logs/         one log for each instance
-    HOME/instances     addresses of ready instances, for the pool's orchestrator
 
 The state is not authoritative: the manager finds running processes in ``/proc``. If the state is
 lost, only chosen ports and counts are lost.
@@ -28,7 +27,6 @@ from catalog.errors import PoolInUse, ProvisionError, StateFileUnusable
 from catalog.paths import state_dir
 from pool.pool_file import PoolFile
 
-ADDRESS_LIST = "instances"
 Answer = dict[str, Any]
 Handler = Callable[[Answer], Awaitable[Answer]]
 _LINE_BYTES = 2**20
@@ -66,7 +64,6 @@ class PoolHome:
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         self.state_path = self.path / "state.json"
-        self.address_list = self.path / ADDRESS_LIST
         self.logs = self.path / "logs"
         self._lock: int | None = None
 

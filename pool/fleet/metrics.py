@@ -45,7 +45,7 @@ POOL: tuple[MetricRow[Read], ...] = (
         "gauge",
         "pool_targets_failing",
         "targets",
-        "Orchestrators and files that cannot be updated with the ready instances",
+        "Orchestrators that cannot be updated with the ready instances",
         lambda read: len(read()["targets_failing"]),
     ),
     MetricRow(

@@ -1,22 +1,17 @@
 """Tells orchestrators which instances are ready, and repeats it.
 
-After a change, a file is replaced atomically. An orchestrator over HTTP gets each instance
-repeatedly, with a time to live. So a restarted orchestrator knows all instances within that time.
-An unreachable one is retried without delaying the others.
+An orchestrator gets each instance repeatedly, with a time to live. So a restarted one knows all
+instances within that time. An unreachable one is retried without delaying the others.
 """
 
 import asyncio
 import contextlib
-import fcntl
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from urllib.parse import quote
 
 import aiohttp
 
-from catalog.atomic import write_atomically
-from catalog.operator_key import Access, access
+from catalog.operator_key import access
 from pool.events import EventKind, PoolEvent, pool_log
 from pool.supervise import cancelled
 
@@ -33,80 +28,36 @@ class CannotTell(Exception):
     """An orchestrator refuses an update; the message says why."""
 
 
-class AddressList:
-    """A file with one address per line (``discovery.WatchedFile``).
+class Target:
+    """One orchestrator, updated with ``POST`` and ``DELETE /v2/instances``."""
 
-    An orchestrator that follows the file keeps its last list while the file has no address, so it
-    does not forget instances that may soon return. One writer holds the lock next to the file from
-    its first write, because two writers would remove each other's instances.
-    """
-
-    renew_s: float | None = None
-    """Seconds after which the same addresses are sent again; None: never."""
-
-    def __init__(self, path: Path) -> None:
-        self.name = f"file:{path}"
-        self._path = path
-        self._beside = path.with_name(path.name + ".lock")
-        self._lock = -1
-
-    async def tell(self, addresses: frozenset[str]) -> None:
-        """Write these addresses and no others. Raises ``OSError`` or ``CannotTell``."""
-        self._take_lock()
-        lines = ["# Written by tidegate pool; changes here are lost.", *sorted(addresses), ""]
-        # Its readers may run as another user.
-        write_atomically(self._path, "\n".join(lines).encode(), 0o644)
-
-    async def close(self) -> None:
-        """Unlock the file for another manager. Idempotent."""
-        self._hold(-1)
-
-    def _hold(self, lock: int) -> None:
-        before, self._lock = self._lock, lock
-        if before >= 0:
-            os.close(before)
-
-    def _take_lock(self) -> None:
-        if self._lock >= 0:
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.stat(self._beside), os.fstat(self._lock)):
-                    return
-        # Managers of other users can lock any file that they can read.
-        lock = os.open(self._beside, os.O_RDONLY | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
-            if not isinstance(error, BlockingIOError):
-                raise
-            raise CannotTell(
-                f"another pool manager writes {self._path}: give each manager its own file in"
-                " orchestrators.register, and list all of them for the orchestrator"
-                " (TIDEGATE_INSTANCES=file:A,file:B)"
-            ) from None
-        self._hold(lock)
-
-
-class HttpTarget:
-    """Updates one orchestrator with ``POST`` and ``DELETE /v2/instances``."""
-
-    def __init__(self, url: str, key: str, ttl_s: float) -> None:
-        """Without a ``key``, uses the key that an orchestrator keeps on this machine."""
-        self.name = url.rstrip("/")
-        self.renew_s: float | None = min(ttl_s, _TTL_S[1]) / RENEWALS
+    def __init__(
+        self, name: str, key: str, ttl_s: float, url: Callable[[], str] | None = None
+    ) -> None:
+        """Without a ``key``, uses the key that an orchestrator keeps on this machine. ``url``
+        returns its URL, empty while it cannot be updated; without it, ``name`` is the URL."""
+        self.name = name
+        self.renew_s = min(ttl_s, _TTL_S[1]) / RENEWALS
+        self._url = url
         self._key = key
         self._ttl_s = max(_TTL_S[0], min(ttl_s, _TTL_S[1]))
         self._told: set[str] = set()
         self._http: aiohttp.ClientSession | None = None
 
     async def tell(self, addresses: frozenset[str]) -> None:
+        """Register these addresses, and remove others that were registered here. Raises
+        ``CannotTell``."""
+        url = self.name if self._url is None else self._url()
+        if not url:
+            return
         if self._http is None:
             timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
             self._http = aiohttp.ClientSession(timeout=timeout)
         http = self._http
         # Read it each time: a restarted orchestrator may have a new key.
-        given = Access(self.name, self._key)
-        url, key = given if given.key else await asyncio.to_thread(access, self.name)
+        key = self._key
+        if not key:
+            url, key = await asyncio.to_thread(access, url)
         url, headers = f"{url}/v2/instances", {"Authorization": f"Bearer {key}"} if key else {}
         for address in sorted(self._told - addresses):
             await self._ask(http.delete(f"{url}/{quote(address, safe='')}", headers=headers))
@@ -128,10 +79,6 @@ class HttpTarget:
                     raise CannotTell(f"HTTP {response.status}: {said}")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise CannotTell(str(error) or type(error).__name__) from None
-
-
-Target = AddressList | HttpTarget
-"""One orchestrator, or a file that several follow."""
 
 
 def _printable(body: bytes) -> str:
@@ -161,13 +108,11 @@ class Registrar:
                 await target.close()
             else:
                 self._followers[name] = _Follower(target, self._error)
-                if self._ready:  # a new manager sends no empty list
-                    self._followers[name].set(self._ready)
+                self._followers[name].set(self._ready)
 
     def set_ready(self, addresses: frozenset[str]) -> None:
-        """Set the addresses of all instances that are ready."""
-        if addresses == self._ready:
-            return
+        """Tell all targets the addresses of the instances that are ready, even if they are the same
+        as before: a target may have restarted."""
         self._ready = addresses
         for follower in self._followers.values():
             follower.set(addresses)
@@ -216,8 +161,8 @@ class _Follower:
             wanted, problem = self._wanted, ""
             try:
                 await self._target.tell(wanted)
-            except (CannotTell, OSError) as error:
-                problem = str(error) or type(error).__name__
+            except CannotTell as error:
+                problem = str(error)
             except Exception as error:  # a bug here must not stop the updates
                 pool_log.exception("cannot update an orchestrator; retrying")
                 problem = f"{type(error).__name__}: {error}"

@@ -18,17 +18,19 @@ from pool.events import EventKind, PoolEvent, pool_log
 from pool.fleet.gpus import Gpus
 from pool.fleet.home import Answer, PoolHome, PoolState, control_socket, home_of
 from pool.fleet.metrics import pool_metrics, serving_metrics
-from pool.fleet.registrar import RENEWALS, AddressList, HttpTarget, Registrar, Target
-from pool.fleet.specs import MODELS, InstanceSpec, specs_of
+from pool.fleet.registrar import RENEWALS, Registrar, Target
+from pool.fleet.specs import MODELS, ORCHESTRATOR, InstanceSpec, specs_of
 from pool.fleet.units import PoolMachine
 from pool.manager import POOL, Manager
 from pool.pool_file import PoolFile, read_pool_file
 from pool.preflight.nvml import Nvml
+from pool.process.ports import host_port
 from pool.supervise import cancelled
 
 LOOK_S = 1.0
 """Seconds between checks of the file; a change is read once the file is unchanged that long."""
 LANE_TOKEN = "TIDEGATE_LANES__TOKEN"
+ADMIN_TOKEN = "TIDEGATE_ADMIN_TOKEN"
 _FROM_THE_START = ("home", "triton", "heartbeat_s", "metrics_port", "drain_s", "advertise")
 """Settings of ``[pool]`` that take effect only when a manager starts."""
 Emit = Callable[[PoolEvent], None]
@@ -231,7 +233,7 @@ class PoolService:
         if not is_loopback(told):
             return
         for entry in file.orchestrators.register_at:
-            if not entry.startswith("file:") and not is_loopback(urlsplit(entry).hostname or ""):
+            if not is_loopback(urlsplit(entry).hostname or ""):
                 self._warn(
                     f"{entry} gets instances on {told}, which only this machine can reach: if it is"
                     " on another machine, set host in [pool], or advertise"
@@ -249,18 +251,24 @@ class PoolService:
 
     def _targets(self) -> dict[str, Target]:
         """Every target to update, by name."""
-        told = self.file.orchestrators
+        told, ttl_s = self.file.orchestrators, RENEWALS * self.file.pool.heartbeat_s
         key = os.environ.get(told.key_env, "")
-        found: list[Target] = []
+        targets = {}
         for entry in told.register_at:
-            if entry.startswith("file:"):
-                path = Path(entry.removeprefix("file:")).expanduser()
-                found.append(AddressList(path.absolute()))
-            else:
-                found.append(HttpTarget(entry, key, RENEWALS * self.file.pool.heartbeat_s))
+            url = entry.rstrip("/")
+            targets[url] = Target(url, key, ttl_s)
         if self.file.orchestrator is not None:
-            found.append(AddressList(self.home.address_list))
-        return {target.name: target for target in found}
+            own_key = os.environ.get(ADMIN_TOKEN, "")
+            targets[ORCHESTRATOR] = Target(ORCHESTRATOR, own_key, ttl_s, self._own_url)
+        return targets
+
+    def _own_url(self) -> str:
+        """URL of the pool's orchestrator; empty while it does not serve."""
+        assert self.manager is not None
+        member, settings = self.manager.members.get(ORCHESTRATOR), self.file.orchestrator
+        if member is None or settings is None or not member.is_ready:
+            return ""
+        return f"http://{host_port(connect_host(settings.host), member.unit.all_ports[0])}"
 
     def _numbers(self) -> Answer:
         asked = self._gpus.hits + self._gpus.misses

@@ -13,7 +13,7 @@ from pool.artifacts.resolve import DEMO, resolve_model
 from pool.engines.environments import environment_for
 from pool.engines.triton import TritonInstall, TritonPorts, TritonSpec
 from pool.fleet.gpus import Gpus
-from pool.fleet.home import ADDRESS_LIST, InstanceRecord
+from pool.fleet.home import InstanceRecord
 from pool.fleet.specs import (
     CHOSEN,
     ORCHESTRATOR,
@@ -287,7 +287,7 @@ class PoolOrchestrator(OrchestratorProcess):
     ) -> None:
         env = dict(spec.settings)
         if host.home is not None:
-            env["TIDEGATE_INSTANCES"] = f"file:{host.home / ADDRESS_LIST}"
+            env["TIDEGATE_INSTANCES"] = ""  # the manager registers them
             env["TIDEGATE_SHUTDOWN__GRACE_S"] = str(spec.drain_s)
             env |= {"TIDEGATE_LANES__TOKEN": host.lane_token} if host.lane_token else {}
         super().__init__(

@@ -265,7 +265,6 @@ HOMES: Final = {
     "KEPT_TASKS": "orchestrator.build",
     "LEASE_S": "orchestrator.state.connection",
     "LINGER_S": "orchestrator.instances.discovery",
-    "LOOK_EVERY_S": "orchestrator.instances.discovery",
     "MAX_COUNT": "orchestrator.admission.images",
     "MAX_PIXELS": "orchestrator.admission.images",
     "MIN_RESIDENCY_S": "orchestrator.loading.demand",

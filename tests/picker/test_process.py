@@ -58,11 +58,9 @@ async def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> No
         "TIDEGATE_TELEMETRY__LOG_FORMAT": "json",
     }
     async with FakePod().serve() as pod:
-        file = tmp_path / "pods"
-        await asyncio.to_thread(file.write_text, f"{pod.address}\n")
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tidegate", "picker"),
-            *("--endpoints", f"file:{file}", "--port", "0"),
+            *("--endpoints", pod.address, "--port", "0"),
             stderr=asyncio.subprocess.PIPE,
             env=environment,
             cwd=tmp_path,

@@ -258,7 +258,7 @@ def serve(processes: int, **given: Any) -> int:
 @option(
     "--endpoints",
     metavar="IP:PORT,…",
-    help="the pods; also dns:host:port and file:path (TIDEGATE_PICKER__ENDPOINTS)",
+    help="the pods; also dns:host:port (TIDEGATE_PICKER__ENDPOINTS)",
 )
 @option("--host", help="address to listen on (TIDEGATE_PICKER__HOST, 127.0.0.1)")
 @option("--port", type=PORT, help="gRPC port to listen on (TIDEGATE_PICKER__PORT, 9002)")

@@ -1,8 +1,6 @@
 """Where addresses come from, and the registry kept in step with them."""
 
 import asyncio
-import os
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -15,9 +13,6 @@ from orchestrator.instances.discovery import (
     DiscoverySync,
     DnsName,
     SourceError,
-    WatchedFile,
-    parse_addresses,
-    source_of,
 )
 from tests.support.cases import for_each
 from tests.support.clock import ManualClock
@@ -26,7 +21,7 @@ from tests.support.clock import ManualClock
 class FakeSource:
     """Says what a test wants."""
 
-    def __init__(self, name: str = "file:x") -> None:
+    def __init__(self, name: str = "dns:x:1") -> None:
         self.name = name
         self.answer: frozenset[str] | SourceError | None = None
 
@@ -117,11 +112,11 @@ async def test_a_source_that_fails_keeps_its_last_list_and_warns_once(
     discovery, instances, source, _ = make_discovery()
     await tell(discovery, source, "a:1")
     for _ in range(3):
-        source.answer = SourceError("line 1: expected host:port")
+        source.answer = SourceError("x has no address")
         await discovery.read(source)
     assert instances.known == {"a:1": None}
     assert [r.levelname for r in caplog.records] == ["WARNING"]
-    assert discovery.errors == {"file:x": "line 1: expected host:port"}
+    assert discovery.errors == {"dns:x:1": "x has no address"}
     await tell(discovery, source, "a:1")
     assert discovery.errors == {}
     assert "readable again" in caplog.text
@@ -172,43 +167,6 @@ DiscoveryMachine.TestCase.settings = settings(max_examples=20, stateful_step_cou
 TestDiscoverySync = DiscoveryMachine.TestCase
 
 
-# ── files ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def write(path: Path, text: str, mtime_s: int) -> None:
-    path.write_text(text)
-    os.utime(path, (mtime_s, mtime_s))
-
-
-async def test_a_file_that_is_missing_or_broken_says_so_until_it_is_mended(tmp_path: Path) -> None:
-    path = tmp_path / "instances"
-    source = WatchedFile(f"file:{path}")
-    for text in (None, "a:1\nb\n", "a:1\nb:80"):
-        if text is not None:
-            await asyncio.to_thread(write, path, text, 1)
-        for _ in range(2):
-            with pytest.raises(SourceError):
-                await source.read()
-    await asyncio.to_thread(write, path, "a:1\nb:8001\n", 1)
-    assert await source.read() == {"a:1", "b:8001"}
-
-
-@for_each(
-    ("data", "complaint"),
-    [
-        (b"", "no address"),
-        (b"# none\n", "no address"),
-        (b"a:1\nb:8", "no newline"),
-        (b"a:1\nhttp://b:1\n", "line 2"),
-        (b"a:1\n\xff\n", "UTF-8"),
-        (b"a:1\n" * 300_000, "larger"),
-    ],
-)
-def test_a_file_is_taken_whole_or_not_at_all(data: bytes, complaint: str) -> None:
-    with pytest.raises(SourceError, match=complaint):
-        parse_addresses(data)
-
-
 # ── names ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -243,13 +201,6 @@ def test_what_is_no_address(text: str) -> None:
         check_address(text)
     with pytest.raises(ValueError, match=r"host:port|port must be|brackets"):
         check_entry(f"dns:{text}")
-
-
-def test_entries_name_sources() -> None:
-    assert isinstance(source_of(check_entry("file:/etc/tidegate/instances")), WatchedFile)
-    assert isinstance(source_of(check_entry("dns:a:1")), DnsName)
-    with pytest.raises(ValueError, match="file:path"):
-        check_entry("file:")
 
 
 async def test_a_resolver_that_hangs_is_asked_once_and_its_late_answer_counts(

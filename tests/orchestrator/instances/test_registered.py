@@ -81,5 +81,5 @@ async def test_other_kinds_are_registered_by_url_and_taken_off_by_name() -> None
 
 
 def test_nobody_has_files_sent_away_by_a_registration() -> None:
-    with pytest.raises(InvalidRequest, match="key_file is for TIDEGATE_INSTANCES"):
+    with pytest.raises(InvalidRequest, match="key_file is only for TIDEGATE_INSTANCES"):
         Rig().source.register("vllm+http://a:1?tokenizer=t&key_file=/etc/shadow", 10.0)

@@ -1,16 +1,15 @@
 """Instances that are added, drained and removed while the service works (OR-2, OR-6)."""
 
-import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.instances.discovery import LINGER_S
+from orchestrator.instances.discovery import LINGER_S, SourceError
 from orchestrator.instances.instance import Instance
 from orchestrator.lanes import StreamLane
 from orchestrator.lanes.config import RENEW_AFTER_BYTES
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
+from tests.orchestrator.instances.test_discovery import FakeSource
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan, make_card, saying_goodbye
 
@@ -81,43 +80,36 @@ async def test_lb6_how_long_a_model_took_to_load_is_a_metric(
     assert value == 1234.5
 
 
-def write(path: Path, *workers: FakeWorker) -> None:
-    new = path.with_suffix(".new")
-    new.write_text("".join(f"{worker.address}\n" for worker in workers))
-    new.rename(path)
-
-
-async def test_or6_instances_follow_a_file_under_load(
-    make_worker: MakeWorker, make_service: MakeService, tmp_path: Path
+async def test_or6_instances_follow_the_list_under_load(
+    make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     """OR-6: added ones get work, removed ones finish theirs and are forgotten."""
-    path = tmp_path / "instances"
     first, second = await make_worker(), await make_worker()
     plan = Plan(stall_at=1)
     first.plan = second.plan = lambda submit: plan
-    await asyncio.to_thread(write, path, first)
-    service = await make_service(instances=f"file:{path}", LOOK_EVERY_S=0.02, LINGER_S=0.1)
+    service = await make_service(first, LINGER_S=0.1)
+    list_anew = service.parts.discovery.list_anew
     registry = service.orchestrator.registry
     version = registry.snapshot_version
     await submit(service)
     await first.until(lambda: first.running == 1)
     assert registry.snapshot_version == version  # load does not move it
-    await asyncio.to_thread(write, path, first, second)
+    list_anew((first.address, second.address))
     await service.until(lambda: len(registry.instances) == 2 and all(i.ready for i in registry))
     await submit(service)
     await second.until(lambda: second.running == 1)
     assert registry.snapshot_version > version
 
-    await asyncio.to_thread(write, path, second)
+    list_anew((second.address,))
     await service.until(lambda: registry.instances[first.address].retiring_since is not None)
     await submit(service)
     await second.until(lambda: second.running == 2)
     assert (await listing(service))[first.address]["leaving"] is True
-    await asyncio.to_thread(write, path, first, second)
+    list_anew((first.address, second.address))
     await service.until(lambda: registry.instances[first.address].ready)
     assert len(first.opens) == 1  # kept, not connected again
 
-    await asyncio.to_thread(write, path, second)
+    list_anew((second.address,))
     await service.until(lambda: registry.instances[first.address].retiring_since is not None)
     plan.release.set()
     await service.until(lambda: service.outcomes() == ["met"] * 3)
@@ -126,18 +118,14 @@ async def test_or6_instances_follow_a_file_under_load(
     await first.until(lambda: not first.lanes)
 
 
-async def test_or6_a_broken_file_changes_nothing_and_is_shown(
-    worker: FakeWorker, make_service: MakeService, tmp_path: Path
+async def test_or6_a_source_that_fails_changes_nothing_and_is_shown(
+    service: Service,
 ) -> None:
-    path = tmp_path / "instances"
-    await asyncio.to_thread(write, path, worker)
-    service = await make_service(instances=f"file:{path}", LOOK_EVERY_S=0.02)
-    broken = tmp_path / "broken"
-    await asyncio.to_thread(broken.write_text, "nonsense\n")
-    await asyncio.to_thread(broken.rename, path)  # at once: a file half written is an empty one
-    await service.until(lambda: bool(service.parts.discovery.errors))
+    source = FakeSource("dns:x:1")
+    source.answer = SourceError("x cannot be resolved")
+    await service.parts.discovery.read(source)
     body = await service.ask("GET", "/v2/instances")
-    assert "line 1" in body["sources"][0]["error"]
+    assert body["sources"] == [{"source": "dns:x:1", "error": "x cannot be resolved"}]
     assert [i["ready"] for i in body["instances"]] == [True]
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator.instances.addresses import check_entry
-from orchestrator.instances.discovery import SourceError, parse_addresses
 from orchestrator.lanes import ServerKind, kind_of, name_of
 from orchestrator.lanes.endpoint import read_endpoint
 from orchestrator.settings import InvalidSettings, load_settings
@@ -66,10 +65,3 @@ def test_settings_take_urls_and_refuse_two_of_one_name() -> None:
     assert load_settings(instances=f"{one}, h:2").instances == (one, "h:2")
     with pytest.raises(InvalidSettings, match="same name"):
         load_settings(instances=f"{one},{other}")
-
-
-def test_a_file_may_name_them_with_others() -> None:
-    text = b"gpu-1:8001\nvllm+http://h:1?tokenizer=a  # ours\n"
-    assert parse_addresses(text) == {"gpu-1:8001", "vllm+http://h:1?tokenizer=a"}
-    with pytest.raises(SourceError, match="line 2: another line already has an instance vllm@h:1"):
-        parse_addresses(b"vllm+http://h:1?tokenizer=a\nvllm+http://h:1?tokenizer=b\n")

@@ -143,18 +143,16 @@ async def test_a_begun_text_goes_on_elsewhere_only_with_the_same_weights(
 
 
 async def test_another_url_of_the_same_name_replaces_the_first(
-    two: list[VllmServer], folder: Path, make_service: MakeService, tmp_path: Path
+    two: list[VllmServer], folder: Path, make_service: MakeService
 ) -> None:
-    """A watched file may change what is known of an instance."""
+    """A reload may change what is known of an instance."""
     one, other = two
-    listed = tmp_path / "instances"
-    await asyncio.to_thread(listed.write_text, one.entry(folder, name="n", slots=2) + "\n")
-    service = await make_service(instances=(f"file:{listed}",), LOOK_EVERY_S=0.02, LINGER_S=0.1)
+    service = await make_service(instances=(one.entry(folder, name="n", slots=2),), LINGER_S=0.1)
     registry = service.orchestrator.registry
     card = registry.instances["n"].card
     assert card is not None
     assert card.max_running == 2
-    await asyncio.to_thread(listed.write_text, other.entry(folder, name="n", slots=7) + "\n")
+    service.parts.discovery.list_anew((other.entry(folder, name="n", slots=7),))
     await service.until(lambda: registry.instances["n"].retiring_since is not None)
     service.leap(LINGER_S)
     await service.until(

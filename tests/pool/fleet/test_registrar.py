@@ -9,10 +9,8 @@ import pytest
 from aiohttp import web
 
 from catalog.operator_key import keep_key, key_file
-from orchestrator.instances.discovery import SourceError, WatchedFile
 from pool.events import PoolEvent
-from pool.fleet import registrar as registrars
-from pool.fleet.registrar import AddressList, CannotTell, HttpTarget, Registrar, Target
+from pool.fleet.registrar import Registrar, Target
 from tests.orchestrator.conftest import MakeService, MakeWorker
 from tests.support.sites import running_app
 
@@ -61,6 +59,10 @@ async def fake() -> AsyncIterator[FakeOrchestrator]:
         yield fake
 
 
+def target_at(url: str, key: str = "", ttl_s: float = 45.0) -> Target:
+    return Target(url, key, ttl_s)
+
+
 class Rig:
     """A registrar with these targets, and what it warned of."""
 
@@ -89,7 +91,7 @@ class Rig:
 async def test_what_is_ready_is_told_with_the_key_and_what_is_not_is_taken_off(
     fake: FakeOrchestrator,
 ) -> None:
-    async with Rig(HttpTarget(fake.url + "/", "secret", 45.0)) as rig:
+    async with Rig(target_at(fake.url, "secret")) as rig:
         await rig.tell("a:1", "[::1]:2")
         assert fake.known == {"a:1": 45.0, "[::1]:2": 45.0}
         assert fake.keys == {"Bearer secret"}
@@ -106,7 +108,7 @@ async def test_or25_without_a_key_it_is_the_one_that_is_kept_on_this_machine(
     at = urlsplit(fake.url)
     path = key_file(tmp_path, at.hostname or "", at.port or 0)
     keys = [await asyncio.to_thread(keep_key, path)]
-    async with Rig(HttpTarget(fake.url, "", 45.0)) as rig:
+    async with Rig(target_at(fake.url)) as rig:
         await rig.tell("a:1")
         await asyncio.to_thread(path.unlink)  # as of one that was restarted
         keys.append(await asyncio.to_thread(keep_key, path))
@@ -115,74 +117,48 @@ async def test_or25_without_a_key_it_is_the_one_that_is_kept_on_this_machine(
 
 
 async def test_one_that_was_restarted_hears_of_all_within_a_renewal(fake: FakeOrchestrator) -> None:
-    async with Rig(HttpTarget(fake.url, "", 0.15)) as rig:
+    async with Rig(target_at(fake.url, ttl_s=0.15)) as rig:
         await rig.tell("a:1", "b:1")
         fake.known.clear()
         await rig.until(lambda: set(fake.known) == {"a:1", "b:1"})
 
 
-async def test_a_new_manager_tells_nobody_none(fake: FakeOrchestrator, tmp_path: Path) -> None:
+async def test_a_new_manager_tells_nobody_none(fake: FakeOrchestrator) -> None:
     """What an earlier one has told holds until this one knows better."""
-    path = tmp_path / "instances"
-    path.write_text("a:1\n")
-    async with Rig(HttpTarget(fake.url, "", 45.0), AddressList(path)):
+    async with Rig(target_at(fake.url)):
         await asyncio.sleep(0.05)
     assert fake.asked == []
-    assert path.read_text() == "a:1\n"
+
+
+async def test_one_that_restarted_is_told_again_once_it_serves(fake: FakeOrchestrator) -> None:
+    """The pool's own orchestrator, whose state the manager knows."""
+    url = fake.url
+    async with Rig(Target("own", "", 45.0, lambda: url)) as rig:
+        await rig.tell("a:1")
+        fake.known.clear()
+        url = ""
+        await rig.tell("a:1", "b:1")
+        assert fake.known == {}
+        url = fake.url
+        await rig.tell("a:1", "b:1")
+        assert set(fake.known) == {"a:1", "b:1"} and rig.warned == []
 
 
 async def test_one_that_refuses_is_said_once_and_holds_up_nobody(
-    fake: FakeOrchestrator, tmp_path: Path
+    fake: FakeOrchestrator,
 ) -> None:
     fake.status = 403
-    good = AddressList(tmp_path / "instances")
-    bad = HttpTarget(fake.url, "wrong", 0.06)
-    gone = HttpTarget("http://127.0.0.1:9", "", 0.06)
-    async with Rig(good, bad, gone) as rig:
-        await rig.tell("a:1", within_s=0.3)
-        assert (tmp_path / "instances").read_text().endswith("\na:1\n")
-        assert set(rig.registrar.errors) == {bad.name, gone.name}
-        assert [event.target for event in rig.warned].count(bad.name) == 1
-        assert "HTTP 403" in rig.registrar.errors[bad.name]
-
-
-async def test_orchestrators_read_the_list_and_keep_the_last_of_an_empty_one(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "instances"
-    target, follower = AddressList(path), WatchedFile(f"file:{path}")
-    await target.tell(frozenset({"b:1", "[::1]:2"}))
-    assert await follower.read() == {"b:1", "[::1]:2"}
-    assert path.stat().st_mode & 0o777 == 0o644
-    await target.tell(frozenset())
-    with pytest.raises(SourceError, match="no address"):
-        await follower.read()
-
-
-async def test_a_list_has_one_writer_and_the_next_one_once_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two managers that write it in turns would take each other's instances out again."""
-    monkeypatch.setattr(registrars, "_RETRY_S", 0.01)
-    path = tmp_path / "instances"
-    first, second = AddressList(path), AddressList(path)
-    await first.tell(frozenset({"a:1"}))
-    (tmp_path / "instances.lock").unlink()
-    await first.tell(frozenset({"a:1"}))  # makes the lock again
-    async with Rig(second) as rig:
-        await rig.tell("b:1", within_s=0.1)
-        assert f"another pool manager writes {path}" in rig.registrar.errors[second.name]
-        await first.tell(frozenset({"a:2"}))
-        assert await WatchedFile(f"file:{path}").read() == {"a:2"}
-        await first.close()
-        await rig.registrar.wait_told(PATIENCE_S)
-        assert await WatchedFile(f"file:{path}").read() == {"b:1"}
-        assert not rig.registrar.errors
-        with pytest.raises(CannotTell):
-            await first.tell(frozenset({"a:3"}))
-    await first.tell(frozenset({"a:3"}))
-    assert await WatchedFile(f"file:{path}").read() == {"a:3"}
-    await first.close()
+    other = FakeOrchestrator()
+    async with running_app(other.app()) as port:
+        good = target_at(f"http://127.0.0.1:{port}")
+        bad = target_at(fake.url, "wrong", 0.06)
+        gone = target_at("http://127.0.0.1:9", "", 0.06)
+        async with Rig(good, bad, gone) as rig:
+            await rig.tell("a:1", within_s=0.3)
+            assert set(other.known) == {"a:1"}
+            assert set(rig.registrar.errors) == {bad.name, gone.name}
+            assert [event.target for event in rig.warned].count(bad.name) == 1
+            assert "HTTP 403" in rig.registrar.errors[bad.name]
 
 
 async def test_a_real_orchestrator_takes_what_it_is_told(
@@ -192,7 +168,7 @@ async def test_a_real_orchestrator_takes_what_it_is_told(
     service = await make_service(
         instances=("127.0.0.1:9",), token="user", admin_token="root", wait=False
     )
-    async with Rig(HttpTarget(service.url, "root", 45.0)) as rig:
+    async with Rig(target_at(service.url, "root")) as rig:
         await rig.tell(worker.address)
         assert rig.registrar.errors == {}
         instances = service.orchestrator.registry.instances

@@ -13,7 +13,6 @@ from pool import pool_command
 from pool.events import EventKind, PoolEvent
 from pool.fleet import service as service_module
 from pool.fleet.home import PoolHome, ask
-from pool.fleet.registrar import AddressList
 from pool.fleet.service import PoolService
 from pool.process.ports import free_ports
 from tests.support.fake_gpus import FakeGpus
@@ -220,9 +219,6 @@ async def test_another_machine_that_would_be_told_our_loopback_is_said(
     running: Running, monkeypatch: pytest.MonkeyPatch, url: str, pool: str, warns: bool
 ) -> None:
     monkeypatch.setenv("TIDEGATE_LANES__TOKEN", "x" * 32)
-    monkeypatch.setattr(
-        service_module, "HttpTarget", lambda *_: AddressList(running.folder / "told")
-    )
     running.ask_for(ONE + f'[orchestrators]\nregister = ["{url}"]\n', pool)
     await running.start()
     said = [text for text in running.said(EventKind.WARNED) if "this machine can reach" in text]
