@@ -73,11 +73,6 @@ def read_endpoint(entry: str) -> Endpoint:
     """Parse a URL entry. Raises ``ValueError`` with the problem and the expected form."""
     scheme, _, rest = entry.partition("://")
     kind = _SCHEMES.get(scheme)
-    if scheme == "triton+grpc":
-        raise ValueError(
-            "triton+grpc is no longer supported: use the OpenAI API of that server, "
-            "openai+http://host:port?tokenizer=DIR (Triton's own OpenAI frontend has one)"
-        )
     if kind is None:
         raise ValueError(
             f"there is no kind of instance {scheme[:64]!r}; available: {', '.join(_SCHEMES)}, and "

@@ -94,8 +94,6 @@ class FormatConfig:
 
     def of(self, chat_template: str) -> OutputFormat:
         """A model's format from its chat template and these settings."""
-        if self == _AUTO:
-            return format_of(chat_template)
         told = format_of(chat_template)
         calls, reasoning = told.calls, told.reasoning
         if self.tool_calls != "auto":
@@ -103,9 +101,6 @@ class FormatConfig:
         if self.reasoning != "auto":
             reasoning = None if self.reasoning == "none" else TAGS[self.reasoning]
         return replace(told, calls=calls, reasoning=reasoning)
-
-
-_AUTO = FormatConfig()
 
 
 @lru_cache(maxsize=64)

@@ -32,42 +32,6 @@ Reading = Generator[None, None, T]
 """Reads a part of a call, and yields whenever it needs more text."""
 
 
-class Value:
-    """Finds the end of one JSON value that begins with a bracket or a quote."""
-
-    __slots__ = ("_depth", "_escaped", "_in_string")
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    def end_in(self, text: str, at: int = 0) -> int:
-        """Index in ``text`` after the value, which continues at ``at``; -1 if it is incomplete."""
-        if self._escaped and at < len(text):
-            self._escaped = False
-            at += 1
-        while True:
-            match = (_IN_STRING if self._in_string else _OUTSIDE).search(text, at)
-            if match is None:
-                return -1
-            at = match.end()
-            mark = match.group()
-            if mark == "\\":
-                if at == len(text):
-                    self._escaped = True
-                    return -1
-                at += 1
-            elif mark == '"':
-                self._in_string = not self._in_string
-            elif mark in "{[":
-                self._depth += 1
-            else:
-                self._depth -= 1
-            if self._depth <= 0 and not self._in_string:
-                return at
-
-
 class Wrong(ValueError):
     """The text is not a call. ``at`` is after the first character that shows this."""
 
@@ -150,12 +114,19 @@ class MarkedCall(ABC):
     def _value(self, most: int = sys.maxsize, *, is_told: bool = False) -> Reading[str]:
         """Read a JSON value of at most ``most`` characters that begins with a bracket or a quote.
         ``is_told``: its parts are parts of the arguments."""
-        value, whole, end = Value(), "", -1
-        while end < 0:
+        whole, depth, in_string = "", 0, False
+        while not whole or depth or in_string:
             yield from self._char()
-            end = value.end_in(self._text, self._at)
-            part = self._text[self._at : end if end >= 0 else None]
-            self._at += len(part)
+            found = (_IN_STRING if in_string else _OUTSIDE).search(self._text, self._at)
+            mark, end = ("", len(self._text)) if found is None else (found[0], found.end())
+            part, self._at = self._text[self._at : end], end
+            if mark == "\\":
+                part += yield from self._char()
+                self._at += 1
+            elif mark == '"':
+                in_string = not in_string
+            elif mark:
+                depth += 1 if mark in "{[" else -1
             whole += part
             if len(whole) > most:
                 raise Wrong(self._at - (len(whole) - most) + 1)

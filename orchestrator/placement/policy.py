@@ -119,10 +119,9 @@ class Policy:
         ranked = []
         try:
             known: dict[str, Fact] = {_NEVER: math.inf}
-            known |= {f"task.{name}": _fact(task, name, kind) for name, kind in TASK_FACTS.items()}
+            known |= {f"task.{name}": value for name, value in task.items()}
             for index, instance in enumerate(instances):
-                for name, kind in INSTANCE_FACTS.items():
-                    known[f"instance.{name}"] = _fact(instance, name, kind)
+                known |= {f"instance.{name}": value for name, value in instance.items()}
                 score = self._score(known)
                 if self._now() > ends:
                     self._too_slow()
@@ -154,17 +153,6 @@ class Policy:
         self.fallbacks[reason] += 1
         level = logging.WARNING if self.fallbacks[reason] == 1 else logging.DEBUG
         service_log.log(level, "placement policy failed, using the built-in one: %s", message)
-
-
-def _fact(facts: Facts, name: str, kind: type[Fact]) -> Fact:
-    value = facts.get(name)
-    if value is None:
-        raise _Failed(f"{name} is unknown")
-    if kind is float and isinstance(value, int):
-        return float(value)
-    if not isinstance(value, kind):
-        raise _Failed(f"{name} is {value!r}, not of type {kind.__name__}")
-    return value
 
 
 def _explain(message: str) -> str:

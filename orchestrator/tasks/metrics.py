@@ -10,7 +10,6 @@ from orchestrator.tasks.job import Api
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.windows import (
-    BY_TENANT,
     TIMED,
     WINDOWED,
     MissStage,
@@ -130,7 +129,6 @@ class TaskMetrics:
         self._tenants, self._models = BoundedValues(MAX_TENANTS), BoundedValues(MAX_MODELS)
         metrics.watch(self, _ROWS)
         metrics.watch(self.windows, WINDOWED)
-        metrics.watch(self.windows, BY_TENANT)
 
     def ended(self, task: Task, ending: Ending) -> None:
         job, outcome, error = task.job, ending.outcome, ending.error

@@ -179,9 +179,6 @@ WINDOWED: tuple[MetricRow[Windows], ...] = (
         _goodput,
         ("window", "class"),
     ),
-)
-
-BY_TENANT: tuple[MetricRow[Windows], ...] = (
     MetricRow(
         "gauge",
         "tenant_attainment",

@@ -51,7 +51,6 @@ def test_kind_and_name_follow_from_the_entry(entry: str, kind: ServerKind, name:
         ("vllm+http://h:1?tokenizer=t&abort_ms=nan", "abort_ms must be milliseconds"),
         ("vllm+http://h:1?tokenizer=t&name=a/b", "name must be 1 to 128"),
         ("vllm+http://h:1?tokenizer=t&alias=a%20b", "alias must have"),
-        ("triton+grpc://h:1/a?tokenizer=t", "no longer supported: .*openai\\+http://host"),
         ("dns:vllm+http://h:1?tokenizer=t", "a URL names one instance"),
     ],
 )
