@@ -138,7 +138,7 @@ def build(
         forecaster, schedule, promises, clock, rng, settings.admission.feasibility
     )
     prediction = Prediction(forecaster, schedule, promises, quotes, feasibility)
-    admission = Admission(registry, queue, placer, prediction, clock, _admission(settings))
+    admission = Admission(registry, placer, prediction, clock, _admission(settings))
 
     # From the queue to instances, and back
     chosen = settings.dispatch

@@ -7,7 +7,8 @@ from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.errors import NotFound
-from orchestrator.tasks.work import Marks, Stated
+from orchestrator.tasks.job import Stated
+from orchestrator.tasks.work import Marks
 from orchestrator.telemetry.metrics import Kept
 from worker.environment import Section
 

@@ -19,12 +19,10 @@ from orchestrator.errors import (
     NoCapacity,
     TidegateError,
 )
-from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.job import OnDisconnect
+from orchestrator.tasks.job import OnDisconnect, Stated
 from orchestrator.tasks.verdicts import failed, refused
 from orchestrator.tasks.work import Stage, WorkItem
-from orchestrator.telemetry.trace_context import TraceContext
 from protocol import Code, FinishReason, Outcome
 
 if TYPE_CHECKING:
@@ -48,22 +46,15 @@ OUTPUTS: Final[Mapping[str, OutputKind]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClipJob:
+class ClipJob(Stated):
     """A submitted clip. ``recipe_json`` is unchanged: a newer worker may know more fields."""
 
     recipe: Recipe
     recipe_json: bytes
-    deadline: Deadline
-    correlation_id: str
-    arrived: float
-    """When the request's headers were read, in seconds of the clock."""
     outputs: tuple[str, ...] = ("mp4",)
     degrade: bool = False
     """Whether parts may be dropped to be in time."""
     on_disconnect: OnDisconnect = OnDisconnect.CONTINUE
-    key: str = ""
-    """Fingerprint of the client's token."""
-    trace: TraceContext | None = None
 
 
 CLIP_BYTES = 8192

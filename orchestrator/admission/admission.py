@@ -14,7 +14,6 @@ from orchestrator.instances.registry import Registry
 from orchestrator.placement.placer import Placer
 from orchestrator.placement.requirements import FIELDS, features_of
 from orchestrator.prediction.prediction import Prediction
-from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.job import Job, PlacementMode
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import AnyWork
@@ -73,7 +72,6 @@ class Admission:
     def __init__(
         self,
         registry: Registry,
-        queue: TaskQueue[Task],
         placer: Placer,
         prediction: Prediction,
         clock: Clock,
@@ -81,7 +79,6 @@ class Admission:
     ) -> None:
         self.draining = False
         self._registry = registry
-        self._queue = queue
         self._placer = placer
         self._prediction = prediction
         self._clock = clock

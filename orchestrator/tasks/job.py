@@ -192,7 +192,21 @@ class TellTime(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Stated:
+    """The common part of clients' requests for all work."""
+
+    deadline: Deadline
+    correlation_id: str
+    arrived: float
+    """When the request's headers were read, in seconds of the clock."""
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+    key: str = ""
+    """Fingerprint of the client's token, for logs."""
+    trace: TraceContext | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Stated):
     """A client's request, the same for all API dialects, without the prompt itself.
 
     ``model`` is empty if the client leaves the choice to the service. ``sampling.max_tokens`` is
@@ -205,23 +219,16 @@ class Job:
     sampling: Sampling
     unstated: tuple[str, ...] = ()
     max_tokens: int | None
-    deadline: Deadline
-    correlation_id: str
     request_id: str = ""
     """The client's additional name for the request; the answer repeats it."""
-    arrived: float
-    """When the request's headers were read, in seconds of the clock."""
     parts: Parts = NO_PARTS
     default_max_tokens: int | None = None
     """Maximum tokens if ``max_tokens`` is None; None leaves it to the operator."""
     cuts_max_tokens: bool = False
     """Whether ``max_tokens`` is cut to fit into the context instead of being refused."""
     on_deadline: OnDeadline = OnDeadline.ERROR
-    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     keep: bool = False
     """Whether to keep the text for status and replay."""
-    key: str = ""
-    """Fingerprint of the client's token, for logs."""
     priority: Priority = Priority.INTERACTIVE
     tenant: str = ""
     """Tenant whose share pays for it; by default the key's name."""
@@ -243,7 +250,6 @@ class Job:
     run_began: float | None = None
     """When the first call of its run arrived, in seconds of the clock; None if unknown."""
     placement: PlacementConstraint = PlacementConstraint()
-    trace: TraceContext | None = None
     grammar: Grammar | None = None
     """Grammar that the whole text of the answer must match, from its first token; the grammar
     includes thinking before it."""

@@ -17,10 +17,9 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from orchestrator.clock import Timer
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Parts
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.job import OnDisconnect
+from orchestrator.tasks.job import OnDisconnect, Stated
 from orchestrator.telemetry.log import Field, fields, service_log
 from orchestrator.telemetry.narration import DISCONNECTED, TOO_SLOW, narrate
-from orchestrator.telemetry.trace_context import TraceContext
 
 
 class Stage(IntEnum):
@@ -48,23 +47,6 @@ class Marks:
     def has_started(self) -> bool:
         """Whether the last worker has started the work; ``started`` may be an earlier worker's."""
         return 0 < self.started >= self.dispatched
-
-
-class Stated(Protocol):
-    """The common part of clients' requests for all work."""
-
-    @property
-    def deadline(self) -> Deadline: ...
-    @property
-    def correlation_id(self) -> str: ...
-    @property
-    def arrived(self) -> float: ...
-    @property
-    def on_disconnect(self) -> OnDisconnect: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def trace(self) -> TraceContext | None: ...
 
 
 class Hearer(Protocol):

@@ -114,7 +114,7 @@ class Rig:
         )
         self.prediction = prediction
         config = AdmissionConfig(floor_ms=10.0, default_max_tokens=64)
-        self.admission = Admission(site, self.queue, placer, prediction, self.clock, config)
+        self.admission = Admission(site, placer, prediction, self.clock, config)
         metrics, nobody = Metrics(), cast(Any, None)
         freed = DispatchMetrics(metrics)
         settler = Settler(TaskMetrics(metrics, self.clock), self.clock)
