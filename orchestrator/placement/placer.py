@@ -1,6 +1,7 @@
 """Places tasks on the registry's current instances: feasible sets, prefixes, policy, affinity."""
 
 import logging
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -244,10 +245,11 @@ class Placer:
         facts: dict[str, Fact],
     ) -> Sequence[Candidate]:
         """The instances that the operator's policy ranks first; all if it fails (OR-8)."""
-        ranked = policy.choose(facts, [_facts(demand, c, cached) for c in able])
-        if ranked is None:
+        scores = policy.scores(facts, [_facts(demand, c, cached) for c in able])
+        if scores is None:
             return able
-        return [able[entry.which] for entry in ranked if entry.score == ranked[0].score]
+        best = min(scores, default=math.inf)
+        return [c for c, score in zip(able, scores, strict=True) if score == best < math.inf]
 
 
 def _takes(candidate: Candidate, task: Task) -> bool:

@@ -16,7 +16,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from cel_expr_python import cel
 
@@ -67,15 +67,6 @@ class BadPolicy(ValueError):
     """The expression is invalid; the message says what is wrong and where."""
 
 
-class Ranked(NamedTuple):
-    """An instance that may take the task: its index in the given sequence and its score.
-
-    The smallest score is best."""
-
-    which: int
-    score: float
-
-
 class _Failed(Exception):
     """One evaluation gave no usable result."""
 
@@ -105,34 +96,29 @@ class Policy:
             raise BadPolicy(f"expected a condition or a number, got {kind}: {text}")
         return cls(expression, now)
 
-    def choose(self, task: Facts, instances: Sequence[Facts]) -> list[Ranked] | None:
-        """The instances that may take the task, best first; equal scores keep the given order.
-
-        A condition gives all instances that it accepts the score 0. Returns an empty list if no
-        instance may take the task, and None if the built-in policy must decide.
+    def scores(self, task: Facts, instances: Sequence[Facts]) -> list[float] | None:
+        """Each instance's score: the smallest is best, an infinite one excludes the instance. A
+        condition gives 0 to the instances that it accepts. None if the built-in policy must decide.
         """
         began = self._now()
         if began < self._suspended_until:
             self.fallbacks["resting"] += 1
             return None
         ends = began + LIMIT_MS / 1000
-        ranked = []
+        scores = []
         try:
             known: dict[str, Fact] = {_NEVER: math.inf}
             known |= {f"task.{name}": value for name, value in task.items()}
-            for index, instance in enumerate(instances):
+            for instance in instances:
                 known |= {f"instance.{name}": value for name, value in instance.items()}
-                score = self._score(known)
+                scores.append(self._score(known))
                 if self._now() > ends:
                     self._too_slow()
                     return None
-                if score < math.inf:
-                    ranked.append(Ranked(index, score))
         except _Failed as error:
             self._fall_back("error", str(error))
             return None
-        ranked.sort(key=lambda entry: entry.score)  # stable: equal scores keep their order
-        return ranked
+        return scores
 
     def _score(self, known: Mapping[str, Fact]) -> float:
         try:

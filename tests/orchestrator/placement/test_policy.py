@@ -1,10 +1,12 @@
 """OR-8: operators' placement policies: what they may say, what they may not, what failure does."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.placement.policy import INSTANCE_FACTS, RESTS_S, BadPolicy, Fact, Policy, Ranked
+from orchestrator.placement.policy import INSTANCE_FACTS, RESTS_S, BadPolicy, Fact, Policy
 from tests.support.cases import for_each
 
 
@@ -51,31 +53,29 @@ def instance(name: str = "a:1", **changes: Fact) -> dict[str, Fact]:
 THREE = [instance("a:1", load=3), instance("b:1", load=1), instance("c:1", load=2)]
 
 
-def chosen(text: str, *instances: dict[str, Fact]) -> list[Ranked] | None:
-    return Policy.compile(text, now=Watch()).choose(TASK, instances)
+def chosen(text: str, *instances: dict[str, Fact]) -> list[float] | None:
+    return Policy.compile(text, now=Watch()).scores(TASK, instances)
 
 
-def test_or8_a_number_ranks_the_smallest_first() -> None:
-    assert chosen("instance.load", *THREE) == [(1, 1.0), (2, 2.0), (0, 3.0)]
-    assert chosen("-instance.perf_tokens_per_s", instance()) == [(0, -1000.0)]
+def test_or8_a_number_is_the_score() -> None:
+    assert chosen("instance.load", *THREE) == [3.0, 1.0, 2.0]
+    assert chosen("-instance.perf_tokens_per_s", instance()) == [-1000.0]
 
 
-def test_or8_a_condition_keeps_those_that_it_is_true_for_in_order() -> None:
-    assert chosen("instance.load != 1", *THREE) == [(0, 0.0), (2, 0.0)]
-    assert chosen("false", *THREE) == []
+def test_or8_a_condition_excludes_those_that_it_is_false_for() -> None:
+    assert chosen("instance.load != 1", *THREE) == [0.0, math.inf, 0.0]
 
 
 def test_or8_never_excludes_an_instance_from_a_ranking() -> None:
     text = 'task.tenant == "acme" && instance.name == "b:1" ? never : instance.predicted_finish_ms'
-    assert chosen(text, *THREE) == [(0, 500.0), (2, 500.0)]
+    assert chosen(text, *THREE) == [500.0, math.inf, 500.0]
 
 
 @given(loads=st.lists(st.integers(0, 1000), max_size=20), limit=st.integers(0, 1000))
 def test_or8_it_does_what_python_would(loads: list[int], limit: int) -> None:
     instances = [instance(str(i), load=load) for i, load in enumerate(loads)]
     got = chosen(f"instance.load > {limit} ? never : double(instance.load) * 2.0", *instances)
-    allowed = [(i, 2.0 * load) for i, load in enumerate(loads) if load <= limit]
-    assert got == sorted(allowed, key=lambda entry: entry[1])
+    assert got == [2.0 * load if load <= limit else math.inf for load in loads]
 
 
 @for_each(
@@ -108,7 +108,7 @@ def test_or8_bad_text_fails_at_the_start_with_its_place(text: str, where: str) -
 )
 def test_or8_an_error_falls_back_and_is_counted(text: str, facts: dict[str, Fact]) -> None:
     policy = Policy.compile(text, now=Watch())
-    assert policy.choose(TASK, [facts]) is None
+    assert policy.scores(TASK, [facts]) is None
     assert policy.fallbacks == {"error": 1}
 
 
@@ -116,23 +116,23 @@ def test_or8_only_the_first_error_is_logged(caplog: pytest.LogCaptureFixture) ->
     """A counter has the others."""
     policy = Policy.compile("1 / instance.load", now=Watch())
     for _ in range(3):
-        assert policy.choose(TASK, [instance(load=0)]) is None
+        assert policy.scores(TASK, [instance(load=0)]) is None
     assert policy.fallbacks == {"error": 3}
     assert len(caplog.records) == 1
-    assert policy.choose(TASK, [instance(load=1)]) == [(0, 1.0)]
+    assert policy.scores(TASK, [instance(load=1)]) == [1.0]
 
 
 def test_or8_a_slow_policy_falls_back_and_rests() -> None:
     """50 ms for all instances together; then it stalls nobody for a while."""
     watch = Watch(per_look_s=0.02)
     policy = Policy.compile("instance.load", now=watch)
-    assert policy.choose(TASK, THREE[:2]) == [(1, 1.0), (0, 3.0)]
-    assert policy.choose(TASK, THREE) is None
-    assert policy.choose(TASK, THREE[:1]) is None
+    assert policy.scores(TASK, THREE[:2]) == [3.0, 1.0]
+    assert policy.scores(TASK, THREE) is None
+    assert policy.scores(TASK, THREE[:1]) is None
     assert policy.fallbacks == {"timeout": 1, "resting": 1}
     watch.at += RESTS_S
-    assert policy.choose(TASK, THREE[:1]) == [(0, 3.0)]
+    assert policy.scores(TASK, THREE[:1]) == [3.0]
 
 
 def test_or8_infinity_from_arithmetic_excludes_too() -> None:
-    assert chosen("instance.predicted_finish_ms / 0.0", instance()) == []
+    assert chosen("instance.predicted_finish_ms / 0.0", instance()) == [math.inf]
