@@ -13,7 +13,7 @@ from orchestrator.clock import Clock
 from orchestrator.instances.registry import Registry
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
-from orchestrator.tasks.windows import MissStage, SlidingWindow, blame
+from orchestrator.tasks.windows import MissStage, SlidingWindow, Tally, blame
 from orchestrator.telemetry.metrics import MetricRow, Samples
 from protocol import Code, Outcome
 
@@ -57,7 +57,7 @@ class Need:
 
     def ended(self, task: Task) -> None:
         outcome = Outcome.MISSED if is_lost(task) else Outcome.MET
-        self._kept.count((task.job.priority, task.model), outcome, self._clock.now())
+        self._kept.count((task.model,), outcome, self._clock.now())
 
     def by_model(self) -> Samples:
         now, registry = self._clock.now(), self._registry
@@ -74,9 +74,8 @@ class Need:
             # Assume that other orchestrators have as much waiting work for their slots.
             slots = sum(i.concurrency.slots for i in up)
             part = sum(i.own_slots for i in up) / slots if slots else 0.0
-            tallies = [tally for (_, name), tally in totals.items() if name == model]
-            ended = sum(tally.ended for tally in tallies)
-            lost = 1 - sum(tally.met for tally in tallies) / ended if ended >= FEW_ENDED else 0.0
+            tally = totals.get((model,), Tally())
+            lost = 1 - tally.met / tally.ended if tally.ended >= FEW_ENDED else 0.0
             scaled = (WaitingWork(one.work_ms / (part or 1.0), one.left_ms) for one in tasks)
             yield (model,), instances_needed(len(up), busy, scaled, lost)
 

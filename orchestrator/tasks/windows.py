@@ -71,7 +71,9 @@ def blame(task: Task, ending: Ending) -> MissStage:
 WINDOWS_S = {"1m": 60.0, "5m": 300.0, "15m": 900.0}
 SLICES = 12
 
-Key = tuple[Priority, str]
+CLASS = "class"
+Key = tuple[str, ...]
+"""A label and a value of it, or a value alone."""
 
 
 @dataclass(slots=True)
@@ -125,39 +127,29 @@ class Windows:
 
     def count(self, priority: Priority, tenant: str, outcome: Outcome) -> None:
         """Count a request that ended; ``tenant`` has a bounded number of values."""
-        now, key = self._clock.now(), (priority, tenant)
+        now = self._clock.now()
         for window in self._windows.values():
-            window.count(key, outcome, now)
+            window.count((CLASS, priority.value), outcome, now)
+            window.count((TENANT, tenant), outcome, now)
 
-    def by_class(self) -> Iterator[tuple[str, str, Tally, float]]:
-        return self._grouped(lambda key: key[0].value)
-
-    def by_tenant(self) -> Iterator[tuple[str, str, Tally, float]]:
-        """Names of each window and tenant, their tally, and the seconds that the window covers."""
-        return self._grouped(lambda key: key[1])
-
-    def _grouped(self, group: Callable[[Key], str]) -> Iterator[tuple[str, str, Tally, float]]:
+    def by(self, label: str) -> Iterator[tuple[str, str, Tally, float]]:
+        """Names of each window and value of ``label``, their tally, and the seconds that the window
+        covers."""
         now = self._clock.now()
         for name, window in self._windows.items():
-            totals = defaultdict[str, Tally](Tally)
             for key, tally in window.totals(now).items():
-                total = totals[group(key)]
-                total.ended += tally.ended
-                total.met += tally.met
-            for value, total in totals.items():
-                yield name, value, total, window.covered_s(now)
+                if key[0] == label:
+                    yield name, key[1], tally, window.covered_s(now)
 
 
-def _attainment(
-    read: Callable[[Windows], Iterator[tuple[str, str, Tally, float]]],
-) -> Callable[[Windows], Samples]:
+def _attainment(label: str) -> Callable[[Windows], Samples]:
     return lambda windows: (
-        ((window, value), tally.met / tally.ended) for window, value, tally, _ in read(windows)
+        ((window, value), tally.met / tally.ended) for window, value, tally, _ in windows.by(label)
     )
 
 
 def _goodput(windows: Windows) -> Samples:
-    for window, priority, tally, seconds in windows.by_class():
+    for window, priority, tally, seconds in windows.by(CLASS):
         # In the first second, one request would make an exaggerated rate.
         yield (window, priority), tally.met / max(1.0, seconds)
 
@@ -168,8 +160,8 @@ WINDOWED: tuple[MetricRow[Windows], ...] = (
         "class_attainment",
         "share",
         "Share of requests ended in the last minutes that were met; absent if none ended",
-        _attainment(Windows.by_class),
-        ("window", "class"),
+        _attainment(CLASS),
+        ("window", CLASS),
     ),
     MetricRow(
         "gauge",
@@ -177,14 +169,14 @@ WINDOWED: tuple[MetricRow[Windows], ...] = (
         "requests/s",
         "Requests met per second in the last minutes (DL-10)",
         _goodput,
-        ("window", "class"),
+        ("window", CLASS),
     ),
     MetricRow(
         "gauge",
         "tenant_attainment",
         "share",
         "Share of requests ended in the last minutes that were met, by tenant; for operators",
-        _attainment(Windows.by_tenant),
+        _attainment(TENANT),
         ("window", TENANT),
     ),
 )

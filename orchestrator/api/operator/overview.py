@@ -25,6 +25,7 @@ from orchestrator.instances.instance import Instance
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
+from orchestrator.tasks.windows import CLASS
 from orchestrator.telemetry.log import service_log
 from protocol import Outcome
 
@@ -110,7 +111,7 @@ def _codes(orchestrator: Orchestrator) -> dict[str, int]:
 def _windows(orchestrator: Orchestrator) -> dict[str, dict[str, float]]:
     """Requests that ended in each recent time window, for all classes together."""
     windows: dict[str, dict[str, float]] = {}
-    for name, _, tally, seconds in orchestrator.stages.settler.metrics.windows.by_class():
+    for name, _, tally, seconds in orchestrator.stages.settler.metrics.windows.by(CLASS):
         window = windows.setdefault(name, {"ended": 0, "met": 0, "seconds": round(seconds, 1)})
         window["ended"] += tally.ended
         window["met"] += tally.met

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.ending import Budget, Ending
 from orchestrator.tasks.job import Priority
-from orchestrator.tasks.windows import SLICES, MissStage, SlidingWindow, Windows, blame
+from orchestrator.tasks.windows import CLASS, SLICES, MissStage, SlidingWindow, Windows, blame
+from orchestrator.telemetry.metrics import TENANT
 from protocol import FinishReason, Outcome
 from tests.orchestrator.tasks.test_settle import make_task
 from tests.support.cases import for_each
 from tests.support.clock import ManualClock
 
-KEY = (Priority.INTERACTIVE, "t")
+KEY = (CLASS, "interactive")
 
 
 @given(st.lists(st.tuples(st.floats(0, 40), st.booleans()), max_size=40), st.floats(0, 100))
@@ -48,18 +49,18 @@ def test_attainment_and_goodput_by_class_and_tenant() -> None:
     windows.count(Priority.BATCH, "b", Outcome.MET)
     clock.advance(30)
     windows.count(Priority.INTERACTIVE, "b", Outcome.MISSED)
-    by_class = {(w, v): (t.met, t.ended, s) for w, v, t, s in windows.by_class()}
+    by_class = {(w, v): (t.met, t.ended, s) for w, v, t, s in windows.by(CLASS)}
     assert by_class["1m", "interactive"] == (2, 5, pytest.approx(30))
     assert by_class["1m", "batch"] == (1, 1, pytest.approx(30))
-    by_tenant = {(w, v): (t.met, t.ended) for w, v, t, _ in windows.by_tenant()}
+    by_tenant = {(w, v): (t.met, t.ended) for w, v, t, _ in windows.by(TENANT)}
     assert by_tenant["15m", "b"] == (1, 2)
     clock.advance(58)
-    by_class = {(w, v): (t.met, t.ended, s) for w, v, t, s in windows.by_class()}
+    by_class = {(w, v): (t.met, t.ended, s) for w, v, t, s in windows.by(CLASS)}
     assert by_class["1m", "interactive"][:2] == (0, 1)
     assert by_class["5m", "interactive"][:2] == (2, 5)
     assert ("1m", "batch") not in by_class
     clock.advance(5000)
-    assert not list(windows.by_class())
+    assert not list(windows.by(CLASS))
 
 
 LONG_QUEUE = Budget(queue_ms=600, route_ms=5, prefill_ms=50, decode_ms=400)
