@@ -25,7 +25,6 @@ class Keepable(Protocol):
     """Work that can be kept."""
 
     id: str
-
     marks: Marks
 
     @property

@@ -20,36 +20,6 @@ from orchestrator.tasks.work import AnyWork
 from protocol import Feature, InvalidSampling, ModelCard, OnDeadline
 
 
-def settle_sampling(task: Task, card: ModelCard, default_max_tokens: int) -> None:
-    """Fill in the model's defaults, and fit ``max_tokens`` to the context.
-
-    Raises ``ContextOverflow`` or ``InvalidRequest``.
-    """
-    context, prompt = card.context_tokens, len(task.token_ids)
-    left = context - prompt
-    if left < 1:
-        raise ContextOverflow.of_prompt(prompt, context, card.context_note)
-    asked = task.job.max_tokens
-    if asked is not None and asked > left and task.job.cuts_max_tokens:
-        asked = left
-    if asked is not None and asked > left:
-        raise ContextOverflow.of_answer(prompt, asked, context, card.context_note)
-    defaults = card.sampling_defaults
-    sampling = defaults.fill(task.sampling, task.job.unstated)
-    wanted = asked
-    if wanted is None:
-        most = usual_tokens(task.job, card, default_max_tokens)
-        wanted = min(left, max(most, sampling.min_tokens))
-    # A ``top_k`` above the vocabulary size selects all of it, and may exceed 64 bits.
-    top_k = sampling.top_k if sampling.top_k < card.vocab_size else 0
-    sampling = msgspec.structs.replace(sampling, max_tokens=wanted, top_k=top_k)
-    try:
-        sampling.check(card.vocab_size)
-    except InvalidSampling as error:
-        raise InvalidRequest(str(error), field=error.field) from None
-    task.sampling = sampling
-
-
 def usual_tokens(job: Job, card: ModelCard, default_max_tokens: int) -> int:
     """The most tokens of a job that states no ``max_tokens``, if they fit into the context."""
     most = job.default_max_tokens or default_max_tokens
@@ -95,8 +65,29 @@ class Admission:
             raise Draining("the service is shutting down and takes no new work")
 
     def fit(self, task: Task, card: ModelCard) -> None:
-        """Settle length and sampling. Raises ``ContextOverflow`` or ``InvalidRequest``."""
-        settle_sampling(task, card, self.config.default_max_tokens)
+        """Fill in the model's defaults, and fit ``max_tokens`` to the context. Raises
+        ``ContextOverflow`` or ``InvalidRequest``."""
+        context, prompt = card.context_tokens, len(task.token_ids)
+        left = context - prompt
+        if left < 1:
+            raise ContextOverflow.of_prompt(prompt, context, card.context_note)
+        wanted, defaults = task.job.max_tokens, card.sampling_defaults
+        sampling = defaults.fill(task.sampling, task.job.unstated)
+        if wanted is None:
+            most = usual_tokens(task.job, card, self.config.default_max_tokens)
+            wanted = min(left, max(most, sampling.min_tokens))
+        elif task.job.cuts_max_tokens:
+            wanted = min(left, wanted)
+        elif wanted > left:
+            raise ContextOverflow.of_answer(prompt, wanted, context, card.context_note)
+        # A ``top_k`` above the vocabulary size selects all of it, and may exceed 64 bits.
+        top_k = sampling.top_k if sampling.top_k < card.vocab_size else 0
+        sampling = msgspec.structs.replace(sampling, max_tokens=wanted, top_k=top_k)
+        try:
+            sampling.check(card.vocab_size)
+        except InvalidSampling as error:
+            raise InvalidRequest(str(error), field=error.field) from None
+        task.sampling = sampling
         task.features = features_of(task.job, task.sampling, has_images=bool(task.images))
 
     def finish(self, task: Task) -> None:

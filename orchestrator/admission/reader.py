@@ -57,7 +57,7 @@ class PromptReader:
         else:
             if images := images_of(prompt):
                 self._take_images(task, images)
-            task.token_ids = await self._ids(encoder, prompt, *_due(task), task.job.tenant)
+            task.token_ids = await self._encode(task, encoder, prompt)
         if task.job.prompt_ends:
             prompt_end = encoder.tokens.end_of(task.token_ids).rstrip()
             for tag, grammar in task.job.prompt_ends:
@@ -117,6 +117,9 @@ class PromptReader:
                 field="durable",
             )
         self.images.take(task, images)
+
+    async def _encode(self, task: Task, encoder: PromptEncoder, prompt: Prompt) -> Sequence[int]:
+        return await self._ids(encoder, prompt, *_due(task), task.job.tenant)
 
     async def _ids(
         self, encoder: PromptEncoder, prompt: Prompt, due_at: float, part: str, tenant: str

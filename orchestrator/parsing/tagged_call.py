@@ -115,16 +115,11 @@ class TaggedCall(MarkedCall):
         self._untold += json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def property_of(schema: JsonObject | None, key: str) -> JsonObject | None:
-    """The schema of one argument or field; None if there is none."""
-    properties = (schema or {}).get("properties")
-    stated = properties.get(key) if isinstance(properties, Mapping) else None
-    return stated if isinstance(stated, Mapping) else None
-
-
 def types_of(schema: JsonObject | None, key: str) -> set[str]:
     """JSON types that a schema allows for the argument ``key``; empty if it has no types."""
-    return _types_in(property_of(schema, key), schema or {}, _MAX_REFERENCES)
+    properties = (schema or {}).get("properties")
+    stated = properties.get(key) if isinstance(properties, Mapping) else None
+    return _types_in(stated, schema or {}, _MAX_REFERENCES)
 
 
 def _types_in(stated: object, root: JsonObject, left: int) -> set[str]:
