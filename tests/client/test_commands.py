@@ -100,20 +100,20 @@ async def test_what_does_not_work_is_said_in_one_line(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "what"),
-    [(["models"], "service"), (["tasks", "list"], "service"), (["chat"], "server")],
+    "argv",
+    [["models"], ["tasks", "list"], ["chat", "hi"]],
 )
-def test_nobody_there(argv: list[str], what: str, unused_tcp_port: int, capsys: Any) -> None:
+def test_nobody_there(argv: list[str], unused_tcp_port: int, capsys: Any) -> None:
     assert main([*argv, "--url", f"http://127.0.0.1:{unused_tcp_port}"]) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert f"Connection refused; start a {what} with `tidegate up`" in err
+    assert "Connection refused; start a service with `tidegate up`" in err
 
 
 @pytest.mark.parametrize("url", ["foo", "localhost:8080", "http://", "http://127.0.0.1:99999"])
 def test_an_address_that_is_none(url: str, capsys: Any) -> None:
-    for command in ("models", "chat"):
-        assert main([command, "--url", url]) == 1
+    for command in (["models"], ["chat", "hi"]):
+        assert main([*command, "--url", url]) == 1
         assert (
             "is not an address of a service: expected http://HOST:PORT" in capsys.readouterr().err
         )

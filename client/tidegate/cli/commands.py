@@ -19,7 +19,7 @@ Deadline-keeping generation on NVIDIA Triton.
   tidegate up --model ~/models/llama     any Llama-family checkpoint directory, on the GPU
   tidegate up --instances 2 --gpus 0,1   two Tritons, one on each GPU
   tidegate pool run pool.toml            a machine's instances, as defined in a file
-  tidegate chat                          talk to it
+  tidegate chat "Tell me a story."       ask it
   tidegate models add ORG/NAME           download a model and verify every file
   tidegate doctor                        what this machine lacks, and how to fix it
 """
