@@ -38,7 +38,7 @@ from protocol.grammar import Grammar
 from protocol.outcomes import AbortCause, Code, FinishReason, OnDeadline
 from protocol.sampling import Sampling
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 NO_TOKEN_ID = -1
 """Id of a token with an unknown id, from engines that answer with text only. Tidegate's own worker
 never sends it."""
@@ -408,8 +408,7 @@ class SwapReport(msgspec.Struct, array_like=True, frozen=True):
     """Progress of a swap, sent to its caller and on every lane.
 
     ``model`` is the new model's name, ``was`` the old one's. ``ms`` has each finished phase's time,
-    in order. ``beside``: the new model is loaded while the old one serves. ``freed_mib`` is the
-    memory freed when the old one was unloaded.
+    in order. ``freed_mib`` is the memory freed when the old one was unloaded.
     """
 
     phase: SwapPhase
@@ -417,7 +416,6 @@ class SwapReport(msgspec.Struct, array_like=True, frozen=True):
     was: str
     ms: dict[str, float] = {}
     error: str = ""
-    beside: bool = False
     freed_mib: float = 0.0
 
 

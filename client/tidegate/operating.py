@@ -4,15 +4,14 @@ Changes need an operator's token: the service's admin token or, if it has none, 
 ``TIDEGATE_HOME/operator``, which the service writes for the user that runs it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from tidegate.deadlines import Deadline, to_seconds
-from tidegate.errors import TidegateError
-from tidegate.results import Instance, InstanceList, SwapState
+from tidegate.results import Instance, SwapState
 from tidegate.transport import HttpCall, Transport
 
 SWAP_S = 900.0
@@ -72,16 +71,15 @@ class Operating:
         settings: Mapping[str, str] | None = None,
         grace: Deadline | None = None,
         wait: bool = True,
-        back: bool = False,
     ) -> SwapState:
         """Make an instance serve another model: a name that it knows, or a path on its machine,
-        which clients call ``name``. ``back`` returns to the previous model. Running work finishes
-        within ``grace``. Raises ``ApiError`` with the code ``swap_failed`` if the model stays.
+        which clients call ``name``. Running work finishes within ``grace``. Raises ``ApiError``
+        with the code ``swap_failed`` if the model stays.
         """
-        asked = {"model": model, "name": name, "settings": dict(settings or {}), "back": back}
+        asked = {"model": model, "name": name, "settings": dict(settings or {})}
         stated = {key: value for key, value in asked.items() if value}
         body = {"wait": wait, **stated, **_grace(grace)}
-        return await self._replace(f"{_path(address)}/swap", body, is_idempotent=not back)
+        return await self._replace(f"{_path(address)}/swap", body)
 
     async def reload_instance(
         self, address: str, *, grace: Deadline | None = None, wait: bool = True
@@ -93,38 +91,6 @@ class Operating:
         body = {"wait": wait, **_grace(grace)}
         return await self._replace(f"{_path(address)}/reload", body, is_idempotent=False)
 
-    async def swap_all(
-        self,
-        model: str,
-        *,
-        name: str = "",
-        settings: Mapping[str, str] | None = None,
-        grace: Deadline | None = None,
-        on_swap: Callable[[SwapState], None] = lambda state: None,
-    ) -> tuple[SwapState, ...]:
-        """Make all instances serve another model, one at a time. Instances without a text model
-        are skipped.
-
-        On the first failure, the swapped instances get their old model back, and the error is
-        raised. ``on_swap`` is called with the state of each.
-        """
-        listed = await self._transport.call(HttpCall("GET", "/v2/instances"), InstanceList)
-        done: list[SwapState] = []
-        for instance in listed.instances:
-            if not instance.is_for_text:
-                continue
-            try:
-                state = await self.swap(
-                    instance.address, model, name=name, settings=settings, grace=grace
-                )
-            except TidegateError:
-                for swapped in reversed([one for one in done if one.ms]):
-                    on_swap(await self.swap(swapped.address, back=True, grace=grace))
-                raise
-            done.append(state)
-            on_swap(state)
-        return tuple(done)
-
     async def reload(self) -> Reloaded:
         """Make the service read settings and keys again. Raises ``InvalidRequest``."""
         return await self._post("/admin/reload", Reloaded)
@@ -132,7 +98,9 @@ class Operating:
     async def _post(self, path: str, result: type[_T], body: dict[str, Any] | None = None) -> _T:
         return await self._transport.call(HttpCall("POST", path, body or None), result)
 
-    async def _replace(self, path: str, body: dict[str, Any], *, is_idempotent: bool) -> SwapState:
+    async def _replace(
+        self, path: str, body: dict[str, Any], *, is_idempotent: bool = True
+    ) -> SwapState:
         call = HttpCall("POST", path, body, is_idempotent=is_idempotent, patience_s=SWAP_S)
         return await self._transport.call(call, SwapState)
 

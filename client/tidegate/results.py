@@ -202,15 +202,13 @@ class Gate(msgspec.Struct, frozen=True):
 
 class SwapState(msgspec.Struct, frozen=True):
     """Progress or result of a swap of an instance's model. At the end, ``phase`` is ``done`` or
-    ``failed``. ``ms`` has the duration of each finished phase. ``beside``: the new model loaded
-    while the old one served."""
+    ``failed``. ``ms`` has the duration of each finished phase."""
 
     address: str
     model: str
     phase: str
     ms: dict[str, float] = {}
     total_ms: float = 0.0
-    beside: bool = False
     freed_mib: float = 0.0
     error: str | None = None
 

@@ -276,5 +276,4 @@ class SyncOperating(SyncPart[Operating]):
     undrain_instance = plain(Operating.undrain_instance)
     swap = plain(Operating.swap)
     reload_instance = plain(Operating.reload_instance)
-    swap_all = plain(Operating.swap_all)
     reload = plain(Operating.reload)

@@ -42,7 +42,6 @@ class RunningSwap:
     began_at: float
     phase: str = "queue"
     ms: dict[str, float] = field(default_factory=dict)
-    beside: bool = False
     freed_mib: float = 0.0
     error: TidegateError | None = None
     total_ms: float = 0.0
@@ -56,7 +55,7 @@ class RunningSwap:
         """Record the worker's report. An end counts only after the new model's card has arrived."""
         self.ms |= report.ms
         self.model = report.model
-        self.beside, self.freed_mib = report.beside, report.freed_mib
+        self.freed_mib = report.freed_mib
         if report.phase not in (SwapPhase.DONE, SwapPhase.FAILED):
             self.phase = report.phase.value
 
@@ -96,7 +95,6 @@ class Swaps:
         model = self._registry.named(address).model
         if not model:
             raise NotReady("the instance has not reported its model yet; ask again later")
-        # A worker of an earlier version treats a reload as a swap to its present model.
         return self.start(address, {"model_name": model}, grace_s, is_reload=True)
 
     def start(
@@ -122,7 +120,7 @@ class Swaps:
                 return running
             doing = "reloading its model" if running.is_reload else f"swapping to {running.model}"
             raise NotReady(f"the instance is {doing}; ask again afterwards")
-        model = settings.get("model_name") or settings.get("model_path") or "the one before"
+        model = settings.get("model_name") or settings["model_path"]
         swap = RunningSwap(address, model, dict(settings), is_reload, self._clock.now())
         self.latest[address] = swap
         swap.task = asyncio.create_task(self._run(swap, instance, grace_s), name=f"swap {address}")
@@ -178,16 +176,13 @@ class Swaps:
         if grace_s is not None:
             grace_s = max(0.0, ends_at - self._clock.now())
         else:
-            # The drain may come after the load of the new model, so present jobs do not count. A
-            # drain ends with the last job, and each job ends by its deadline.
+            # A drain ends with the last job, and each job ends by its deadline.
             grace_s = MOVING_GRACE_S if self._others(instance) else MAX_GRACE_S
         swap.phase = SwapPhase.CHECK.value
         message = Swap(
             dict(swap.settings), round(1000 * grace_s, 1), self._token, anew=swap.is_reload
         )
         report = await self._ask(swap.address, message, swap.take)
-        if swap.is_reload and not report.ms:
-            raise SwapFailed("the instance's worker is too old to reload a model: restart it")
         await self._until_usable(instance, report, is_new=bool(report.ms), before=before)
         if report.ms:
             took = 1000 * (self._clock.now() - swap.began_at) - waited_ms

@@ -132,7 +132,7 @@ def test_or25_tls_to_triton_is_what_the_environment_says(
         (["up", "--device", "gpu"], "--device: 'gpu' is not one of 'cuda', 'cpu'; see"),
         (["chat", "--deadline-ms", "soon"], "--deadline-ms: expected a whole number, got 'soon'"),
         (["engines", "ensure"], "Choose from: triton, vllm, llamacpp; see"),
-        (["swap", "10.0.0.7:8001"], "give ADDRESS MODEL, --all MODEL or ADDRESS --back; see"),
+        (["swap", "10.0.0.7:8001"], "Missing argument 'MODEL'; see"),
         ([], "the following arguments are required: COMMAND"),
     ],
 )

@@ -12,11 +12,10 @@ import pytest
 from catalog.atomic import write_atomically
 from catalog.operator_key import key_file
 from orchestrator.settings.sections import QueueSettings
-from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan
-from tidegate import ApiError, Client
+from tidegate import Client
 from tidegate.cli.main import main
-from tidegate.results import SwapState
 
 Ask = Callable[..., Any]
 
@@ -168,7 +167,7 @@ async def test_or14_an_instance_is_drained_and_taken_back(
     assert (status, out) == (0, f"draining {address}: 0 still run\n")
 
 
-async def test_wk7_an_instance_is_given_another_model_and_goes_back(
+async def test_wk7_an_instance_is_given_another_model_and_back(
     ask: Ask, service: Service, worker: FakeWorker
 ) -> None:
     worker.can_load("other")
@@ -176,35 +175,13 @@ async def test_wk7_an_instance_is_given_another_model_and_goes_back(
     status, out, err = await ask("swap", address, "other")
     assert (status, err) == (0, "") and out.startswith(f"{address} serves other after ")
     assert await ask("swap", address, "other") == (0, f"{address} serves other already\n", "")
-    told = await ask_json(ask, "swap", address, "--back")
+    told = await ask_json(ask, "swap", address, "fake")
     assert (told["model"], told["phase"]) == ("fake", "done")
     status, _, err = await ask("swap", address, "unheard")
     assert status == 1 and "unheard" in err
-    for words in ((address,), ("--all", address, "other"), (address, "x", "--set", "kv.blocks")):
+    for words in ((address,), (address, "x", "--set", "kv.blocks")):
         with pytest.raises(SystemExit):
             await ask("swap", *words)
-
-
-async def test_wk7_the_first_instance_that_fails_has_those_before_it_go_back(
-    make_worker: MakeWorker, make_service: MakeService
-) -> None:
-    first, second = await make_worker(), await make_worker()
-    for worker in (first, second):
-        worker.can_load("other")
-    second.swap_error = "its weights are corrupt"
-    service = await make_service(first, second)
-    heard: list[SwapState] = []
-    async with Client(service.url, token=OPERATORS_KEY) as client:
-        with pytest.raises(ApiError, match="corrupt"):
-            await client.operating.swap_all("other", on_swap=heard.append)
-        assert [(one.address, one.model) for one in heard] == [
-            (first.address, "other"),
-            (first.address, "fake"),
-        ]
-        second.swap_error = ""
-        done = await client.operating.swap_all("other")
-        assert [one.model for one in done] == ["other", "other"]
-        assert {one.model for one in await client.instances()} == {"other"}
 
 
 async def test_or25_without_the_operators_key_a_command_says_where_it_is(

@@ -210,7 +210,6 @@ class FakeWorker:
         self.before = ""
         """The model that it had before this one."""
         self.swap_error = ""
-        self.knows_reload = True
         """Why its swaps fail, once what ran has ended."""
         self.changed = asyncio.Condition()
         self.credentials: grpc.ServerCredentials | None = None
@@ -294,9 +293,7 @@ class FakeWorker:
         if version not in self.models:
             await answer.refuse(request_id, f"invalid_request: knows no model {name!r}")
             return
-        if self.models[version].model_digest == self.card.model_digest and not (
-            message.anew and self.knows_reload
-        ):
+        if self.models[version].model_digest == self.card.model_digest and not message.anew:
             await answer.send(swap=SwapReport(SwapPhase.DONE, name, was))
             return
         for lane in self.lanes:

@@ -2,9 +2,8 @@
 
 ::
 
-    room for both   check ─▶ load ─▶ drain ─▶ the new one serves ─▶ evict, unload the old one
-    else            check ─▶ drain ─▶ evict, unload ─▶ load ─▶ the new one serves
-                                                         └─ failed ─▶ restore the old one
+    check ─▶ drain ─▶ evict, unload ─▶ load ─▶ the new one serves
+                                         └─ failed ─▶ restore the old one
 
 A failure before the old model is unloaded costs only a drain. If the old model cannot be restored
 either, the process ends: its supervisor restarts it with its original settings.
@@ -26,11 +25,9 @@ import msgspec
 
 from protocol import Code, Frame, SwapPhase, SwapReport, excerpt
 from worker.core import Clock
-from worker.engine_choice import chosen
-from worker.errors import InvalidCall, RequestError, WorkerDraining
+from worker.errors import RequestError, WorkerDraining
 from worker.loaded import EngineLoader, LoadedEngine
 from worker.log import service_log
-from worker.priority import lower_priority
 from worker.service.call import Responder
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
@@ -44,8 +41,6 @@ DRAIN_SLACK_S = 10.0
 PLACE_S = 10.0
 """Maximum seconds for the emitter to install a model."""
 LAST_WORDS_S = 1.0
-NICENESS = 10
-"""Niceness of a load next to a serving model, so that the serving model's steps come first."""
 _MIB = 2**20
 
 
@@ -82,8 +77,6 @@ class Swapper:
         self._load_ms = {name_of(settings): loaded.load_ms.get("total", 0.0)}
         self._number = 0
         self._process_id = uuid.uuid4().hex
-        self._previous: WorkerSettings | None = None
-        """Settings of the model served before this one; None if there was none."""
         self.serving = self._serving_of(loaded, settings)
         self._old: Serving | None = None
         """A model that is no longer served but not yet unloaded. Nothing else may refer to it;
@@ -107,7 +100,7 @@ class Swapper:
     ) -> None:
         """Begin a swap; ``responder`` gets a report for each phase. ``anew`` reloads the served
         model. Raises ``RequestError``. A request for the running swap also gets its reports."""
-        target = self.serving.settings if anew else self._target_of(asked)
+        target = self.serving.settings if anew else target_settings(self._started, asked)
         with self._lock:
             if self._thread is not None:
                 if target != self._target:
@@ -130,17 +123,6 @@ class Swapper:
                 target=self._run, args=(target, grace_s), name="tidegate-swap", daemon=True
             )
             self._thread.start()
-
-    def _target_of(self, asked: Mapping[str, str]) -> WorkerSettings:
-        if asked:
-            return target_settings(self._started, asked)
-        if self._thread is not None:
-            return self._target
-        if self._previous is None:
-            raise InvalidCall(
-                "this worker has had no other model: name one by model_path or model_name"
-            )
-        return self._previous
 
     def close(self) -> None:
         """Stop a drain for a swap; a running load is discarded. Idempotent."""
@@ -173,20 +155,7 @@ class Swapper:
     def _swap(self, target: WorkerSettings, grace_s: float) -> None:
         current = self.serving.settings
         with self._phase(SwapPhase.CHECK):
-            is_beside = check(target, current, meter_of(target))
-        if is_beside:
-            self._report = msgspec.structs.replace(self._report, beside=True)
-            if chosen(target).engine == chosen(current).engine:
-                lower_priority(NICENESS)
-            loaded = self._load(target)
-            try:
-                self._drain(grace_s)
-            except NoSwap:
-                loaded.engine.stop()
-                raise
-            self._place(loaded, target)
-            self._unload(current)
-            return
+            check(target, current, meter_of(target))
         self._drain(grace_s)
         self._retire()
         try:
@@ -253,12 +222,9 @@ class Swapper:
         self._number += 1
         self._load_ms[name_of(settings)] = loaded.load_ms.get("total", 0.0)
         serving = self._serving_of(loaded, settings)
-        if self.serving.settings != settings:
-            self._previous = self.serving.settings
 
         def place() -> None:
             self._replace(serving)
-            # Started here so that the engine's thread does not inherit the swap's niceness.
             serving.engine.start(self._emitter.sink)
             self._drainer.release()
             self._emitter.describe_all(serving.card)

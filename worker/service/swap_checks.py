@@ -93,22 +93,19 @@ def meter_of(settings: WorkerSettings) -> MemoryMeter:
     return CudaMemory(0) if settings.computes_on_gpu else ProcessMemory()
 
 
-def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -> bool:
-    """Check, as far as possible in advance, that a swap to ``target`` can succeed. Returns whether
-    both models may be loaded at once.
-
-    Raises ``CheckpointError``, ``EngineMissing``, ``MemoryLimitExceeded``.
+def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -> None:
+    """Check, as far as possible in advance, that a swap to ``target`` can succeed. Raises
+    ``CheckpointError``, ``EngineMissing``, ``MemoryLimitExceeded``.
     """
     target, current = chosen(target), chosen(current)
     _check_files(target)
     if target.tensor_parallel > 1:
         # vLLM's processes take the memory, one per GPU: only vLLM knows what fits there.
-        return False
+        return
     weights, pool = weight_bytes(target), pool_bytes_of(target)
     loading = int(weights * _LOADING_SHARE)
-    whole = max(loading, weights + pool)
     # On the CPU, a pool takes memory only as it fills.
-    peak = whole if target.computes_on_gpu else loading
+    peak = max(loading, weights + pool) if target.computes_on_gpu else loading
     free, used = meter.free_bytes(), meter.used_bytes()
     freed = weight_bytes(current)
     if target.computes_on_gpu and current.computes_on_gpu:
@@ -125,11 +122,6 @@ def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -
             f" {max(0, room) / GIB:.2f} GiB once {name_of(current)} is gone; raise the limit, use"
             " a smaller model or fewer KV blocks, or quantize it"
         )
-    # A pool without a configured size takes all free memory of a GPU: next to another pool, it
-    # would be far too small. Other engines' pools are unknown here.
-    is_sized = not target.computes_on_gpu or pool > 0
-    # The hard limit covers the whole pool, even before it fills.
-    return is_sized and peak <= free and (not hard or used + whole <= hard)
 
 
 def weight_bytes(settings: WorkerSettings) -> int:

@@ -12,7 +12,7 @@ from tidegate.cli.terminal import print_json
 if TYPE_CHECKING:
     from tidegate.client import Client
     from tidegate.operating import DrainState
-    from tidegate.results import Instance, SwapState
+    from tidegate.results import Instance
 
 _SLACK_S = 2.0
 """Seconds after the grace period in which work that was moved or ended must be gone."""
@@ -33,11 +33,8 @@ Switch an instance to another model without a restart, while the others keep ser
 
   tidegate swap 10.0.0.7:8001 qwen           a model that it knows (TIDEGATE_WORKER__MODELS)
   tidegate swap 10.0.0.7:8001 /models/qwen   a folder on its machine
-  tidegate swap --all /models/v2 --name chat all instances, one at a time
-  tidegate swap 10.0.0.7:8001 --back         the model that it had before
 
-Running work finishes first, or is moved. If the new model cannot be loaded, the old one stays; with
---all, the first failure reverts the earlier swaps.
+Running work finishes first, or is moved. If the new model cannot be loaded, the old one stays.
 """
 
 RELOAD_DESCRIPTION = """\
@@ -108,49 +105,34 @@ async def _drained(
 
 
 @click.command(cls=Command, help=SWAP_DESCRIPTION, short_help="another model, without a restart")
-@click.argument("where", metavar="ADDRESS MODEL", nargs=-1)
-@option("--all", "everywhere", is_flag=True, help="all instances, one at a time")
-@option("--back", is_flag=True, help="return to its previous model")
+@click.argument("address")
+@click.argument("model")
 @option("--name", metavar="NAME", default="", help="name for clients of the model at a path")
 @option("--set", "given", metavar="NAME=VALUE", multiple=True, help="a worker setting for it")
 @option("--grace", type=SECONDS, help="time for running work (until its last deadline)")
 @asks(operates=True)
 async def swap(
     client: "Client",
-    where: tuple[str, ...],
-    everywhere: bool,
-    back: bool,
+    address: str,
+    model: str,
     name: str,
     given: tuple[str, ...],
     grace: float | None,
     as_json: bool,
 ) -> int:
-    if len(where) != 2 - everywhere - back or (everywhere and back):
-        raise click.UsageError("give ADDRESS MODEL, --all MODEL or ADDRESS --back")
     settings = dict(setting.partition("=")[::2] for setting in given)
     if not all(settings.values()):
         raise click.UsageError("--set takes NAME=VALUE")
-    model = "" if back else where[-1]
     grace_ms = None if grace is None else 1000 * grace
-
-    def show(state: "SwapState") -> None:
-        if as_json:
-            return
-        phases = ", ".join(f"{phase} {ms:.0f} ms" for phase, ms in state.ms.items())
-        how = f"after {state.total_ms / 1000:.2f} s ({phases})" if phases else "already"
-        print(f"{state.address} serves {state.model} {how}", flush=True)
-
-    if everywhere:
-        done: object = await client.operating.swap_all(
-            model, name=name, settings=settings, grace=grace_ms, on_swap=show
-        )
-    else:
-        done = state = await client.operating.swap(
-            where[0], model, name=name, settings=settings, grace=grace_ms, back=back
-        )
-        show(state)
+    state = await client.operating.swap(
+        address, model, name=name, settings=settings, grace=grace_ms
+    )
     if as_json:
-        print_json(done)
+        print_json(state)
+        return 0
+    phases = ", ".join(f"{phase} {ms:.0f} ms" for phase, ms in state.ms.items())
+    how = f"after {state.total_ms / 1000:.2f} s ({phases})" if phases else "already"
+    print(f"{state.address} serves {state.model} {how}")
     return 0
 
 

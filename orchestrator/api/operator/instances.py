@@ -131,7 +131,6 @@ def _swap(
         "phase": phase,
         "ms": of.ms,
         "total_ms": round(total_ms, 1),
-        "beside": of.beside,
         "freed_mib": of.freed_mib,
         "error": error or None,
     }

@@ -41,12 +41,11 @@ class ReloadRequest(DrainRequest, forbid_unknown_fields=True):
 class SwapRequest(ReloadRequest, forbid_unknown_fields=True):
     """Body of a swap request. ``model``: a name that the instance knows, or the path of a folder on
     its machine; ``name`` is then the model's name. ``settings``: more settings of the worker by
-    dotted names, such as ``kv.blocks``. ``back``, without ``model``: load the previous model."""
+    dotted names, such as ``kv.blocks``."""
 
     model: str = ""
     name: str = ""
     settings: dict[str, str] = {}
-    back: bool = False
 
     def for_worker(self) -> dict[str, str]:
         """The settings of ``protocol.Swap``. Raises ``InvalidRequest``."""
@@ -62,9 +61,7 @@ class SwapRequest(ReloadRequest, forbid_unknown_fields=True):
             settings["model_path" if is_path else "model_name"] = self.model
             if is_path and self.name:
                 settings["model_name"] = self.name
-        if self.back and settings:
-            raise wrong("back", "send it without model, name and settings")
-        if not (self.back or "model_path" in settings or "model_name" in settings):
+        if not ("model_path" in settings or "model_name" in settings):
             raise wrong("model", "send a name that the instance knows, or a path on its machine")
         return settings
 
