@@ -29,7 +29,7 @@ class CannotTell(Exception):
 
 
 class Target:
-    """One orchestrator, updated with ``POST`` and ``DELETE /v2/instances``."""
+    """One orchestrator, kept up to date with ``POST`` and ``DELETE /v2/instances``."""
 
     def __init__(
         self, name: str, key: str, ttl_s: float, url: Callable[[], str] | None = None
@@ -37,14 +37,54 @@ class Target:
         """Without a ``key``, uses the key that an orchestrator keeps on this machine. ``url``
         returns its URL, empty while it cannot be updated; without it, ``name`` is the URL."""
         self.name = name
-        self.renew_s = min(ttl_s, _TTL_S[1]) / RENEWALS
         self._url = url
         self._key = key
+        self._renew_s = min(ttl_s, _TTL_S[1]) / RENEWALS
         self._ttl_s = max(_TTL_S[0], min(ttl_s, _TTL_S[1]))
-        self._told: set[str] = set()
         self._http: aiohttp.ClientSession | None = None
+        self._wanted: frozenset[str] = frozenset()
+        self._told: set[str] = set()
+        self._changed = asyncio.Event()
+        self.is_told = asyncio.Event()
+        self._updates: asyncio.Task[None] | None = None
 
-    async def tell(self, addresses: frozenset[str]) -> None:
+    def start(self, said: Callable[[str, str], None]) -> None:
+        """Begin the updates. ``said`` gets the name and the problem of each, "" for none."""
+        self._updates = asyncio.create_task(self._update(said), name=f"tell {self.name}")
+
+    def set(self, addresses: frozenset[str]) -> None:
+        """Have these addresses registered and no others, even if they are the same as before."""
+        self._wanted = addresses
+        self.is_told.clear()
+        self._changed.set()
+
+    async def close(self) -> None:
+        if self._updates is not None:
+            await cancelled(self._updates)
+        if self._http is not None:
+            await self._http.close()
+
+    async def _update(self, said: Callable[[str, str], None]) -> None:
+        pause_s: float | None = None
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
+            self._changed.clear()
+            wanted, problem = self._wanted, ""
+            try:
+                await self._tell(wanted)
+            except CannotTell as error:
+                problem = str(error)
+            except Exception as error:  # a bug here must not stop the updates
+                pool_log.exception("cannot update an orchestrator; retrying")
+                problem = f"{type(error).__name__}: {error}"
+            said(self.name, problem)
+            pause_s = _RETRY_S if problem else self._renew_s
+            if not problem and wanted == self._wanted:
+                self.is_told.set()
+
+    async def _tell(self, addresses: frozenset[str]) -> None:
         """Register these addresses, and remove others that were registered here. Raises
         ``CannotTell``."""
         url = self.name if self._url is None else self._url()
@@ -67,10 +107,6 @@ class Target:
             self._told.add(address)  # before the answer, which may be lost
             await self._ask(http.post(url, json=body, headers=headers))
 
-    async def close(self) -> None:
-        if self._http is not None:
-            await self._http.close()
-
     async def _ask(self, request: "aiohttp.client._RequestContextManager") -> None:
         try:
             async with request as response:
@@ -88,7 +124,7 @@ def _printable(body: bytes) -> str:
 
 
 class Registrar:
-    """All targets, each updated by its own task."""
+    """All targets."""
 
     def __init__(self, emit: Callable[[PoolEvent], None]) -> None:
         """``emit`` gets an event for a target that cannot be updated, once per outage."""
@@ -96,77 +132,34 @@ class Registrar:
         """Current errors, by target."""
         self._emit = emit
         self._ready: frozenset[str] = frozenset()
-        self._followers: dict[str, _Follower] = {}
+        self._targets: dict[str, Target] = {}
 
     async def follow(self, targets: Mapping[str, Target]) -> None:
         """Update these targets, by name, and no others. Dropped targets keep their addresses."""
-        for name in self._followers.keys() - targets.keys():
-            await self._followers.pop(name).close()
+        for name in self._targets.keys() - targets.keys():
+            await self._targets.pop(name).close()
             self.errors.pop(name, None)
-        for name, target in targets.items():
-            if name in self._followers:
-                await target.close()
-            else:
-                self._followers[name] = _Follower(target, self._error)
-                self._followers[name].set(self._ready)
+        for name in targets.keys() - self._targets.keys():
+            target = self._targets[name] = targets[name]
+            target.set(self._ready)
+            target.start(self._said)
 
     def set_ready(self, addresses: frozenset[str]) -> None:
         """Tell all targets the addresses of the instances that are ready, even if they are the same
         as before: a target may have restarted."""
         self._ready = addresses
-        for follower in self._followers.values():
-            follower.set(addresses)
+        for target in self._targets.values():
+            target.set(addresses)
 
     async def wait_told(self, timeout_s: float) -> None:
         """Wait until all targets are updated, or for ``timeout_s``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await asyncio.gather(*(each.is_told.wait() for each in self._followers.values()))
+                await asyncio.gather(*(each.is_told.wait() for each in self._targets.values()))
 
-    def _error(self, name: str, reason: str) -> None:
+    def _said(self, name: str, reason: str) -> None:
         if not reason:
             self.errors.pop(name, None)
         elif self.errors.get(name) != reason:
             self.errors[name] = reason
             self._emit(PoolEvent(EventKind.UNREGISTERED, name, reason))
-
-
-class _Follower:
-    """Keeps one target up to date."""
-
-    def __init__(self, target: Target, said: Callable[[str, str], None]) -> None:
-        self._target = target
-        self._said = said
-        self._wanted: frozenset[str] = frozenset()
-        self._changed = asyncio.Event()
-        self.is_told = asyncio.Event()
-        self._task = asyncio.create_task(self._follow(), name=f"tell {target.name}")
-
-    def set(self, addresses: frozenset[str]) -> None:
-        self._wanted = addresses
-        self.is_told.clear()
-        self._changed.set()
-
-    async def close(self) -> None:
-        await cancelled(self._task)
-        await self._target.close()
-
-    async def _follow(self) -> None:
-        pause_s: float | None = None
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._changed.wait()
-            self._changed.clear()
-            wanted, problem = self._wanted, ""
-            try:
-                await self._target.tell(wanted)
-            except CannotTell as error:
-                problem = str(error)
-            except Exception as error:  # a bug here must not stop the updates
-                pool_log.exception("cannot update an orchestrator; retrying")
-                problem = f"{type(error).__name__}: {error}"
-            self._said(self._target.name, problem)
-            pause_s = _RETRY_S if problem else self._target.renew_s
-            if not problem and wanted == self._wanted:
-                self.is_told.set()

@@ -184,8 +184,7 @@ class Tenancy:
 
     def facts(self, ports: Sequence[int], **more: str) -> dict[str, str]:
         """Facts for the next manager."""
-        told = {"ports": ",".join(map(str, ports)), "devices": ",".join(self.group)}
-        return {"digest": self.spec.digest, **told, **more}
+        return {"digest": self.spec.digest, "ports": ",".join(map(str, ports)), **more}
 
 
 class PoolTriton(TritonInstance):
@@ -222,7 +221,6 @@ class PoolTriton(TritonInstance):
     async def attach(self, found: FoundRun) -> None:
         token = environment_of(found.guardian.pid).get(LANE_TOKEN, "")
         self._spec = replace(self._spec, lane_token=token)
-        self._tenancy.group = found.gpus
         await super().attach(found)
 
     def facts(self) -> dict[str, str]:
@@ -270,10 +268,6 @@ class PoolLlamaCpp(LlamaCppServer):
             self._environment = await tenancy.visible()
             self._told = ""
             await super().start()
-
-    async def attach(self, found: FoundRun) -> None:
-        self._tenancy.group = found.gpus
-        await super().attach(found)
 
     def facts(self) -> dict[str, str]:
         return self._tenancy.facts([self.port], server=_SERVER)

@@ -94,10 +94,6 @@ class FoundRun:
         http, grpc, metrics = [*(int(port) if port.isdigit() else 0 for port in told), 0, 0][:3]
         return http, grpc, metrics
 
-    @property
-    def gpus(self) -> tuple[str, ...]:
-        return tuple(filter(None, self.label.facts.get("devices", "").split(",")))
-
 
 def find_detached(home: Path) -> list[FoundRun]:
     """Every running process of ``home``, even without saved state. Reads all of ``/proc``. Any user
