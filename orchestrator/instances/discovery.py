@@ -94,7 +94,6 @@ class RegisteredInstances:
         self._clock = clock
         self._is_ready = is_ready
         self._ends_at: dict[str, float] = {}
-        self._told: frozenset[str] | None = None
 
     def register(self, address: str, ttl_s: float) -> bool:
         """Register or renew an instance for ``ttl_s`` seconds; returns whether it is new. Raises
@@ -133,13 +132,9 @@ class RegisteredInstances:
     def _entry_of(self, name: str) -> str | None:
         return next((entry for entry in self._ends_at if name_of(entry) == name), None)
 
-    async def read(self) -> frozenset[str] | None:
+    async def read(self) -> frozenset[str]:
         self._expire()
-        addresses = frozenset(self._ends_at)
-        if addresses == self._told:
-            return None
-        self._told = addresses
-        return addresses
+        return frozenset(self._ends_at)
 
     def _expire(self) -> None:
         now = self._clock.now()
@@ -149,8 +144,8 @@ class RegisteredInstances:
 
 
 Source = DnsName | RegisteredInstances
-"""A source of addresses that may change. ``read`` returns all present addresses, or None if nothing
-changed; it raises ``SourceError``. It is called every ``every_s`` seconds."""
+"""A source of addresses that may change. ``read`` returns all present addresses, or raises
+``SourceError``. It is called every ``every_s`` seconds."""
 
 
 class InstanceSet(Protocol):
@@ -218,7 +213,7 @@ class DiscoverySync:
             return
         if self.errors.pop(source.name, None) is not None:
             lane_log.info("instance source is readable again", extra=fields(source=source.name))
-        if addresses is not None and addresses != self._known.get(source.name):
+        if addresses != self._known.get(source.name):
             self._known[source.name] = addresses
             self._apply()
 

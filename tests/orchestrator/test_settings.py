@@ -65,6 +65,8 @@ async def test_a_journal_by_default_that_cannot_be_opened_is_done_without(
 def test_instances_are_a_list_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEGATE_INSTANCES", "127.0.0.1:8001, [::1]:8002,gpu-3:8001")
     assert load_settings().instances == ("127.0.0.1:8001", "[::1]:8002", "gpu-3:8001")
+    monkeypatch.setenv("TIDEGATE_INSTANCES", "")
+    assert load_settings().instances == (), "only those that are registered"
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ class FakeSource:
 
     def __init__(self, name: str = "dns:x:1") -> None:
         self.name = name
-        self.answer: frozenset[str] | SourceError | None = None
+        self.answer: frozenset[str] | SourceError = frozenset()
 
-    async def read(self) -> frozenset[str] | None:
+    async def read(self) -> frozenset[str]:
         if isinstance(self.answer, SourceError):
             raise self.answer
         return self.answer
