@@ -233,10 +233,15 @@ class Llama3Reader(MarkReader):
         return not text.strip(self._BETWEEN)
 
 
-class ListReader(MarkReader):
-    """Reads ``[{"name": …, "arguments": {…}}, …]``, or one such object, after a marker."""
+class MistralReader(MarkReader):
+    """Reads ``[{"name": …, "arguments": {…}}, …]``, or one such object, after ``[TOOL_CALLS]``;
+    newer models: ``name{…}``."""
 
-    may_be_named: ClassVar = False
+    MARK = "[TOOL_CALLS]"
+    ARGS = "[ARGS]"
+    marks: ClassVar[tuple[str, ...]] = (MARK,)
+    inside: ClassVar[tuple[str, ...]] = ("[CALL_ID]", ARGS)
+    may_be_named: ClassVar = True
     """Whether a call without brackets around it may be ``name{…}``."""
     _is_in_list = False
 
@@ -259,20 +264,12 @@ class ListReader(MarkReader):
         return text
 
 
-class MistralReader(ListReader):
-    """``[TOOL_CALLS]`` and ``[{"name": …, "arguments": {…}}, …]``; newer models: ``name{…}``."""
-
-    MARK = "[TOOL_CALLS]"
-    ARGS = "[ARGS]"
-    marks = (MARK,)
-    inside = ("[CALL_ID]", ARGS)
-    may_be_named = True
-
-
-class GraniteReader(ListReader):
+class GraniteReader(MistralReader):
     """``<|tool_call|>`` and a list: Granite 3."""
 
     marks = ("<|tool_call|>",)
+    inside = ()
+    may_be_named = False
 
 
 class TaggedReader(MarkReader):
