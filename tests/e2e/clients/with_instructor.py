@@ -8,7 +8,7 @@ from checks import HELLO, MODEL, run
 from pydantic import BaseModel, Field
 
 
-class Forecast(BaseModel):
+class Forecast(BaseModel, extra="forbid"):
     """Of what the demo model has never heard: only a grammar makes it hold."""
 
     city: Literal["Oslo", "Rome"]
