@@ -24,7 +24,7 @@ from orchestrator.telemetry.narration import POOL, narrate
 from pool.events import EventKind, PoolEvent, pool_log
 from pool.fleet.home import Answer, PoolHome, ask, home_of
 from pool.pool_file import PoolFile, read_pool_file
-from pool.preflight.nvml import Nvml
+from pool.preflight.nvml import read_gpus
 from pool.process.process import FoundRun, GuardedProcess, clear_remains, find_detached
 
 EXIT_FAILED = 1
@@ -59,7 +59,7 @@ def run(path: Path) -> int:
 async def _run(path: Path) -> None:
     from pool.fleet.service import PoolService
 
-    service = PoolService(path, Nvml(), say)
+    service = PoolService(path, read_gpus, say)
     asked = 0
 
     def stop() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from catalog.errors import StartFailed
 from pool.fleet.specs import InstanceSpec
-from pool.preflight.nvml import GpuDevice, GpuUnavailable, Nvml
+from pool.preflight.nvml import GpuDevice, GpuUnavailable
 from worker.free_memory import memory_free
 from worker.settings import BLOCK_TOKENS, variable
 
@@ -33,7 +33,7 @@ class Gpus:
     """The GPUs of this machine and their free memory. Without a GPU, instances for the CPU still
     run."""
 
-    reader: Nvml
+    read: Callable[[], list[GpuDevice]]
     heartbeat_s: float
     now: Callable[[], float]
     hits: int = field(default=0, init=False)
@@ -53,7 +53,7 @@ class Gpus:
                 return self._devices
             self.misses += 1
             # NVML blocks on the driver.
-            self._devices = await asyncio.to_thread(self.reader.devices)
+            self._devices = await asyncio.to_thread(self.read)
             self._read_at = self.now()
             return self._devices
 

@@ -23,7 +23,7 @@ from pool.fleet.specs import MODELS, ORCHESTRATOR, InstanceSpec, specs_of
 from pool.fleet.units import PoolMachine
 from pool.manager import POOL, Manager
 from pool.pool_file import PoolFile, read_pool_file
-from pool.preflight.nvml import Nvml
+from pool.preflight.nvml import GpuDevice
 from pool.process.ports import host_port
 from pool.supervise import cancelled
 
@@ -39,7 +39,7 @@ Emit = Callable[[PoolEvent], None]
 class PoolService:
     """One manager, from its claim of the pool to its end."""
 
-    def __init__(self, path: Path, reader: Nvml, emit: Emit) -> None:
+    def __init__(self, path: Path, gpus: Callable[[], list[GpuDevice]], emit: Emit) -> None:
         """Read the pool file at ``path``. Raises ``PoolFileInvalid``."""
         self.path = path
         self.file = read_pool_file(path)
@@ -48,7 +48,7 @@ class PoolService:
         loop = asyncio.get_running_loop()
         self._specs = specs_of(self.file)
         self._emit = emit
-        self._gpus = Gpus(reader, self.file.pool.heartbeat_s, loop.time)
+        self._gpus = Gpus(gpus, self.file.pool.heartbeat_s, loop.time)
         self._registrar = Registrar(emit)
         self._ending: asyncio.Future[float | None] = loop.create_future()
         self._ended = asyncio.Event()

@@ -22,7 +22,6 @@ class GpuDevice:
     index: str
     """The number in ``CUDA_VISIBLE_DEVICES``; for MIG, ``GPU:DEVICE`` with both numbers."""
     uuid: str
-    name: str
     total_bytes: int
     free_bytes: int
 
@@ -33,71 +32,49 @@ class GpuDevice:
         return device.startswith(("GPU-", "MIG-")) and self.uuid.startswith(device)
 
 
-class Nvml:
-    """NVIDIA's library, opened at the first request for devices, because a pool on the CPU does not
-    need it. Calls may take some ms."""
-
-    def __init__(self) -> None:
-        self._nvml: Any = None
-
-    def _open(self) -> None:
-        """Open the library. Raises ``GpuUnavailable``."""
+def read_gpus() -> list[GpuDevice]:
+    """All GPUs except lost ones. May take some ms. Raises ``GpuUnavailable``."""
+    try:
+        import pynvml as nvml
+    except ImportError:
+        raise GpuUnavailable(f"nvidia-ml-py is not installed: {pip_install('gpu')}") from None
+    try:
+        nvml.nvmlInit()  # does nothing from the second time on
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        raise GpuUnavailable(
+            f"NVIDIA's driver does not answer ({error}); nvidia-smi says more"
+        ) from None
+    found: list[GpuDevice] = []
+    for index in range(count):
         try:
-            import pynvml
-        except ImportError:
-            raise GpuUnavailable(f"nvidia-ml-py is not installed: {pip_install('gpu')}") from None
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            raise GpuUnavailable(
-                f"NVIDIA's driver does not answer ({error}); nvidia-smi says more"
-            ) from None
-        self._nvml = pynvml
-
-    def devices(self) -> list[GpuDevice]:
-        """All GPUs except lost ones. Raises ``GpuUnavailable``."""
-        if self._nvml is None:
-            self._open()
-        nvml = self._nvml
-        found: list[GpuDevice] = []
-        try:
-            count = nvml.nvmlDeviceGetCount()
-        except nvml.NVMLError as error:
-            raise GpuUnavailable(f"NVIDIA's driver does not count GPUs ({error})") from None
-        for index in range(count):
-            try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                parts = self._mig_devices(handle)
-                if parts is None:
-                    found.append(self._device(handle, str(index)))
-                else:
-                    found += [self._device(p, f"{index}:{at}") for at, p in enumerate(parts)]
-            except nvml.NVMLError:
-                continue  # lost, or being reset
-        return found
-
-    def _mig_devices(self, handle: Any) -> list[Any] | None:
-        """The MIG devices of a partitioned GPU; None for any other."""
-        nvml = self._nvml
-        try:
-            mode, _ = nvml.nvmlDeviceGetMigMode(handle)
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            parts = _mig_devices(nvml, handle)
+            if parts is None:
+                found.append(_device(nvml, handle, str(index)))
+            else:
+                found += [_device(nvml, p, f"{index}:{at}") for at, p in enumerate(parts)]
         except nvml.NVMLError:
-            return None
-        if mode != nvml.NVML_DEVICE_MIG_ENABLE:
-            return None
-        parts = []
-        for at in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            with contextlib.suppress(nvml.NVMLError):
-                parts.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, at))
-        return parts
-
-    def _device(self, handle: Any, index: str) -> GpuDevice:
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
-        name = _text(self._nvml.nvmlDeviceGetName(handle))
-        uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
-        return GpuDevice(index, uuid, name, memory.total, memory.free)
+            continue  # lost, or being reset
+    return found
 
 
-def _text(value: str | bytes) -> str:
-    """``value`` as text: older versions of the package return bytes."""
-    return value.decode() if isinstance(value, bytes) else value
+def _mig_devices(nvml: Any, handle: Any) -> list[Any] | None:
+    """The MIG devices of a partitioned GPU; None for any other."""
+    try:
+        mode, _ = nvml.nvmlDeviceGetMigMode(handle)
+    except nvml.NVMLError:
+        return None
+    if mode != nvml.NVML_DEVICE_MIG_ENABLE:
+        return None
+    parts = []
+    for at in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with contextlib.suppress(nvml.NVMLError):
+            parts.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, at))
+    return parts
+
+
+def _device(nvml: Any, handle: Any, index: str) -> GpuDevice:
+    memory, uuid = nvml.nvmlDeviceGetMemoryInfo(handle), nvml.nvmlDeviceGetUUID(handle)
+    text = uuid.decode() if isinstance(uuid, bytes) else uuid  # bytes in older versions
+    return GpuDevice(index, text, memory.total, memory.free)

@@ -71,9 +71,6 @@ class FakeNvml(ModuleType):
     def nvmlDeviceGetUUID(self, handle: str) -> bytes:
         return handle.encode()
 
-    def nvmlDeviceGetName(self, handle: str) -> str:
-        return "Fake"
-
     def nvmlEventSetCreate(self) -> object:
         return object()
 

@@ -88,4 +88,4 @@ async def test_what_is_not_there_or_cannot_be_asked_is_said() -> None:
 
 async def test_devices_go_by_number_uuid_or_its_beginning_and_are_shown_by_uuid() -> None:
     assert await Rig(20.0, 20.0).gpus.visible(("1", "GPU-0")) == "GPU-1,GPU-0"
-    assert not GpuDevice("1", "GPU-12", "", 0, 0).is_called("12")
+    assert not GpuDevice("1", "GPU-12", 0, 0).is_called("12")
