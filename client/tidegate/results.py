@@ -256,10 +256,6 @@ class Instance(msgspec.Struct, frozen=True):
     prediction: InstancePrediction | None = None
     """Data behind its predictions; unset until its steps have been measured."""
 
-    @property
-    def is_for_text(self) -> bool:
-        return self.state not in ("absent", "clips")
-
 
 class InstanceList(msgspec.Struct, frozen=True):
     """Answer that lists all instances."""

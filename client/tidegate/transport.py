@@ -140,18 +140,14 @@ class Transport:
                 self._fastest_s = min(took, self._fastest_s or took)
                 return body
             except TidegateError as error:
-                await self.pause(call, attempt, error)
+                pause_s = self._retries.pause_s(attempt, error)
+                if isinstance(error, ConnectFailed) and error.is_sent and not call.is_idempotent:
+                    pause_s = None
+                ends_at = math.inf if call.ends_at is None else call.ends_at
+                if pause_s is None or _clock.now() + pause_s + self._fastest_s >= ends_at:
+                    raise
+            await _clock.sleep(pause_s)
             attempt += 1
-
-    async def pause(self, call: HttpCall, attempt: int, error: TidegateError) -> None:
-        """Wait before the next attempt. Raises ``error`` if a retry cannot help or has no time."""
-        pause_s = self._retries.pause_s(attempt, error)
-        if isinstance(error, ConnectFailed) and error.is_sent and not call.is_idempotent:
-            pause_s = None
-        ends_at = math.inf if call.ends_at is None else call.ends_at
-        if pause_s is None or _clock.now() + pause_s + self._fastest_s >= ends_at:
-            raise error
-        await _clock.sleep(pause_s)
 
     @asynccontextmanager
     async def open(self, call: HttpCall) -> AsyncIterator[aiohttp.ClientResponse]:

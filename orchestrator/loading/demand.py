@@ -401,38 +401,28 @@ class ModelDemand:
         waiting.update(self._waiting_for())
         waiting.update(task.model for task in self._arriving)
         served = Counter(i.model for i in self._registry if i.ready and i.address not in leaving)
-        return [
-            self._place(instance, known, asking, waiting, served, now)
-            for instance in self._registry
-            if instance.ready
-            and instance.address not in leaving
-            and not instance.is_swapping
-            and instance.can_load(known.name)
-        ]
-
-    def _place(
-        self,
-        instance: Instance,
-        known: Loadable,
-        asking: Collection[str],
-        waiting: Counter[str],
-        served: Counter[str],
-        now: float,
-    ) -> LoadPlace:
-        model = instance.model
-        needed_at, is_spare = self._needed_at.get(model, {}), served[model] > 1
-        lately = {t for t, at in needed_at.items() if now - at < MIN_RESIDENCY_S}
-        return LoadPlace(
-            address=instance.address,
-            load_ms=self._load_ms(known),
-            is_spare=is_spare,
-            running=instance.lane_load,
-            waiting=waiting[model],
-            drain_ms=self._drain_ms(instance),
-            resident_s=now - instance.serves_since,
-            unneeded_s=now - max(needed_at.values(), default=-1e6),
-            is_others=not is_spare and not lately.issubset(asking),
-        )
+        places = []
+        for instance in self._registry:
+            is_free = instance.ready and not instance.is_swapping
+            if not is_free or instance.address in leaving or not instance.can_load(known.name):
+                continue
+            model = instance.model
+            needed_at, is_spare = self._needed_at.get(model, {}), served[model] > 1
+            lately = {t for t, at in needed_at.items() if now - at < MIN_RESIDENCY_S}
+            places.append(
+                LoadPlace(
+                    address=instance.address,
+                    load_ms=self._load_ms(known),
+                    is_spare=is_spare,
+                    running=instance.lane_load,
+                    waiting=waiting[model],
+                    drain_ms=self._drain_ms(instance),
+                    resident_s=now - instance.serves_since,
+                    unneeded_s=now - max(needed_at.values(), default=-1e6),
+                    is_others=not is_spare and not lately.issubset(asking),
+                )
+            )
+        return places
 
     def _drain_ms(self, instance: Instance) -> float:
         """Predicted ms until the last of the instance's jobs ends."""

@@ -15,7 +15,7 @@ from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.metrics import MetricRow
-from protocol import Swap, SwapPhase, SwapReport
+from protocol import ModelCard, Swap, SwapPhase, SwapReport
 
 MAX_GRACE_S = 60.0
 """Maximum seconds for an instance's jobs to end before a swap if the caller sets no grace."""
@@ -183,7 +183,7 @@ class Swaps:
             dict(swap.settings), round(1000 * grace_s, 1), self._token, anew=swap.is_reload
         )
         report = await self._ask(swap.address, message, swap.take)
-        await self._until_usable(instance, report, is_new=bool(report.ms), before=before)
+        await self._until_usable(instance, report, before)
         if report.ms:
             took = 1000 * (self._clock.now() - swap.began_at) - waited_ms
             took -= report.ms.get(SwapPhase.DRAIN.value, 0.0)
@@ -215,13 +215,14 @@ class Swaps:
         )
 
     async def _until_usable(
-        self, instance: Instance, report: SwapReport, *, is_new: bool, before: object
+        self, instance: Instance, report: SwapReport, before: ModelCard | None
     ) -> None:
-        """Wait until the new model's tokenizer is ready. Raises ``SwapFailed``."""
+        """Wait until the new model's tokenizer is ready. ``before`` is the old model's card. Raises
+        ``SwapFailed``."""
         give_up_at = self._clock.now() + READY_S
         while not (
             instance.model == report.model
-            and (not is_new or instance.card is not before)
+            and (not report.ms or instance.card is not before)  # none: it was there already
             and (instance.ready or instance.cordoned)
         ):
             if instance.fault:

@@ -207,8 +207,6 @@ class FakeWorker:
         self.swapping: asyncio.Task[None] | None = None
         self.swap_s = 0.0
         """What a load takes."""
-        self.before = ""
-        """The model that it had before this one."""
         self.swap_error = ""
         """Why its swaps fail, once what ran has ended."""
         self.changed = asyncio.Condition()
@@ -285,9 +283,8 @@ class FakeWorker:
         self.card = self.models[self.card.model]
 
     async def swap(self, message: Swap, answer: "_FakeLane", request_id: str) -> None:
-        """As a worker does that has no room for both models."""
         self.swaps.append(message)
-        name = message.settings.get("model_name", "") if message.settings else self.before
+        name = message.settings.get("model_name", "")
         was = self.card.model
         version = message.settings.get("model_path", "").rpartition("/")[2] or name
         if version not in self.models:
@@ -310,7 +307,6 @@ class FakeWorker:
         serving = self.card.serving + 1
         self.tokens_total = 0
         card = self.models[was if self.swap_error else version]
-        self.before = self.before if self.swap_error else was
         self.card = msgspec.structs.replace(card, serving=serving)
         for lane in self.lanes:
             lane.draining = False

@@ -233,6 +233,7 @@ class Swapper:
 
     def _retire(self) -> None:
         """Serve no model for now; lanes and requests still get answers."""
+        self._old = self.serving
         empty = replace(
             self.serving,
             engine=EngineAbsent(self._emitter.sink),
@@ -243,8 +244,6 @@ class Swapper:
 
     def _replace(self, serving: Serving) -> None:
         """Replace the current model with ``serving``. On the emitter's thread."""
-        if not isinstance(self.serving.engine, EngineAbsent):
-            self._old = self.serving
         self.serving = serving
         self._drainer.engine = serving.engine
         self._emitter.serve(serving.engine, serving.load_ms)

@@ -46,7 +46,6 @@ It lists the settings that need a restart. Invalid settings change nothing.
 
 @click.command(cls=Command, help=DRAIN_DESCRIPTION, short_help="drain without losing work")
 @option("--instance", metavar="ADDRESS", help="this instance, as `GET /v2/instances` names it")
-@option("--orchestrator", is_flag=True, help="the orchestrator itself (if no instance is given)")
 @option("--grace", type=SECONDS, default=30.0, help="time for running work")
 @option("--undo", is_flag=True, help="accept new work again")
 @option("--no-wait", is_flag=True, help="return at once")
@@ -54,14 +53,11 @@ It lists the settings that need a restart. Invalid settings change nothing.
 async def drain(
     client: "Client",
     instance: str | None,
-    orchestrator: bool,
     grace: float,
     undo: bool,
     no_wait: bool,
     as_json: bool,
 ) -> int:
-    if instance and orchestrator:
-        raise click.UsageError("--instance and --orchestrator exclude each other; give only one")
     what, operating = instance or client.base_url, client.operating
     if undo:
         taken_back = operating.undrain_instance(instance) if instance else operating.undrain()
