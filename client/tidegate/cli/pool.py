@@ -70,7 +70,7 @@ def status(file: Path | None, as_json: bool) -> int:
 
 @pool.command(
     "reload",
-    help="Make the manager reload its file and retry GPUs that it took out.",
+    help="Make the manager reload its file.",
     short_help="reload the file",
 )
 @_MAYBE_FILE
