@@ -117,8 +117,9 @@ class Metrics:
             self.declared.append(
                 Declared(row.type, prefix + row.name, row.unit, row.text, row.labels)
             )
-        labels = {label for row in rows for label in row.labels}
-        self.registry.register(self._added(_Watch(source, rows, prefix), labels, prefix))
+        for labels in ((), (TENANT,)):  # apart, so that the others are for everybody
+            if own := [row for row in rows if (TENANT in row.labels) == bool(labels)]:
+                self.registry.register(self._added(_Watch(source, own, prefix), labels, prefix))
 
     async def exposition(
         self, accept: str = "", *, tenants: bool = True, prefix: str = ""
