@@ -25,7 +25,8 @@ LEAVE_GRACE_S: Final = 30.0
 """Seconds that jobs may keep running on an instance that is no longer listed."""
 LINGER_S: Final = 6.0
 """Seconds for which an idle instance must be unlisted before its lanes close: a few DNS answers."""
-RESOLVE_EVERY_S: Final = 2.0
+READ_EVERY_S: Final = 2.0
+"""Seconds between two readings of a source."""
 ANSWER_S = 10.0
 """Seconds after which a resolver without an answer counts as failed."""
 
@@ -46,8 +47,6 @@ async def resolve(host: str, port: int) -> list[str]:
 
 class DnsName:
     """All addresses of one name, such as a headless service in Kubernetes."""
-
-    every_s = RESOLVE_EVERY_S
 
     def __init__(self, entry: str, resolver: Resolve = resolve) -> None:
         self.name = entry
@@ -88,7 +87,6 @@ class RegisteredInstances:
     better than a silent manager. It ends when the instance is also not ready."""
 
     name = "registered"
-    every_s = 2.0
 
     def __init__(self, clock: Clock, is_ready: Callable[[str], bool]) -> None:
         self._clock = clock
@@ -145,7 +143,7 @@ class RegisteredInstances:
 
 Source = DnsName | RegisteredInstances
 """A source of addresses that may change. ``read`` returns all present addresses, or raises
-``SourceError``. It is called every ``every_s`` seconds."""
+``SourceError``."""
 
 
 class InstanceSet(Protocol):
@@ -240,7 +238,7 @@ class DiscoverySync:
                     "instance source failed unexpectedly; will retry",
                     extra=fields(source=source.name),
                 )
-            await asyncio.sleep(source.every_s)
+            await asyncio.sleep(READ_EVERY_S)
 
     def _apply(self) -> None:
         wanted = self._listed.union(*self._known.values())
