@@ -36,8 +36,9 @@ ROW_DRAWS: Final = 4
 met and took twice the CPU."""
 FRESH_S: Final = 0.01
 """Seconds for which a line stays valid while it holds the same requests."""
-KEPT: Final = 2 * len(Priority)
-"""Number of cached lines per model: the present ones, and those with or without one request."""
+KEPT: Final = 4 * len(Priority)
+"""Number of cached lines per model: the present ones and those by deadline, each with and without
+one request."""
 ROWS_EVERY_S: Final = 0.1
 """Seconds between two decisions on the number of rows (``dispatch.rows``). One decision simulates
 the schedule once while all requests are met, otherwise a dozen times with pauses
@@ -170,9 +171,10 @@ class Schedule:
         """The prospect of ``task``, which waits or arrives now. It is ``UNKNOWN`` if too few steps
         were measured and not ``guesses``; clients may get guesses.
 
-        The prospect is that of its place in the queue. If its gain is below ``enough``, a row at
-        once (from a paused job) and then fewer rows are tried; the best prospect is returned. A
-        row at once counts only if a job has ample time or the task may get one (``may_get_row``).
+        The prospect is that of its place in the queue. If its gain is below ``enough``, a place
+        before all with later deadlines (whose jobs are paused) and then fewer rows are tried; the
+        best prospect is returned. The former counts only if a job has ample time or the task may
+        get a row at once (``may_get_row``).
         """
         line = self._line(task.model, task.priority)
         if line is None or not (guesses or self._knows(task.model)):
@@ -186,10 +188,28 @@ class Schedule:
         if found.gain >= enough or not self.may_free_row(task):
             return found
         if place >= line.machine.rows and (_has_ample(line, task) or self.may_get_row(task)):
-            found = max(found, self._at(0, task, others), key=lambda prospect: prospect.gain)
+            earlier = self._by_deadline(place, task, others)
+            found = max(found, earlier, key=lambda prospect: prospect.gain)
         if found.gain >= enough or not self.adapts_rows(task.model):
             return found
         return max(found, self._among_fewer(task), key=lambda prospect: prospect.gain)
+
+    def _by_deadline(self, place: int, task: Task, others: _Line) -> Prospect:
+        """The prospect of ``task`` before all with a later deadline, running ones included.
+
+        Those with an earlier one, which may have been admitted to such places, keep theirs: a crowd
+        of newcomers gets the paused jobs' rows once.
+        """
+        own = task.deadline.left_ms(others.at), place
+        is_before = [(one.stop_ms, at) < own for at, one in enumerate(others.asked)]
+        before = [at for at, is_due in enumerate(is_before) if is_due]
+        after = [at for at, is_due in enumerate(is_before) if not is_due]
+        tasks = [others.tasks[at] for at in before + after]
+        line = self._kept(task.model, tasks, others.machine, others.at)
+        if line is None:
+            asked = [others.asked[at] for at in before + after]
+            line = self._keep(task.model, _Line(others.machine, tasks, asked, others.at))
+        return self._at(len(before), task, line)
 
     def _among_fewer(self, task: Task) -> Prospect:
         """The prospect of ``task`` if jobs with ample time are paused until steps are fast enough
@@ -352,11 +372,18 @@ class Schedule:
         is_urgent = priority is Priority.INTERACTIVE
         tasks = urgent if is_urgent else everything
         machine = machine._replace(usual=round(present.urgent if is_urgent else present.all))
+        line = self._kept(model, tasks, machine, now)
+        if line is None:
+            asked = [self._forecaster.asked(task, now) for task in tasks]
+            line = self._keep(model, _Line(machine, tasks, asked, now))
+        return line
+
+    def _kept(self, model: str, tasks: list[Task], machine: Machine, now: float) -> _Line | None:
+        """The cached line of these ``tasks``, if it is fresh."""
         for line in self._lines.get(model, ()):
             if now - line.at < FRESH_S and line.tasks == tasks and line.machine == machine:
                 return line
-        asked = [self._forecaster.asked(task, now) for task in tasks]
-        return self._keep(model, _Line(machine, tasks, asked, now))
+        return None
 
     def _keep(self, model: str, line: _Line) -> _Line:
         """Cache ``line``: an admission or a refusal turns the present line into a simulated one."""

@@ -133,6 +133,14 @@ def test_dl15_urgent_work_takes_a_row_of_what_has_time() -> None:
     assert rig.refuses(urgent), "no job can be paused for it"
 
 
+def test_dl7_a_crowd_takes_each_row_once() -> None:
+    """Each of forty has time for its ten tokens among 16 rows, 0.13 s, once or twice in a row."""
+    rig = crowd()
+    newcomers = [rig.task(300, 10, prompt=1) for _ in range(40)]
+    assert 24 <= let_in(rig, newcomers) <= 34
+    assert rig.feasibility.hopeless("m") == [], "each of the others waits for its own row"
+
+
 def test_dl7_urgent_work_takes_no_row_if_the_rule_of_pauses_would_not_give_one() -> None:
     rig = crowd(4_000)
     urgent = rig.task(500, 10, prompt=1)
