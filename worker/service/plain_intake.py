@@ -244,7 +244,7 @@ class PlainIntake:
                 correlation_id=excerpt(call.request_id, 128),
                 first_token_by=received + seconds(stated.first_token_ms),
                 token_gap_s=seconds(stated.token_gap_ms),
-                constraint=serving.constraints.of(
+                constraint=serving.constraint(
                     request.grammar,
                     sampling,
                     finish_by=due_at if finishes else None,

@@ -28,63 +28,6 @@ from worker.loaded import LoadedEngine
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
-
-class Constraints:
-    """Makes constraints for one worker's jobs. Used by any thread."""
-
-    def __init__(
-        self, compiler: GrammarCompiler | None, closings: ClosingTables | None = None
-    ) -> None:
-        """``closings`` is None if texts cannot be brought to a whole end."""
-        self._compiler = compiler
-        self._closings = closings
-
-    def of(
-        self,
-        grammar: Grammar | None,
-        sampling: Sampling,
-        begun: Sequence[int] = (),
-        *,
-        finish_by: float | None = None,
-        clock: Clock = time.monotonic,
-    ) -> Constraint | None:
-        """The constraint for ``grammar``, or None. ``begun`` was already generated under it. A
-        match also completes within ``max_tokens``. ``finish_by``, on ``clock``, is when the text
-        must end whole. Raises ``InvalidCall``."""
-        closing = None
-        if finish_by is not None and self._closings is None:
-            raise InvalidCall(
-                "this worker cannot bring a text to a whole end (on_deadline: finish): its"
-                " tokenizer or grammars do not allow it"
-            )
-        if grammar is None and finish_by is None:
-            return None
-        if self._closings is not None and not sampling.ignore_eos:
-            deadline = math.inf if finish_by is None else finish_by
-            source = "" if grammar is None else grammar.text
-            closing = Closing(self._closings, deadline, clock, sampling.max_tokens, source)
-        if grammar is None:
-            if closing is None:
-                return None
-            constraint = Constraint(closing)
-            constraint.resolve(None)
-            return constraint
-        if self._compiler is None:
-            raise InvalidCall(
-                "this worker cannot make its text match a grammar: its log says why since it loaded"
-            )
-        try:
-            grammar.check_with(sampling)
-            return self._compiler.constraint(grammar, begun, closing)
-        except InvalidGrammar as error:
-            raise InvalidCall(str(error)) from None
-
-    def close(self) -> None:
-        """Close the compiler. Idempotent."""
-        if self._compiler is not None:
-            self._compiler.close()
-
-
 MESSAGE_BYTES = 2**20
 """Maximum bytes of a lane message, plus ``BYTES_PER_TOKEN`` for each token of the context, plus a
 prompt's images."""
@@ -98,9 +41,11 @@ class Serving:
     engine: EngineService
     tokenizer: Tokenizer
     card: ModelCard
-    constraints: Constraints
     settings: WorkerSettings
     """The settings with which it was loaded."""
+    grammars: GrammarCompiler | None = None
+    closings: ClosingTables | None = None
+    """None if texts cannot be brought to a whole end."""
     load_ms: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -113,14 +58,59 @@ class Serving:
             card = msgspec.structs.replace(card, lacks=lacks)
         else:
             closings = ClosingTables(pieces.__getitem__, card.vocab_size)
-        constraints = Constraints(loaded.grammars, closings)
-        return cls(loaded.engine, loaded.tokenizer, card, constraints, settings, loaded.load_ms)
+        engine, tokenizer, load_ms = loaded.engine, loaded.tokenizer, loaded.load_ms
+        return cls(engine, tokenizer, card, settings, loaded.grammars, closings, load_ms)
 
     @property
     def max_message_bytes(self) -> int:
         vision = self.card.vision
         images = 0 if vision is None else vision.max_bytes
         return MESSAGE_BYTES + BYTES_PER_TOKEN * self.card.context_tokens + images
+
+    def constraint(
+        self,
+        grammar: Grammar | None,
+        sampling: Sampling,
+        begun: Sequence[int] = (),
+        *,
+        finish_by: float | None = None,
+        clock: Clock = time.monotonic,
+    ) -> Constraint | None:
+        """The constraint for ``grammar``, or None. ``begun`` was already generated under it. A
+        match also completes within ``max_tokens``. ``finish_by``, on ``clock``, is when the text
+        must end whole. Used by any thread. Raises ``InvalidCall``."""
+        if grammar is None and finish_by is None:
+            return None
+        if finish_by is not None and self.closings is None:
+            raise InvalidCall(
+                "this worker cannot bring a text to a whole end (on_deadline: finish): its"
+                " tokenizer or grammars do not allow it"
+            )
+        closing = None
+        if self.closings is not None and not sampling.ignore_eos:
+            deadline = math.inf if finish_by is None else finish_by
+            source = "" if grammar is None else grammar.text
+            closing = Closing(self.closings, deadline, clock, sampling.max_tokens, source)
+        if grammar is None:
+            if closing is None:
+                return None
+            constraint = Constraint(closing)
+            constraint.resolve(None)
+            return constraint
+        if self.grammars is None:
+            raise InvalidCall(
+                "this worker cannot make its text match a grammar: its log says why since it loaded"
+            )
+        try:
+            grammar.check_with(sampling)
+            return self.grammars.constraint(grammar, begun, closing)
+        except InvalidGrammar as error:
+            raise InvalidCall(str(error)) from None
+
+    def close_grammars(self) -> None:
+        """Close the compiler. Idempotent."""
+        if self.grammars is not None:
+            self.grammars.close()
 
 
 class EngineAbsent:

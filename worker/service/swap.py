@@ -32,7 +32,7 @@ from worker.service.call import Responder
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
 from worker.service.lane import try_to_send
-from worker.service.serving import Constraints, EngineAbsent, Serving
+from worker.service.serving import EngineAbsent, Serving
 from worker.service.swap_checks import check, loadable, meter_of, name_of, target_settings
 from worker.settings import WorkerSettings
 
@@ -237,7 +237,8 @@ class Swapper:
         empty = replace(
             self.serving,
             engine=EngineAbsent(self._emitter.sink),
-            constraints=Constraints(None),
+            grammars=None,
+            closings=None,
             load_ms={},
         )
         self._on_emitter(lambda: self._replace(empty))
@@ -272,7 +273,7 @@ class Swapper:
         before = meter.used_bytes()
         with self._phase(SwapPhase.EVICT):
             old.engine.stop()
-            old.constraints.close()
+            old.close_grammars()
         with self._phase(SwapPhase.UNLOAD):
             del old
             was_frozen = gc.get_freeze_count() > 0

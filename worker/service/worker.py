@@ -144,7 +144,7 @@ class Worker:
         self._plain.close()
         self._swapper.close()
         serving = self.serving
-        serving.constraints.close()
+        serving.close_grammars()
         give_up_at = self._clock() + STOP_GRACE_S
         while self.emitter.job_replies and self._clock() < give_up_at:
             time.sleep(0.005)
@@ -243,7 +243,7 @@ class Worker:
             end = end_of_complete(text, message, serving.card)
             if end is None:
                 finishes = message.on_deadline is OnDeadline.FINISH
-                constraint = serving.constraints.of(
+                constraint = serving.constraint(
                     message.grammar,
                     message.sampling,
                     message.begun,

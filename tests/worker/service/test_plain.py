@@ -26,7 +26,6 @@ from worker.errors import InvalidCall
 from worker.grammar.compiler import build_compiler
 from worker.service.call import Call, strings
 from worker.service.plain_request import parse_plain
-from worker.service.serving import Constraints
 
 
 def ask(harness: Harness, text: str = "ab", **inputs: object) -> tuple[Job, FakeResponder]:
@@ -318,13 +317,13 @@ def test_what_cannot_be_matched_is_told(stated: dict[str, object], word: str) ->
 def test_a_grammar_reaches_the_engine(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llguidance", reason="the engine of grammars")
     compiler = build_compiler(tokenizer_json(), 262, [1])
-    serving = replace(harness.service.serving, constraints=Constraints(compiler))
+    serving = replace(harness.service.serving, grammars=compiler, closings=None)
     monkeypatch.setattr(harness.service._plain, "_serving", lambda: serving)
     job, _ = ask(harness, sampling_parameters='{"guided_regex": "a+"}')
     assert job.constraint is not None and not job.constraint.error
     job, _ = ask(harness)
     assert job.constraint is None
-    serving.constraints.close()
+    serving.close_grammars()
 
 
 def test_a_grammar_is_refused_where_none_can_be_enforced(harness: Harness) -> None:
