@@ -1,4 +1,5 @@
-"""``tidegate pool``: runs a manager in the foreground, or sends orders to a running one.
+"""``tidegate pool``: runs a manager in the foreground, or sends orders to a running one. Each
+coroutine here is one command, for ``execute``.
 
 Modules that only a manager needs, mainly gRPC and HTTP, are imported when it starts, so that the
 other commands are fast.
@@ -48,15 +49,20 @@ def say(event: PoolEvent) -> None:
     )
 
 
-def run(path: Path) -> int:
-    """Run a pool until SIGINT or SIGTERM; a second one hastens it. Return the exit status."""
+def execute(command: Coroutine[Any, Any, bool | None]) -> int:
+    """Run a command; return its exit status."""
+    try:
+        return EXIT_FAILED if asyncio.run(command) is False else 0
+    except ProvisionError as error:
+        print(f"tidegate: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+async def run(path: Path) -> None:
+    """Run a pool until SIGINT or SIGTERM; a second one hastens it."""
     form = os.environ.get("TIDEGATE_TELEMETRY__LOG_FORMAT", "auto")
     level = os.environ.get("TIDEGATE_TELEMETRY__LOG_LEVEL", "info")
     log.configure("json" if form == "json" else "text" if form == "text" else "auto", level)
-    return _exit(_run(path.absolute()))
-
-
-async def _run(path: Path) -> None:
     from pool.fleet.service import PoolService
 
     service = PoolService(path, read_gpus, say)
@@ -79,12 +85,8 @@ async def _run(path: Path) -> None:
     await service.run()
 
 
-def status(path: Path | None, *, as_json: bool) -> int:
-    """Print the state of every instance. Returns 1 if no manager runs, which would restart them."""
-    return _exit(_status(path, as_json=as_json))
-
-
-async def _status(path: Path | None, *, as_json: bool) -> bool:
+async def status(path: Path | None, *, as_json: bool) -> bool:
+    """Print the state of every instance. False if no manager runs, which would restart them."""
     home = _home(path)
     try:
         told = await ask(home, {"do": "status"}, _ASK_S)
@@ -112,23 +114,15 @@ async def _status(path: Path | None, *, as_json: bool) -> bool:
     return is_managed
 
 
-def reload(path: Path | None) -> int:
+async def reload(path: Path | None) -> None:
     """Make the manager reload its file, and print the changes."""
-    return _exit(_reload(path))
-
-
-async def _reload(path: Path | None) -> None:
     told = await ask(_home(path), {"do": "reload"}, _ASK_S)
     for what in ("start", "replace", "end"):
         print(f"{what}: {', '.join(told[what]) or 'nothing'}")
 
 
-def stop(path: Path | None, how: str) -> int:
+async def stop(path: Path | None, how: str) -> None:
     """End the pool: ``drain`` it, end it ``now``, or ``leave`` its instances running."""
-    return _exit(_stop(path, how))
-
-
-async def _stop(path: Path | None, how: str) -> None:
     home, drain_s = _home(path), _file(path).pool.drain_s
     try:
         await ask(home, {"do": "stop", "how": how}, drain_s + _END_S)
@@ -184,11 +178,3 @@ def _file(path: Path | None) -> PoolFile:
 
 def _home(path: Path | None) -> Path:
     return home_of(_file(path))
-
-
-def _exit(work: Coroutine[Any, Any, bool | None]) -> int:
-    try:
-        return EXIT_FAILED if asyncio.run(work) is False else 0
-    except ProvisionError as error:
-        print(f"tidegate: {error}", file=sys.stderr)
-        return EXIT_FAILED

@@ -41,7 +41,7 @@ class PoolService:
 
     def __init__(self, path: Path, gpus: Callable[[], list[GpuDevice]], emit: Emit) -> None:
         """Read the pool file at ``path``. Raises ``PoolFileInvalid``."""
-        self.path = path
+        self.path = path.absolute()
         self.file = read_pool_file(path)
         self.home = PoolHome(home_of(self.file))
         self.manager: Manager | None = None
@@ -53,7 +53,7 @@ class PoolService:
         self._ending: asyncio.Future[float | None] = loop.create_future()
         self._ended = asyncio.Event()
         self._applying: asyncio.Task[None] | None = None
-        self._seen = _version_of(path)
+        self._seen = _version_of(self.path)
 
     async def run(self) -> None:
         """Run the pool until ``end`` is called. Raises ``ProvisionError`` if it cannot start."""

@@ -42,8 +42,7 @@ _MAYBE_FILE = click.argument("file", type=_PATH, required=False)
 def _do(what: str, *given: object, **options: object) -> int:
     with importing(serving=True):
         from pool import pool_command
-    status: int = getattr(pool_command, what)(*given, **options)
-    return status
+    return pool_command.execute(getattr(pool_command, what)(*given, **options))
 
 
 @click.group(cls=Group, help=DESCRIPTION, short_help="run a machine's instances from a file")

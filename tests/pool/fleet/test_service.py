@@ -204,7 +204,7 @@ async def test_stop_ends_nothing_under_a_manager_that_starts(
     starting = PoolHome(running.home)
     starting.claim()
     with pytest.raises(PoolInUse, match="another manager"):
-        await pool_command._stop(running.path, "drain")
+        await pool_command.stop(running.path, "drain")
     starting.release()
 
 
@@ -231,5 +231,5 @@ def test_status_without_a_manager_fails(
     """A script that watches a pool sees by the exit status that nobody restarts its instances."""
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
     for as_json in (False, True):
-        assert pool_command.status(None, as_json=as_json) == 1
+        assert pool_command.execute(pool_command.status(None, as_json=as_json)) == 1
         assert "no manager runs" in capsys.readouterr().err
