@@ -9,6 +9,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from protocol.closed_schema import closed
 from protocol.excerpt import excerpt
 from protocol.grammar import Grammar, GrammarKind, InvalidGrammar
 
@@ -149,7 +150,7 @@ def schema_with_options(grammar: Grammar) -> dict[str, Any]:
     """The schema of a JSON grammar as compiled, with the library's options in it. Raises
     ``InvalidGrammar``, and ``ValueError`` or ``RecursionError`` if it is not JSON."""
     is_any = grammar.kind is GrammarKind.JSON_OBJECT
-    schema = _enforceable({"type": "object"} if is_any else _schema(grammar.text), grammar)
+    schema = _prepared({"type": "object"} if is_any else _schema(grammar.text), grammar)
     own = schema.get("x-guidance")
     stated = own if isinstance(own, dict) else {}
     return {**schema, "x-guidance": {**_COMPACT, **stated, **_overrides(grammar)}}
@@ -159,14 +160,16 @@ def _json_source(schema: Any, grammar: Grammar) -> str:
     from llguidance import LLMatcher
 
     return LLMatcher.grammar_from_json_schema(
-        json.dumps(_enforceable(schema, grammar), ensure_ascii=False),
+        json.dumps(_prepared(schema, grammar), ensure_ascii=False),
         defaults=_COMPACT,
         overrides=_overrides(grammar),
     )
 
 
-def _enforceable(schema: Any, grammar: Grammar) -> Any:
-    return without_look_around(schema) if grammar.lenient else schema
+def _prepared(schema: Any, grammar: Grammar) -> Any:
+    if grammar.lenient:
+        schema = without_look_around(schema)
+    return closed(schema)
 
 
 def _overrides(grammar: Grammar) -> "JsonCompileOptions":
@@ -266,7 +269,7 @@ def _structural_tag(grammar: Grammar) -> str:
             trigger = next(one for one in triggers if one and begin.startswith(one))
             schema = structure.get("schema") or {}
             _check_multiples(schema)
-            stated = {**options, **schema}
+            stated = {**options, **closed(schema)}
             tags.append(
                 StructTag(trigger=trigger, begin=begin, grammar=stated, end=structure["end"])
             )

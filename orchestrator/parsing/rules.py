@@ -8,6 +8,7 @@ from orchestrator.parsing import harmony
 from orchestrator.parsing.formats import CallFormat, OutputFormat
 from orchestrator.tasks.job import JsonObject, Tool
 from protocol import Grammar
+from protocol.closed_schema import closed
 from protocol.grammar_source import without_look_around
 
 _JSON_AS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -71,8 +72,9 @@ class Rules:
         return self._prepared(_as_object(tool), lenient=False)
 
     def _prepared(self, schema: JsonObject, lenient: bool) -> JsonObject:
+        stated = closed(without_notes(schema))
         options = {**_JSON_AS_WRITTEN, "lenient": lenient, "coerce_one_of": lenient}
-        return {**without_notes(schema), "x-guidance": options}
+        return {**stated, "x-guidance": options}
 
 
 def _as_object(tool: Tool) -> JsonObject:

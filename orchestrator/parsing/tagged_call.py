@@ -138,23 +138,11 @@ def _types_in(stated: object, root: JsonObject, left: int) -> set[str]:
     elif isinstance(values := stated.get("enum"), list):
         types = {_type_of(value) for value in values}
     elif reference := stated.get("$ref"):
-        types = _types_in(_resolved(root, reference), root, left - 1)
+        types = _types_in(resolved(root, reference), root, left - 1)
     for keyword in ("anyOf", "oneOf", "allOf"):
         if isinstance(branches := stated.get(keyword), list):
             types = types.union(*(_types_in(branch, root, left - 1) for branch in branches))
     return types
-
-
-def _resolved(root: JsonObject, reference: object) -> object:
-    """The part of ``root`` that ``reference`` (``#/…``) names; None if it names nothing."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    value: object = root
-    for part in reference[1:].split("/")[1:]:
-        if not isinstance(value, Mapping):
-            return None
-        value = value.get(part.replace("~1", "/").replace("~0", "~"))
-    return value
 
 
 def _type_of(value: object) -> str:

@@ -14,7 +14,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 SETTINGS = {"max_tokens": 16, "temperature": 0.0, "timeout": 30.0}
 
 
-class Forecast(BaseModel, extra="forbid"):
+class Forecast(BaseModel):
     """Of what the demo model has never heard: only a grammar makes it hold."""
 
     city: Literal["Oslo", "Rome"]
