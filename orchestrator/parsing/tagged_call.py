@@ -20,6 +20,7 @@ import msgspec
 from orchestrator.parsing.json_call import WHITESPACE, MarkedCall, Reading
 from orchestrator.parsing.markers import begun
 from orchestrator.tasks.job import JsonObject
+from protocol.closed_schema import resolved
 
 _decode = msgspec.json.Decoder().decode
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
