@@ -124,7 +124,13 @@ class _Serving(NamedTuple):
         # Costs assume an engine with jobs in every slot, as under high load. Prompts are left out:
         # they count as work of their own jobs.
         share_ms = fastest.plain_step_ms(fastest.slots) / fastest.slots
-        costs = Costs(fastest.prompt_token_ms, fastest.step_ms(rows), share_ms, start_ms=0.0)
+        costs = Costs(
+            fastest.prompt_token_ms,
+            fastest.step_ms(rows),
+            share_ms,
+            start_ms=0.0,
+            plain_token_ms=fastest.plain_step_ms(rows),
+        )
         least_ms = min(pace.step_ms(1) for pace in models)
         each = zip(models, capacity.names or ("",) * len(models), strict=True)
         fast = [(p, name) for p, name in each if p.step_ms(1) < MUCH_SLOWER * least_ms]

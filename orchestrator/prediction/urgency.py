@@ -26,7 +26,7 @@ from orchestrator.prediction.step_model import ERROR
 SURE = math.exp(ERROR)
 """Multiple of a length's usual time at which it is surely in time."""
 LOST = 1 / SURE
-"""Multiple at which it is surely late."""
+"""Multiple at which it is late unless its steps compute fewer prompts than usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class Costs:
     token_work_ms: float
     start_ms: float
     """Ms from the decision to the first step."""
+    plain_token_ms: float = math.inf
+    """``token_ms`` in steps that compute no prompts."""
 
 
 class Due(NamedTuple):
@@ -88,7 +90,8 @@ def urgency(
     work_ms = new_prompt_tokens * costs.prompt_ms + tokens * costs.token_work_ms / count
     first_chance = _in_time(due.next_token_ms, next_ms)
     # Lengths rise: all before ``sure`` are surely in time, none from ``lost`` on is.
-    lost = bisect_left(left, room_ms / (LOST * token_ms))
+    late = LOST * min(1.0, costs.plain_token_ms / token_ms)
+    lost = bisect_left(left, room_ms / (late * token_ms))
     if not first_chance or not lost:
         return Urgency(0.0, -math.inf, work_ms)
     sure = bisect_right(left, room_ms / (SURE * token_ms))
@@ -103,7 +106,7 @@ def urgency(
     gain += sum([exp(start + length * rise) for length in left[level:sure]])
     for length in left[sure:lost]:
         needed_ms = length * token_ms
-        own = _in_time(room_ms, needed_ms)
+        own = _in_time(room_ms, needed_ms, late)
         chance += own
         slack_ms = max(0.0, min(room_ms - needed_ms, next_slack_ms))
         gain += own * exp((least_slack_ms - slack_ms) / wait_ms)
@@ -115,6 +118,14 @@ def urgency(
     )
 
 
-def _in_time(left_ms: float, needed_ms: float) -> float:
-    """The chance that work of usually ``needed_ms`` takes less than ``left_ms``."""
-    return min(1.0, max(0.0, (left_ms / needed_ms - LOST) / (SURE - LOST)))
+def _in_time(left_ms: float, needed_ms: float, late: float = LOST) -> float:
+    """The chance that work of usually ``needed_ms`` takes less than ``left_ms``; 0 if the latter is
+    less than ``late`` of the former, as even steps without prompts take that.
+
+    The chance of such steps falls with the square. In 24 crowds of the simulator whose newcomers
+    come during a burst of prompts, without it 403 of 768 were met, with it 448, and with a straight
+    line 461, but 1.3 % less of tight deadlines at twice the capacity.
+    """
+    part = left_ms / needed_ms
+    fast = max(0.0, (part - late) / (SURE - late))
+    return min(1.0, max((part - LOST) / (SURE - LOST), fast * fast))

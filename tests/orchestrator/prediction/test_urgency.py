@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -20,6 +21,7 @@ costs = st.builds(
     token_ms=st.floats(0.1, 100),
     token_work_ms=st.floats(0.01, 10),
     start_ms=st.floats(0, 50),
+    plain_token_ms=st.floats(0.1, 100),
 )
 waits = st.floats(50, 1e5)
 times = st.floats(-1000, 1e6)
@@ -48,11 +50,20 @@ def test_every_urgency_is_a_number_and_hopeless_work_has_none(
     assert found.work_ms > 0 and math.isfinite(found.work_ms)
     assert not math.isnan(found.log_urgency) and found.log_urgency < math.inf
     assert (found.chance == 0) == (found.log_urgency == -math.inf)
-    least_ms = costs.start_ms + prompt * costs.prompt_ms + left[0] * costs.token_ms
-    if whole < 0.99 * LOST * least_ms:
+    first_ms = costs.start_ms + prompt * costs.prompt_ms
+    least_ms = first_ms + left[0] * costs.token_ms
+    if whole < 0.99 * LOST * (first_ms + left[0] * min(costs.token_ms, costs.plain_token_ms)):
         assert found.chance == 0
     if whole > 1.01 * SURE * (least_ms + left[-1] * costs.token_ms):
         assert found.chance == pytest.approx(1)
+
+
+def test_what_would_be_late_among_prompts_may_be_in_time_without_them() -> None:
+    """A hundred tokens of 10 ms, of which prompts of others take 6, with 0.6 s left."""
+    assert of([100.0], 610.0).chance == 0
+    without = replace(COSTS, plain_token_ms=4.0)
+    small, less = (urgency([100.0], 10, Due(ms), without, 100.0).chance for ms in (610.0, 460.0))
+    assert 0 < less < small < 0.2
 
 
 def test_rounding_at_the_edge_of_hope_is_no_error() -> None:
