@@ -10,9 +10,7 @@ import json
 import random
 import tempfile
 from pathlib import Path
-from typing import Any, Final
-
-from openai import AsyncOpenAI, InternalServerError
+from typing import TYPE_CHECKING, Any, Final
 
 from perf import SEED
 from perf.load.connection import HOST
@@ -20,6 +18,9 @@ from perf.report.bundle import Figure
 from perf.stack.context import Bench, BenchContext
 from perf.stack.stack import StackSpec
 from tidegate import deadline, timeout_headers
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 _SCRIPT: Final = """
 step_ms = 10
@@ -42,8 +43,10 @@ _TELLING: Final = {"tell_time": True, "wind_down": 0.3, "tools_until": 0.3}
 """A told model is to answer, without tools, at this share of the time: twice what a call takes."""
 
 
-async def _ends_in_time(client: AsyncOpenAI, looks: int, session: str, *, told: bool) -> bool:
+async def _ends_in_time(client: "AsyncOpenAI", looks: int, session: str, *, told: bool) -> bool:
     """Whether a run ends with an answer; after ``looks`` look-ups the tool says enough."""
+    from openai import InternalServerError
+
     messages: list[Any] = [{"role": "user", "content": "What should I pack for Oslo?"}]
     asked: dict[str, Any] = {"model": "demo", "tools": [{"type": "function", "function": _TOOL}]}
     asked["extra_body"] = {"session_id": session} | (_TELLING if told else {})
@@ -68,6 +71,8 @@ async def _ends_in_time(client: AsyncOpenAI, looks: int, session: str, *, told: 
 
 
 async def run(context: BenchContext) -> list[Figure]:
+    from openai import AsyncOpenAI  # only this bench needs it, and it takes a second to import
+
     shares: dict[bool, list[float]] = {False: [], True: []}
     rng = random.Random(SEED)
     with tempfile.TemporaryDirectory(prefix="tidegate-agents-") as folder:
