@@ -237,7 +237,7 @@ class Pausing:
         }
         for attempt in attempts:
             task = attempt.task
-            if attempt.has_slot or task.attempt is not attempt:
+            if attempt.has_slot or attempt.is_paused or task.attempt is not attempt:
                 continue
             # A resumed job gets a slot before all others. Most sent jobs get one within a round of
             # planning.

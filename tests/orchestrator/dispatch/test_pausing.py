@@ -196,6 +196,17 @@ def test_dl19_one_pause_for_each_that_waits_inside_and_the_most_urgent_first() -
     assert rig.victims() == ["r3"]
 
 
+def test_what_is_paused_before_its_first_token_does_not_wait_inside_its_worker() -> None:
+    """It waits in the queue: from both places it would be queued twice."""
+    rig = Rig()
+    rig.runs("r", -9.0)
+    w = rig.sent("w", -1.0)
+    assert rig.victims() == ["r"]
+    rig.running[-1].is_paused = True
+    assert rig.victims() == []
+    assert rig.victims(w) == ["r"]
+
+
 def test_nobody_is_paused_for_what_was_sent_a_moment_ago_or_holds_less_than_it_needs() -> None:
     rig = Rig()
     rig.runs("r", -9.0).completion_tokens = 1
