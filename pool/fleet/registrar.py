@@ -22,6 +22,7 @@ _TTL_S = (1.0, 3600.0)
 _RETRY_S = 2.0
 _ANSWER_S = 5.0
 _ERROR_CHARS = 200
+_NO_KEY = "; start the manager with this orchestrator's admin key (docs/pool.md says where)"
 
 
 class CannotTell(Exception):
@@ -112,7 +113,8 @@ class Target:
             async with request as response:
                 if response.status >= 300:
                     said = _printable(await response.content.read(4 * _ERROR_CHARS))
-                    raise CannotTell(f"HTTP {response.status}: {said}")
+                    remedy = _NO_KEY if response.status in (401, 403) else ""
+                    raise CannotTell(f"HTTP {response.status}: {said}{remedy}")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise CannotTell(str(error) or type(error).__name__) from None
 

@@ -159,6 +159,7 @@ async def test_one_that_refuses_is_said_once_and_holds_up_nobody(
             assert set(rig.registrar.errors) == {bad.name, gone.name}
             assert [event.target for event in rig.warned].count(bad.name) == 1
             assert "HTTP 403" in rig.registrar.errors[bad.name]
+            assert "admin key" in rig.registrar.errors[bad.name]
 
 
 async def test_a_real_orchestrator_takes_what_it_is_told(
