@@ -130,7 +130,7 @@ class Attempt:
         self.is_paused = True
         self.basis = None  # its idle time says nothing about the instance
         self._lane.pause(self.handle)
-        self.concurrency.pause(self.job, for_another=for_another and self.has_slot)
+        self.concurrency.pause(self.job, for_another=for_another)
 
     def resume(self, load: int) -> None:
         self.is_paused = False

@@ -178,8 +178,7 @@ class Pausing:
         attempts = list(attempts)
         # A scan takes about 20 µs per job, and urgent work can wait for the next one.
         self._next_at = now + PAUSE_S * len(attempts) / AT_ONCE
-        inside = self._inside(attempts, now)
-        running = self._by_instance((one for one in attempts if one.task not in inside), now)
+        running = self._by_instance(attempts, now)
         rows = {
             name: Counter(job.attempt.task.tenant for job in jobs) for name, jobs in running.items()
         }
@@ -187,7 +186,7 @@ class Pausing:
         last_at = max((attempt.task.deadline.at for attempt in attempts), default=now)
         chosen: list[Trade] = []
         # By urgency alone: the next tenant in turn may have no task worth a pause.
-        for task in (*inside, *queue.first(AT_ONCE)):
+        for task in (*self._inside(attempts, now), *queue.first(AT_ONCE)):
             if not running:
                 break
             if task.is_background:
@@ -266,8 +265,8 @@ class Pausing:
                 continue
             if (task.is_promised or _keeps_pace(task)) and not task.is_unread:
                 continue  # promised, or its next token is due soon
-            if not attempt.has_slot and task.completion_tokens:
-                continue  # resumed, and about to get a slot
+            if not attempt.has_slot:
+                continue
             urgency = (
                 -math.inf
                 if task.is_unread

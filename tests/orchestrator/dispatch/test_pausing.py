@@ -107,8 +107,6 @@ def test_dl15_only_a_clearly_more_urgent_task_pauses_an_answer() -> None:
     assert rig.victims() == []
     run.completion_tokens = 0
     assert rig.victims(rig.task("w", -0.9)) == ["r"], "without a token it has little to lose"
-    rig.running[0].has_slot = False
-    assert rig.victims(rig.task("w", -0.9)) == ["r"], "it was just sent"
     assert rig.victims(rig.task("w", -2.0)) == []
 
 
@@ -260,7 +258,7 @@ def test_dl8_batch_work_pauses_its_like_only() -> None:
 @pytest.mark.parametrize(
     "why",
     [
-        *("paused", "left", "resumed", "promised", "paced"),
+        *("paused", "left", "not begun", "promised", "paced"),
         *("cannot", "gone", "off"),
     ],
 )
@@ -272,8 +270,8 @@ def test_who_is_never_paused(why: str) -> None:
             rig.running[0].is_paused = True
         case "left":
             run.attempt = SimpleNamespace()
-        case "resumed":  # and about to get a slot
-            run.completion_tokens, rig.running[0].has_slot = 1, False
+        case "not begun":
+            rig.running[0].has_slot = False
         case "promised":
             run.is_promised = True
         case "paced":  # DL-14: its next token is due soon
