@@ -32,8 +32,7 @@ _MARGIN = math.log(1.6)
 """How much more urgent a waiting task must be than an answer that has begun, as a logarithm: with
 less, jobs swap for nothing. In the simulator, at twice the capacity with 64 slots, a factor of 3
 met 0.594 and 0.587 of two loads, 1.6 met 0.605 and 0.620, and 1.2 no more than that. A job without
-a token yet has little to lose: without a margin for it, 24 crowds that fill the memory
-(``perf.sim crowds``) met 403 of 768 instead of 389, and traces as many."""
+a token yet has little to lose and needs no margin."""
 
 
 class PausableJob(NamedTuple):
