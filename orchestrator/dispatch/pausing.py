@@ -1,9 +1,10 @@
 """Chooses the running jobs to pause for more urgent work (DL-15).
 
 A paused job keeps its KV on the instance, so nothing is recomputed, and waits in the queue by its
-urgency. It is paused only for clearly more urgent work, or if it has ample time. A job whose client
-does not read is the least urgent of all, and continues when the client reads. Where memory does not
-hold one more job, a job without a token is taken back instead: its prompt is computed again later.
+urgency. An answer that has begun is paused only for clearly more urgent work, or if it has ample
+time. A job whose client does not read is the least urgent of all, and continues when the client
+reads. Where memory does not hold one more job, a job without a token is taken back instead: its
+prompt is computed again later.
 
 The task that gets the slot waits in the queue or already inside the worker. A worker starts the
 task with the least slack first.

@@ -201,15 +201,14 @@ class Schedule:
         of newcomers gets the paused jobs' rows once.
         """
         own = task.deadline.left_ms(others.at), place
-        is_before = [(one.stop_ms, at) < own for at, one in enumerate(others.asked)]
-        before = [at for at, is_due in enumerate(is_before) if is_due]
-        after = [at for at, is_due in enumerate(is_before) if not is_due]
-        tasks = [others.tasks[at] for at in before + after]
+        is_after = [(one.stop_ms, at) >= own for at, one in enumerate(others.asked)]
+        order = sorted(range(len(is_after)), key=is_after.__getitem__)
+        tasks = [others.tasks[at] for at in order]
         line = self._kept(task.model, tasks, others.machine, others.at)
         if line is None:
-            asked = [others.asked[at] for at in before + after]
+            asked = [others.asked[at] for at in order]
             line = self._keep(task.model, _Line(others.machine, tasks, asked, others.at))
-        return self._at(len(before), task, line)
+        return self._at(is_after.count(False), task, line)
 
     def _among_fewer(self, task: Task) -> Prospect:
         """The prospect of ``task`` if jobs with ample time are paused until steps are fast enough

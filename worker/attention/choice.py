@@ -295,7 +295,7 @@ def _time_us(call: Callable[[], object], device: torch.device) -> float:
         call()
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    # A swap may load next to a serving engine that uses the device at the same time.
+    # Another thread of this process may use the device at the same time.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         call()
     graph.replay()
