@@ -1,14 +1,13 @@
 """``pool.toml``: the instances of this machine, and the orchestrators to tell about them (PV-1).
 
 An invalid file is refused as a whole. Each mistake, including an unknown key, is reported with its
-line and key. The file holds no secrets: it names environment variables that hold them.
+key. The file holds no secrets: it names environment variables that hold them.
 """
 
 import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
@@ -24,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails
 
 from catalog.errors import PoolFileInvalid
 from orchestrator.tls import Tls
@@ -39,6 +38,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 _NAME = r"^[a-z0-9][a-z0-9._-]{0,47}$"
 _REGISTER = re.compile(r"https?://[^/\s@?#]+/?", re.ASCII)
 _HOST = r"^[A-Za-z0-9._:%\[\]-]*$"
+_KEY = re.compile(r"[a-z_][\w.-]*")
 _GROUP = re.compile(r"[\w./:-]+(,[\w./:-]+)*", re.ASCII)
 _GIVEN_ELSEWHERE = {
     "model_path": "model",
@@ -277,7 +277,7 @@ def _checked(
     elsewhere: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Scalar]:
     """Return ``table`` if its entries are valid settings of ``kind``, which errors call ``what``.
-    ``elsewhere`` has settings with another place. Raises ``PydanticCustomError``."""
+    ``elsewhere`` has settings with another place. Raises ``ValueError``."""
     for name, value in table.items():
         if place := elsewhere.get(name):
             problem = f"not set here: set it with {place}"
@@ -286,7 +286,7 @@ def _checked(
         if not problem and name != "engine_args":  # the worker checks that one
             problem = _misfit(fields_of(kind)[name], value)
         if problem:
-            raise PydanticCustomError("setting", "{said}", {"said": problem, "name": name})
+            raise ValueError(f"{name}: {problem}")
     return table
 
 
@@ -321,70 +321,19 @@ def parse_pool_file(text: str, where: str = "pool.toml") -> PoolFile:
     try:
         return PoolFile.model_validate(values)
     except ValidationError as error:
-        lines = []
         mistakes = error.errors()
-        for detail in mistakes[:_MAX_MISTAKES]:
-            keys = _without_alternatives(detail["loc"])
-            message = detail["msg"].removeprefix("Value error, ")
-            if detail["type"] == "setting":
-                keys = (*keys, detail["ctx"]["name"])
-            elif detail["type"] == "extra_forbidden":
-                message = f"unknown key{_near(str(keys[-1]), _known_beside(keys))}"
-            lines.append(f"{where}:{line_of(text, keys)}: {_spelled(keys)}: {message}")
+        lines = [f"{where}: {_described(detail)}" for detail in mistakes[:_MAX_MISTAKES]]
         if len(mistakes) > _MAX_MISTAKES:
             lines.append(f"{where}: and {len(mistakes) - _MAX_MISTAKES} more")
         raise PoolFileInvalid("\n".join(dict.fromkeys(lines))) from None
 
 
-def line_of(text: str, keys: tuple[str | int, ...]) -> int:
-    """The line of a key, else of its table, else the first line."""
-    table = [part for key in keys if isinstance(key, str) for part in key.split(".")]
-    number = next((key for key in keys if isinstance(key, int)), 0)
-    best, depth, seen = 1, 0, -1
-    here: tuple[str, ...] = ()
-    for at, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*(\[\[?)\s*([\w.\-]+)\s*\]", line):
-            here = tuple(header[2].split("."))
-            seen += header[1] == "[[" and here == tuple(table[:1])
-            key_path = here
-        elif key := re.match(r"\s*([\w\-.]+|\"[^\"]+\")\s*=", line):
-            key_path = (*here, *key[1].strip('"').split("."))
-        else:
-            continue
-        if here[:1] == ("instances",) and table[:1] == ["instances"] and seen != number:
-            continue
-        fits = len(key_path) if tuple(table[: len(key_path)]) == key_path else 0
-        if fits > depth:
-            best, depth = at, fits
-    return best
-
-
-def _known_beside(keys: tuple[str | int, ...]) -> tuple[str, ...]:
-    """The valid keys at the place of an unknown key."""
-    models: dict[str, type[BaseModel]] = {
-        "pool": PoolSettings,
-        "lanes": Tls if "tls" in keys else LanesTable,
-        "orchestrators": OrchestratorsSettings,
-        "orchestrator": OrchestratorSettings,
-        "instances": PortsSettings if "ports" in keys else InstanceSettings,
-    }
-    model = PoolFile if len(keys) == 1 else models.get(str(keys[0]), PoolFile)
-    return tuple(field.alias or name for name, field in model.model_fields.items())
-
-
-def _near(name: str, known: tuple[str, ...]) -> str:
-    near = get_close_matches(name, known, 1)
-    return f"; did you mean {near[0]}?" if near else f"; available: {', '.join(known)}"
-
-
-def _without_alternatives(keys: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """``keys`` without the union members that pydantic adds, which are not keys of the file."""
-    return tuple(k for k in keys if isinstance(k, int) or re.fullmatch(r"[a-z_][\w.-]*", k))[:4]
-
-
-def _spelled(keys: tuple[str | int, ...]) -> str:
-    """A key in the format of error messages: ``instances[0].model``."""
-    text = ""
-    for key in keys:
-        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
-    return text or "the file"
+def _described(detail: ErrorDetails) -> str:
+    """A mistake as its key and what is wrong: ``instances[0].model: Field required``."""
+    # Pydantic adds the members of a union to the keys.
+    keys = [key for key in detail["loc"] if isinstance(key, int) or _KEY.fullmatch(key)][:4]
+    where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+    what = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        what = "unknown key; see docs/pool.md"
+    return f"{where[1:] or 'the file'}: {what}"

@@ -101,8 +101,8 @@ async def test_a_broken_file_changes_nothing_and_is_said(running: Running) -> No
     before = running.machine.running()
     running.path.write_text("[[instances]]\nnam = 1\n")
     await running.until(lambda: running.said(EventKind.REFUSED_FILE))
-    assert "did you mean name?" in running.said(EventKind.REFUSED_FILE)[0]
-    with pytest.raises(ProvisionError, match="did you mean name"):
+    assert "instances[0].nam: unknown key" in running.said(EventKind.REFUSED_FILE)[0]
+    with pytest.raises(ProvisionError, match="nam: unknown key"):
         await ask(running.home, {"do": "reload"}, PATIENCE_S)
     running.path.unlink()
     with pytest.raises(PoolFileInvalid, match="cannot read"):
