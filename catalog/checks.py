@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from catalog.errors import DamagedModel, StagingFailed
+from catalog.manifests import now_ms
 from catalog.models import ModelCatalog, ModelEntry, ModelState
-from catalog.shared_file import now_ms
 from protocol.gguf import read_gguf
 
 _MAX_HEADER_BYTES: Final = 100_000_000

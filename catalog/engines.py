@@ -1,20 +1,16 @@
 """``EngineCatalog``: the engines on this machine.
 
-    TIDEGATE_HOME/engines/
-      catalog.json                     the file that this module manages
-      <id>/                            an engine's own environment, with ``.tidegate-engine.json``
-      <id>.partial/, <id>.lock         an environment being created
-
-As with models, the folders are authoritative. An engine elsewhere (a Triton in ``/opt``) has an
-entry only in the file, and gets a new one when it is requested again.
+TIDEGATE_HOME/engines/
+  <id>/                            an engine's entry in ``.tidegate-engine.json``, and its
+                                   environment, unless it is elsewhere (a Triton in ``/opt``)
+  <id>.partial/, <id>.lock         an environment being created
 """
 
 import base64
 import csv
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -22,7 +18,7 @@ from typing import Final, Literal
 import msgspec
 
 from catalog.errors import EngineUnknown
-from catalog.shared_file import Index, SharedFile
+from catalog.manifests import Index, read_manifests, write_manifest, writing
 
 ComputeMode = Literal["cpu", "cuda"]
 EnvironmentVars = Mapping[str, str]
@@ -75,12 +71,10 @@ class EngineCatalog:
 
     def __init__(self, home: Path) -> None:
         self.folder = home / "engines"
-        self.file = self.folder / "catalog.json"
-        self._index = SharedFile(self.file, Index[EngineEntry], self._scan)
 
     def engines(self) -> Index[EngineEntry]:
-        """All engines that still exist, oldest first, with the number of the last change."""
-        found = self._index.read()
+        """All engines that still exist, oldest first."""
+        found = read_manifests(self.folder, MANIFEST, EngineEntry)
         here = tuple(entry for entry in found.entries if Path(entry.binary).exists())
         return msgspec.structs.replace(found, entries=here)
 
@@ -101,17 +95,14 @@ class EngineCatalog:
 
     def put(self, entry: EngineEntry) -> EngineEntry:
         """Add or update an engine's entry; its creation time stays."""
-        with self._index.editing() as entries:
-            created_ms = entries.get(entry.id, entry).created_ms
-            entries[entry.id] = msgspec.structs.replace(entry, created_ms=created_ms)
-            return entries[entry.id]
-
-    def _scan(self) -> Iterator[EngineEntry]:
-        for manifest in self.folder.glob(f"*/{MANIFEST}"):
-            with suppress(OSError, msgspec.MsgspecError):
-                entry = msgspec.json.decode(manifest.read_bytes(), type=EngineEntry)
-                if entry.id == manifest.parent.name:
-                    yield entry
+        with writing(self.folder):
+            known = {each.id: each for each in self.entries()}.get(entry.id, entry)
+            entry = msgspec.structs.replace(entry, created_ms=known.created_ms)
+            path = self.folder / entry.id / MANIFEST
+            path.parent.mkdir(exist_ok=True)
+            if entry != known or not path.exists():
+                write_manifest(path, entry)
+            return entry
 
 
 _SHA256: Final = "sha256="

@@ -1,14 +1,11 @@
 """``ModelCatalog``: the models on this machine, for all processes.
 
     TIDEGATE_HOME/models/
-      catalog.json            the file that this module manages
-      store/<id>/             complete models, each with ``.tidegate.json``: its entry as registered
+      store/<id>/             complete models, each with its entry in ``.tidegate.json``
       staging/<id>/           models whose files are being downloaded, likewise
       trash/                  models being deleted
 
-The folders are authoritative, and the file is an index of them: a model moves to ``store`` in one
-step, once all of its files and its entry are there. A lost or damaged index is rebuilt from the
-folders.
+A model moves to ``store`` in one step, once all of its files and its entry are there.
 """
 
 import contextlib
@@ -22,9 +19,16 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from catalog.atomic import sync_folder, sync_tree, write_atomically
+from catalog.atomic import sync_folder, sync_tree
 from catalog.errors import CatalogUnusable, NoSuchModel, StagingFailed
-from catalog.shared_file import Index, SharedFile, now_ms, ordered
+from catalog.manifests import (
+    Index,
+    now_ms,
+    ordered,
+    read_manifests,
+    write_manifest,
+    writing,
+)
 from protocol.model_digest import files_digest, model_digest
 
 
@@ -95,17 +99,20 @@ class ModelCatalog:
 
     def __init__(self, home: Path) -> None:
         self.folder = home / "models"
-        self.file = self.folder / "catalog.json"
-        self._index = SharedFile(self.file, Index[ModelEntry], lambda: self._scan().values())
 
     def models(self) -> Index[ModelEntry]:
-        """All entries, oldest first, with the number of the last change."""
-        index = self._index.read()
-        if {self.path_of(entry) for entry in index.entries} == set(self._model_folders()):
-            return index
-        # A process died between moving a folder and writing the index; the next change corrects it.
-        entries = self._settled({entry.id: entry for entry in index.entries})
-        return msgspec.structs.replace(index, entries=ordered(entries.values()))
+        """All entries, oldest first, and the time of the last change."""
+        # In this order, a model that moves meanwhile is found. Complete ones override others.
+        staged, stored = (
+            read_manifests(self.folder / kind, MANIFEST, ModelEntry)
+            for kind in ("staging", "store")
+        )
+        found = {
+            entry.id: msgspec.structs.replace(entry, state=ModelState.STAGING)
+            for entry in staged.entries
+        } | {entry.id: entry for entry in stored.entries}
+        changed_ms = max(staged.changed_ms, stored.changed_ms)
+        return Index(ordered(found.values()), changed_ms)
 
     def entries(self) -> tuple[ModelEntry, ...]:
         return self.models().entries
@@ -179,16 +186,15 @@ class ModelCatalog:
         The files of a broken model go back there to be completed. Raises ``StagingFailed`` if
         another model has its name.
         """
-        with self._editing() as entries:
-            require_free(entry, entries.values())
+        with writing(self.folder):
+            require_free(entry, self.entries())
             folder, broken = (self.folder / kind / entry.id for kind in ("staging", "store"))
             if broken.exists():
                 self._throw_away(folder)
                 self._make(folder.parent)
                 os.rename(broken, folder)
             self._make(folder)
-            write_atomically(folder / MANIFEST, msgspec.json.encode(entry))
-            entries[entry.id] = entry
+            write_manifest(folder / MANIFEST, entry)
         return folder
 
     def activate(self, entry: ModelEntry) -> ModelEntry:
@@ -197,31 +203,29 @@ class ModelCatalog:
         staged, final = self.folder / "staging" / entry.id, self.folder / "store" / entry.id
         # Also syncs links and directory entries, before other processes have to wait.
         sync_tree(staged)
-        with self._editing() as entries:
+        with writing(self.folder):
             self._make(final.parent)
-            write_atomically(staged / MANIFEST, msgspec.json.encode(active))
+            write_manifest(staged / MANIFEST, active)
             self._throw_away(final)
             os.rename(staged, final)
             sync_folder(final.parent)
-            entries[entry.id] = active
         return active
 
     def update(self, id: str, **changes: str | int) -> None:
         """Change these fields of a model: use, verification or name. Other processes' changes since
         it was read stay; a removed model stays removed."""
-        with self._editing() as entries:
-            if id in entries:
-                entries[id] = msgspec.structs.replace(entries[id], **changes)
+        with writing(self.folder):
+            for entry in self.entries():
+                if entry.id == id:
+                    changed = msgspec.structs.replace(entry, **changes)
+                    write_manifest(self.path_of(entry) / MANIFEST, changed)
 
     def remove(self, entry: ModelEntry) -> None:
-        """Delete a model, complete or not. Its catalog entry is removed before its files.
-
-        Raises ``StagingFailed`` if another process is working on it.
-        """
-        with self.claim(entry.id), self._editing() as entries:
+        """Delete a model, complete or not. Raises ``StagingFailed`` if another process is working
+        on it."""
+        with self.claim(entry.id), writing(self.folder):
             for kind in ("store", "staging"):
                 self._throw_away(self.folder / kind / entry.id)
-            entries.pop(entry.id, None)
         self.empty_trash()
 
     def empty_trash(self) -> None:
@@ -245,44 +249,6 @@ class ModelCatalog:
         trash = self.folder / "trash"
         self._make(trash)
         os.rename(folder, trash / f"{folder.name}-{secrets.token_hex(4)}")
-
-    @contextlib.contextmanager
-    def _editing(self) -> Iterator[dict[str, ModelEntry]]:
-        """Entries by id according to the folders, written back if something changed."""
-        with self._index.editing() as entries:
-            settled = self._settled(entries)
-            entries.clear()
-            entries |= settled
-            yield entries
-
-    def _settled(self, entries: dict[str, ModelEntry]) -> dict[str, ModelEntry]:
-        """``entries`` reconciled with the folders, which a killed process may have changed."""
-
-        def is_staging(entry: ModelEntry) -> bool:
-            return entry.state is ModelState.STAGING
-
-        return {
-            id: entries[id]
-            if id in entries and is_staging(entries[id]) == is_staging(entry)
-            else entry
-            for id, entry in self._scan().items()
-        }
-
-    def _model_folders(self) -> Iterator[Path]:
-        for kind in ("staging", "store"):
-            yield from (self.folder / kind).glob("*")
-
-    def _scan(self) -> dict[str, ModelEntry]:
-        """Entries by id, from folders with a readable manifest; complete ones override others."""
-        found: dict[str, ModelEntry] = {}
-        for folder in self._model_folders():
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                entry = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=ModelEntry)
-                if entry.id == folder.name:
-                    is_complete = folder.parent.name == "store"
-                    state = entry.state if is_complete else ModelState.STAGING
-                    found[entry.id] = msgspec.structs.replace(entry, state=state)
-        return found
 
 
 def require_free(entry: ModelEntry, entries: Iterable[ModelEntry]) -> None:

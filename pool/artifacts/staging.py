@@ -20,6 +20,7 @@ from rich.filesize import decimal as size
 
 from catalog.checks import Digests, check_formats, check_gguf, digests_of
 from catalog.errors import DamagedModel, NoRoom, ProvisionError, StagingFailed
+from catalog.manifests import now_ms
 from catalog.models import (
     ModelCatalog,
     ModelEntry,
@@ -28,7 +29,6 @@ from catalog.models import (
     ModelState,
     require_free,
 )
-from catalog.shared_file import now_ms
 from pool.artifacts.hub import Stopped, fetch, is_repository, list_hub
 from pool.artifacts.local import can_link, list_local, take
 from pool.artifacts.packaged import fetch_wheel, list_packaged

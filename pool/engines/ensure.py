@@ -9,8 +9,8 @@ from pathlib import Path
 
 from catalog.engines import ComputeMode, EngineCatalog, EngineEntry, PreparedEngine, digest_of_files
 from catalog.errors import FetchFailed, NoEngine
+from catalog.manifests import now_ms
 from catalog.paths import NGC_ROOT
-from catalog.shared_file import now_ms
 from pool.engines import triton_wheel as wheel
 from pool.engines.environments import ensure_environment, prepared
 from pool.engines.recipes import recipe_of

@@ -33,7 +33,7 @@ from catalog.engines import (
     site_packages,
 )
 from catalog.errors import CatalogUnusable, FetchFailed
-from catalog.shared_file import now_ms
+from catalog.manifests import now_ms
 from pool.engines.recipes import ENGINES, EngineRecipe, require_tools
 from pool.engines.triton_wheel import alone
 from pool.process.logs import fresh_log, tail
@@ -67,7 +67,6 @@ async def ensure_environment(
             f"{folder} is no longer a complete environment ({folder / MANIFEST} cannot be read:"
             f" {error}): remove that folder, and run the command again"
         ) from error
-    await asyncio.to_thread(EngineCatalog(home).put, entry)
     return prepared(entry)
 
 

@@ -21,8 +21,8 @@ from aiohttp import web
 from catalog.checks import verify_model
 from catalog.engines import EngineCatalog, EngineEntry, verify_engine
 from catalog.errors import ProvisionError
+from catalog.manifests import now_ms
 from catalog.models import ModelCatalog, ModelEntry, ModelState
-from catalog.shared_file import now_ms
 from orchestrator.api.http.field_errors import must
 from orchestrator.api.http.fields import read_limit
 from orchestrator.api.http.responses import json_response

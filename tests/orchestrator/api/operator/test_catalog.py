@@ -3,10 +3,10 @@
 import asyncio
 import hashlib
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -32,7 +32,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-@patch("catalog.shared_file.now_ms", lambda: 1_700_000_000_000)
 def register(home: Path, *numbers: int, digest: str = "") -> ModelCatalog:
     catalog = ModelCatalog(home)
     for number in numbers:
@@ -48,6 +47,8 @@ def register(home: Path, *numbers: int, digest: str = "") -> ModelCatalog:
         )
         catalog.stage(entry)
         catalog.activate(entry)
+    for path in catalog.folder.rglob("*"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))  # so long ago that it has settled
     return catalog
 
 
@@ -249,8 +250,9 @@ async def test_problems_have_no_paths_of_the_machine(
     told = await verified(service, f"/engines/{entry.catalog_id}")
     assert told["verification"]["state"] == "failed"
     assert str(home.parent) not in str(told) and "/opt" not in str(told)
-    await asyncio.to_thread((home / "models" / "catalog.json").mkdir, parents=True)
+    await asyncio.to_thread((home / "models").mkdir)
+    await asyncio.to_thread((home / "models" / "store").touch)
     with caplog.at_level(logging.WARNING, "orchestrator.service"):
         body, _ = await get(service, "/models", 503)
     assert str(home.parent) not in str(body)
-    assert "catalog.json: Is a directory" in caplog.text
+    assert "models/store: Not a directory" in caplog.text
