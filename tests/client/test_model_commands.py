@@ -136,7 +136,7 @@ def test_up_gives_the_answers_of_a_script(
         assert told == (json.dumps({"script": script}) if script else None)
     (tmp_path / "mine.toml").write_text("[[answers]]\n")
     assert "answers[0] says nothing" in cli("up", "--model", "mine.toml", status=1).err
-    assert "[default: 8]" in cli("models", "add", "--help").out
+    assert "[default: 8; x>=1]" in cli("models", "add", "--help").out
     assert '""' not in cli("models", "add", "--help").out
     assert (
         "does not exist; --model takes"

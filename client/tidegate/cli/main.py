@@ -49,9 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _usage(error: "click.UsageError") -> str:
-    """One line for wrong usage: the command, the error, and where to get help."""
+    """One line for wrong usage: the command, the error, and where to get help. A command that
+    lacks its sub-command shows all of its help."""
     import click
 
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return error.message
     where = "tidegate" if error.ctx is None else error.ctx.command_path
     message = error.message
     if type(error) is click.BadParameter and (parameter := error.param) is not None:

