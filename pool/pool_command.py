@@ -1,5 +1,5 @@
 """``tidegate pool``: runs a manager in the foreground, or sends orders to a running one. Each
-coroutine here is one command, for ``execute``.
+coroutine here does the work of one command.
 
 Modules that only a manager needs, mainly gRPC and HTTP, are imported when it starts, so that the
 other commands are fast.
@@ -7,17 +7,10 @@ other commands are fast.
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
-import sys
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from catalog.errors import PoolInUse, ProvisionError
 from orchestrator.telemetry import log
@@ -28,7 +21,6 @@ from pool.pool_file import PoolFile, read_pool_file
 from pool.preflight.nvml import read_gpus
 from pool.process.process import FoundRun, GuardedProcess, clear_remains, find_detached
 
-EXIT_FAILED = 1
 _ASK_S = 10.0
 _END_S = 30.0
 """Maximum seconds that ending takes after the drain."""
@@ -47,15 +39,6 @@ def say(event: PoolEvent) -> None:
         detail=event.text or None,
         seconds=round(event.seconds, 3) if event.seconds else None,
     )
-
-
-def execute(command: Coroutine[Any, Any, bool | None]) -> int:
-    """Run a command; return its exit status."""
-    try:
-        return EXIT_FAILED if asyncio.run(command) is False else 0
-    except ProvisionError as error:
-        print(f"tidegate: {error}", file=sys.stderr)
-        return EXIT_FAILED
 
 
 async def run(path: Path) -> None:
@@ -85,52 +68,31 @@ async def run(path: Path) -> None:
     await service.run()
 
 
-async def status(path: Path | None, *, as_json: bool) -> bool:
-    """Print the state of every instance. False if no manager runs, which would restart them."""
-    home = _home(path)
+async def status(path: Path | None) -> Answer:
+    """The state of every instance. Without a manager, which would restart them, its process id is
+    None, and ``error`` says why."""
+    home = home_of(_file(path))
     try:
-        told = await ask(home, {"do": "status"}, _ASK_S)
+        return await ask(home, {"do": "status"}, _ASK_S)
     except PoolInUse as error:
-        told = _unmanaged(home)
-        print(f"tidegate: {error}", file=sys.stderr)
-    is_managed = told["manager_pid"] is not None
-    if as_json:
-        print(json.dumps(told, indent=2))
-        return is_managed
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "state", "address", "pid", "restarts", "why"):
-        table.add_column(column, overflow="fold")
-    for each in told["instances"]:
-        pid = "" if each["pid"] is None else str(each["pid"])
-        where = each["address"] or each["where"]
-        row = (each["name"], each["state"], where, pid, str(each["restarts"]))
-        table.add_row(*row, each["reason"])
-    # Output to a file or pipe gets whole lines. Reasons quote log lines, which may have brackets;
-    # these are not markup.
-    width = None if sys.stdout.isatty() else 200
-    Console(width=width, markup=False, highlight=False, emoji=False).print(table)
-    for name, reason in told["targets_failing"].items():
-        print(f"cannot tell {name}: {reason}")
-    return is_managed
+        return _unmanaged(home) | {"error": str(error)}
 
 
-async def reload(path: Path | None) -> None:
-    """Make the manager reload its file, and print the changes."""
-    told = await ask(_home(path), {"do": "reload"}, _ASK_S)
-    for what in ("start", "replace", "end"):
-        print(f"{what}: {', '.join(told[what]) or 'nothing'}")
+async def reload(path: Path | None) -> Answer:
+    """Make the manager reload its file; the changes that it makes."""
+    return await ask(home_of(_file(path)), {"do": "reload"}, _ASK_S)
 
 
 async def stop(path: Path | None, how: str) -> None:
     """End the pool: ``drain`` it, end it ``now``, or ``leave`` its instances running."""
-    home, drain_s = _home(path), _file(path).pool.drain_s
+    file = _file(path)
+    home, drain_s = home_of(file), file.pool.drain_s
     try:
         await ask(home, {"do": "stop", "how": how}, drain_s + _END_S)
     except PoolInUse:
         if not find_detached(home) or how == "leave":
             raise
         await _end_unmanaged(home, 0.0 if how == "now" else drain_s)
-    print("ended")
 
 
 async def _end_unmanaged(path: Path, grace_s: float) -> None:
@@ -174,7 +136,3 @@ def _unmanaged(home: Path) -> Answer:
 
 def _file(path: Path | None) -> PoolFile:
     return PoolFile() if path is None else read_pool_file(path)
-
-
-def _home(path: Path | None) -> Path:
-    return home_of(_file(path))

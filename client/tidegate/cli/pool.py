@@ -1,11 +1,14 @@
 """``tidegate pool``: its commands and their arguments."""
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tidegate.cli.arguments import Group, json_option, option
 from tidegate.cli.runtime import importing
+from tidegate.cli.terminal import show_list
 
 DESCRIPTION = """\
 Run the Triton instances of a machine as a file defines them.
@@ -39,10 +42,18 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 _MAYBE_FILE = click.argument("file", type=_PATH, required=False)
 
 
-def _do(what: str, *given: object, **options: object) -> int:
+def _do(what: str, *given: object) -> Any:
+    """The result of the command ``what``. Exits with 1 if it fails."""
     with importing(serving=True):
+        import asyncio
+
+        from catalog.errors import ProvisionError
         from pool import pool_command
-    return pool_command.execute(getattr(pool_command, what)(*given, **options))
+    try:
+        return asyncio.run(getattr(pool_command, what)(*given))
+    except ProvisionError as error:
+        print(f"tidegate: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 @click.group(cls=Group, help=DESCRIPTION, short_help="run a machine's instances from a file")
@@ -52,8 +63,8 @@ def pool() -> None:
 
 @pool.command("run", help=RUN_DESCRIPTION, short_help="start it, keep it up")
 @click.argument("file", type=_PATH)
-def run(file: Path) -> int:
-    return _do("run", file)
+def run(file: Path) -> None:
+    _do("run", file)
 
 
 @pool.command(
@@ -64,7 +75,22 @@ def run(file: Path) -> int:
 @_MAYBE_FILE
 @json_option
 def status(file: Path | None, as_json: bool) -> int:
-    return _do("status", file, as_json=as_json)
+    told = _do("status", file)
+    if why := told.pop("error", ""):
+        print(f"tidegate: {why}", file=sys.stderr)
+    rows = (
+        (
+            *(each["name"], each["state"], each["address"] or each["where"]),
+            *(str(each["pid"] or ""), str(each["restarts"]), each["reason"]),
+        )
+        for each in told["instances"]
+    )
+    columns = ("NAME", "STATE", "ADDRESS", "PID", "RESTARTS", "WHY")
+    show_list(told, columns, rows, numbers=columns[3:5], as_json=as_json)
+    if not as_json:
+        for name, reason in told["targets_failing"].items():
+            print(f"cannot tell {name}: {reason}")
+    return 1 if why else 0
 
 
 @pool.command(
@@ -73,15 +99,17 @@ def status(file: Path | None, as_json: bool) -> int:
     short_help="reload the file",
 )
 @_MAYBE_FILE
-def reload(file: Path | None) -> int:
-    return _do("reload", file)
+def reload(file: Path | None) -> None:
+    for what, names in _do("reload", file).items():
+        print(f"{what}: {', '.join(names) or 'nothing'}")
 
 
 @pool.command("stop", help=STOP_DESCRIPTION, short_help="drain and end it")
 @_MAYBE_FILE
 @option("--now", is_flag=True, help="cut running work off")
 @option("--leave", is_flag=True, help="end the manager only")
-def stop(file: Path | None, now: bool, leave: bool) -> int:
+def stop(file: Path | None, now: bool, leave: bool) -> None:
     if now and leave:
         raise click.UsageError("--now and --leave exclude each other; give only one")
-    return _do("stop", file, "now" if now else "leave" if leave else "drain")
+    _do("stop", file, "now" if now else "leave" if leave else "drain")
+    print("ended")

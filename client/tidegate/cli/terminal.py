@@ -7,7 +7,7 @@ color, and its lines are not cut.
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +51,9 @@ def show_list(
 
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", no_wrap=True)
+        is_number = column in numbers
+        justify: Literal["left", "right"] = "right" if is_number else "left"
+        table.add_column(column, justify=justify, no_wrap=is_number, overflow="fold")
     for row in rows:
         table.add_row(*row)
     console().print(table)

@@ -18,6 +18,7 @@ from pool.process.ports import free_ports
 from tests.support.fake_gpus import FakeGpus
 from tests.support.fake_pool import FakeMachine, Server
 from tests.support.steady_loop import hurry
+from tidegate.cli.main import main
 
 PATIENCE_S = 20.0
 ONE = '[[instances]]\nname = "one"\nmodel = "demo"\n'
@@ -230,6 +231,6 @@ def test_status_without_a_manager_fails(
 ) -> None:
     """A script that watches a pool sees by the exit status that nobody restarts its instances."""
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
-    for as_json in (False, True):
-        assert pool_command.execute(pool_command.status(None, as_json=as_json)) == 1
+    for options in ([], ["--json"]):
+        assert main(["pool", "status", *options]) == 1
         assert "no manager runs" in capsys.readouterr().err
