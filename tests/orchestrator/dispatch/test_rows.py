@@ -50,7 +50,8 @@ def test_two_numbers_are_tried_for_each_doubling() -> None:
         ((0.2, 0.5, 0.9, 0.4), 8, 100, 4),
         ((0.2, 0.5, 0.9, 0.4), 1, 100, 4),
         ((0.5, 0.88, 0.9, 0.89), 1, 100, 8),
-        ((0.2, 0.5, 0.9, 0.85), 8, 100, 8),  # a change that is worth too little
+        ((0.2, 0.5, 0.9, 0.85), 8, 50, 8),  # a change that is worth too little
+        ((0.2, 0.5, 0.9, 0.85), 8, 100, 4),  # five of a hundred requests
         ((0.2, 0.5, 0.9, 0.7), 8, 4, 8),  # of four requests it may be chance
         ((0.0, 0.0, 0.0, 0.0), 2, 100, 8),
     ],
