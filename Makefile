@@ -19,7 +19,7 @@ FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
 .PHONY: help setup setup-dev demo test test-slow test-all ci-all test-avx2 test-clients test-engines test-llamacpp lint wheel clean \
-  record figures bench bench-quick bench-engine bench-goodput bench-peers bench-slot soak-slot sim chaos soak fuzz
+  record figures bench bench-quick bench-engine bench-goodput bench-peers bench-slot soak-slot sim chaos soak
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
@@ -48,7 +48,6 @@ help:
 	@echo 'make chaos         kill -9, SIGSTOP and restarts of every process under load;'
 	@echo '                   of two orchestrators that share a store, too  ARGS="--seed 2"'
 	@echo 'make soak          text and durable tasks for an hour: does anything grow?   SECONDS=600'
-	@echo 'make fuzz          requests made up from /openapi.json   EXAMPLES=50 for each route'
 	@echo 'make bench-engine  the engine by itself, on random weights of a real shape'
 	@echo '                   DEVICE=cuda; ARGS="--only engine --shape 1.5b"'
 	@echo 'make wheel         build/tidegate-….whl: pip install it, then tidegate up'
@@ -156,9 +155,6 @@ chaos: setup-dev
 
 soak: setup-dev
 	$(BIN)/python -m perf.chaos --soak $(or $(SECONDS),3600) --json build/soak.json --allow-dirty $(ARGS)
-
-fuzz: setup-dev
-	FUZZ_EXAMPLES=$(or $(EXAMPLES),50) $(BIN)/python -m pytest -n 0 -q tests/orchestrator/api/test_openapi_fuzz.py $(ARGS)
 
 sim: setup-dev
 	$(BIN)/python -m perf.sim $(ARGS)

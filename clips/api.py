@@ -5,18 +5,17 @@ event, ``result`` or ``error``. A follower first gets the stored events, then ne
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Final, Literal
+from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
 from clips.dispatch.fleet import ClipFleet
 from clips.dispatch.service import Clips
 from clips.dispatch.task import MODEL, OUTPUTS, ClipJob, ClipTask, StageProgress
 from clips.files import send_file
-from clips.plan.recipe import MAJOR, MAX_TEXT, MINOR, RecipeError, read_recipe
+from clips.plan.recipe import RecipeError, read_recipe
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, trace_of
@@ -27,7 +26,6 @@ from orchestrator.api.http.responses import deadline_headers, json_response
 from orchestrator.api.native.events import NumberedEvents, error_object, read_last_event_id
 from orchestrator.api.native.listing import listed, standing
 from orchestrator.api.native.routes import read_idempotency_key
-from orchestrator.api.openapi.operation import EVENTS, PLAIN, Operation
 from orchestrator.errors import InvalidRequest, ModelNotFound, NotFound
 from orchestrator.retention import no_such
 from orchestrator.tasks.ending import Ending
@@ -35,21 +33,11 @@ from orchestrator.tasks.job import OnDisconnect
 from orchestrator.tasks.submissions import SubmissionKey, Submissions
 from protocol import excerpt
 
-_RECIPE_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "schema": {"type": "string", "enum": [f"{MAJOR}.{minor}" for minor in range(MINOR + 1)]},
-        "text": {"type": "string", "minLength": 1, "maxLength": MAX_TEXT},
-    },
-    "required": ["schema", "text"],
-}
-"""Schema of a recipe in the OpenAPI document; docs/slot.md has the rest."""
-
 
 class ClipBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Body of a new clip. The worker's rules apply to ``recipe`` (docs/slot.md)."""
 
-    recipe: Annotated[msgspec.Raw, Meta(extra_json_schema=_RECIPE_SCHEMA)]
+    recipe: msgspec.Raw
     model: str = "slot"
     deadline_ms: float | None = None
     on_deadline: Literal["error", "degrade"] = "error"
@@ -171,19 +159,6 @@ def routes() -> list[web.RouteDef]:
         web.post("/v2/slots/{slot_id}/cancel", cancel),
         web.get("/v2/slots/{slot_id}/outputs/{name}", output),
     ]
-
-
-OPERATIONS: Final[Mapping[str, Operation]] = {
-    "POST /v2/slots": Operation(ClipBody, statuses=(202,)),
-    "GET /v2/slots": Operation(parameters=("status", "limit")),
-    "GET /v2/slots/{slot_id}": PLAIN,
-    "DELETE /v2/slots/{slot_id}": Operation(statuses=(202,)),
-    "GET /v2/slots/{slot_id}/events": Operation(gives=(EVENTS,)),
-    "POST /v2/slots/{slot_id}/cancel": Operation(statuses=(202,)),
-    "GET /v2/slots/{slot_id}/outputs/{name}": Operation(
-        gives=("video/mp4", "audio/wav", "image/png"), statuses=(200, 206, 304)
-    ),
-}
 
 
 def _job(request: web.Request, body: ClipBody) -> ClipJob:

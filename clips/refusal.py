@@ -1,11 +1,7 @@
 """The answer of ``/v2/slots`` if the service renders no clips."""
 
-from collections.abc import Mapping
-from typing import Final
-
 from aiohttp import web
 
-from orchestrator.api.openapi.operation import Operation
 from orchestrator.errors import NotFound
 
 
@@ -18,6 +14,3 @@ async def refuse(request: web.Request) -> web.Response:
 
 def routes() -> list[web.RouteDef]:
     return [web.route("*", "/v2/slots{rest:.*}", refuse)]
-
-
-OPERATIONS: Final[Mapping[str, Operation]] = {}

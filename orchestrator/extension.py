@@ -154,7 +154,7 @@ class Extension:
     # ── HTTP ─────────────────────────────────────────────────────────────────────────────────
 
     def edges(self) -> Iterable[ModuleType]:
-        """Modules with ``routes()``, and ``OPERATIONS`` that describe them for OpenAPI."""
+        """Modules with ``routes()``."""
         return ()
 
     def attach(self, app: "web.Application") -> None:

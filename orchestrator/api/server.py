@@ -43,7 +43,6 @@ from orchestrator.api.http.finding import ELSEWHERE, Elsewhere
 from orchestrator.api.http.ignored import IGNORED_FIELDS, Ignored, IgnoredFields
 from orchestrator.api.http.responses import error_response, name_response, rate_limit_headers
 from orchestrator.api.native import routes as native
-from orchestrator.api.openapi import document as openapi
 from orchestrator.api.operator import (
     admin,
     capabilities,
@@ -135,7 +134,6 @@ def build_runner(
     app[LARGE_BODIES] = LargeBodies()
     app[catalog.VERIFICATIONS] = catalog.Verifications(state_dir)
     app[ELSEWHERE] = Elsewhere()
-    app[openapi.DOCUMENT] = openapi.Document()
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
     for room in orchestrator.rooms:
@@ -144,10 +142,9 @@ def build_runner(
         app[admin.CONTROL] = control
         app.add_routes(admin.routes())
         control.follow_keys(app[AUTH])
-    operating = (instances, capabilities, catalog, overview, openapi, probes, neighbours)
+    operating = (instances, capabilities, catalog, overview, probes, neighbours)
     of_dialects = [edge for served in SERVED for edge in served.edges]
     of_rooms = [edge for room in orchestrator.rooms for edge in room.edges()]
-    app[openapi.EDGES] = (*of_dialects, *of_rooms)
     for edge in (*of_dialects, *of_rooms, *operating):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)

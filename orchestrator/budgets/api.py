@@ -1,14 +1,12 @@
 """``/v2/budget``: a key's budget for this month, and its spending by category."""
 
 import re
-from collections.abc import Mapping
 from typing import Final
 
 from aiohttp import web
 
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.openapi.operation import PLAIN, Operation
 from orchestrator.budgets.books import BookEntry, month_ends, month_of
 from orchestrator.budgets.budgets import Budgets
 from orchestrator.errors import InvalidRequest, NotReady
@@ -54,6 +52,3 @@ async def show(request: web.Request) -> web.Response:
 
 def routes() -> list[web.RouteDef]:
     return [web.get("/v2/budget", show)]
-
-
-OPERATIONS: Final[Mapping[str, Operation]] = {"GET /v2/budget": PLAIN}

@@ -1,8 +1,6 @@
 """``/v2/sessions``: create, show, list and delete conversations."""
 
 import re
-from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -13,7 +11,6 @@ from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import read_idle_keep_s, read_limit
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.native.types import TaskMessage, given, prompt_of
-from orchestrator.api.openapi.operation import PLAIN, Operation
 from orchestrator.errors import InvalidRequest
 from orchestrator.sessions.session import History, HistoryForm, Session
 from orchestrator.sessions.store import SESSION_BYTES, SessionStore
@@ -97,14 +94,6 @@ def routes() -> list[web.RouteDef]:
         web.get("/v2/sessions/{session_id}", show),
         web.delete("/v2/sessions/{session_id}", delete),
     ]
-
-
-OPERATIONS: Final[Mapping[str, Operation]] = {
-    "POST /v2/sessions": Operation(SessionRequest, statuses=(200, 201), body_is_optional=True),
-    "GET /v2/sessions": PLAIN,
-    "GET /v2/sessions/{session_id}": PLAIN,
-    "DELETE /v2/sessions/{session_id}": PLAIN,
-}
 
 
 def _session_of(request: web.Request) -> Session:

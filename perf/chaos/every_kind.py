@@ -29,7 +29,7 @@ _INPUT: Final = {"model": "demo", "max_output_tokens": 16, "input": "{words}"}
 _PAGES: Final = tuple(
     """
     / /page/icon.svg /health /health/live /health/ready /health/startup /version
-    /metrics /metrics/vllm /openapi.json
+    /metrics /metrics/vllm
     /v1/batches /v1/batches/{batch} /v1/files /v1/files/{file} /v1/files/{file}/content
     /v1/models /v1/models/demo
     /v1/responses/{response}

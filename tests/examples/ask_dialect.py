@@ -1,6 +1,5 @@
 """A dialect: ``POST /ask`` with ``{"question": "…"}`` answers ``{"answer": "…"}``."""
 
-from collections.abc import Mapping
 from typing import Final
 
 from aiohttp import web
@@ -10,7 +9,6 @@ from orchestrator.api.http.context import Dialect
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import GenerationRequest, read_job
 from orchestrator.api.http.responses import json_response, whole_answer
-from orchestrator.api.openapi.operation import Operation
 from orchestrator.tasks.job import Api, Job, Prompt
 
 ASK: Final = Dialect("/ask", lambda error, request_id: {"sorry": error.message}, is_tolerant=True)
@@ -42,6 +40,3 @@ async def ask(request: web.Request) -> web.Response:
 
 def routes() -> list[web.RouteDef]:
     return [web.post("/ask", ask)]
-
-
-OPERATIONS: Final[Mapping[str, Operation]] = {"POST /ask": Operation(Question)}

@@ -163,42 +163,36 @@ def _inside(place: types.Type, step: str) -> Iterator[types.Type]:
 
 
 @cache
-def with_unknown_fields(kind: Any, *, forbidden: bool | None, is_told: bool = False) -> Any:
-    """``kind`` with unknown fields ``forbidden`` or allowed (None: unchanged), also in all inner
-    messages. ``is_told``: raw JSON becomes ``Any``, so that msgspec can describe the type."""
-    change = partial(with_unknown_fields, forbidden=forbidden, is_told=is_told)
+def with_unknown_fields(kind: Any, *, forbidden: bool) -> Any:
+    """``kind`` with unknown fields ``forbidden`` or allowed, also in all inner messages."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is None or origin is Literal or not parts:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            return _changed(kind, forbidden, is_told)
-        return Any if is_told and kind is msgspec.Raw else kind
+            return _changed(kind, forbidden)
+        return kind
+    change = partial(with_unknown_fields, forbidden=forbidden)
     if origin is Annotated:
         return Annotated[(change(parts[0]), *parts[1:])]
     inner = tuple(part if part is ... else change(part) for part in parts)
     if inner == parts:
         return kind
     if origin in (Union, UnionType):
-        return Any if Any in inner else reduce(or_, inner)
+        return reduce(or_, inner)
     return origin[inner]
 
 
-@cache
-def _changed(
-    message: type[msgspec.Struct], forbidden: bool | None, is_told: bool
-) -> type[msgspec.Struct]:
+def _changed(message: type[msgspec.Struct], forbidden: bool) -> type[msgspec.Struct]:
     """A subclass of ``message`` with the new rule. It can replace ``message``."""
     fields = []
     for field in msgspec.structs.fields(message):
-        kind = with_unknown_fields(field.type, forbidden=forbidden, is_told=is_told)
+        kind = with_unknown_fields(field.type, forbidden=forbidden)
         if kind != field.type:
-            name, factory = field.encode_name, field.default_factory
-            default = None if isinstance(field.default, msgspec.Raw) else field.default
             made = msgspec.field(  # type: ignore[call-overload]  # one of them is NODEFAULT
-                name=name, default=default, default_factory=factory
+                name=field.encode_name, default=field.default, default_factory=field.default_factory
             )
             fields.append((field.name, kind, made))
     now = message.__struct_config__.forbid_unknown_fields
-    if forbidden is None or getattr(message, "has_fields_of_ours", False):
+    if getattr(message, "has_fields_of_ours", False):
         forbidden = now
     if not fields and now is forbidden:
         return message

@@ -5,16 +5,13 @@ call. Its ``Content-Security-Policy`` allows connections only to this service.
 """
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from aiohttp import web
 
 import orchestrator
 from orchestrator.api.auth import PAGE_FILES
-from orchestrator.api.openapi.operation import HTML, Operation
 from orchestrator.errors import NotFound
 from protocol import excerpt
 
@@ -122,9 +119,3 @@ def _answer(request: web.Request, name: str) -> web.Response:
 
 def routes() -> list[web.RouteDef]:
     return [web.get("/", index), web.get(f"{PAGE_FILES}/{{name:.+}}", file)]
-
-
-OPERATIONS: Final[Mapping[str, Operation]] = {
-    "GET /": Operation(gives=(HTML,)),
-    "GET /page/{name}": Operation(gives=("*/*",), statuses=(200, 304)),
-}

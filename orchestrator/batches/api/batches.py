@@ -1,15 +1,11 @@
 """``/v1/batches``: the requests of a file, served in the background within one deadline."""
 
-from collections.abc import Mapping
-from typing import Final
-
 import msgspec
 from aiohttp import web
 
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.openapi.operation import PLAIN, Operation
 from orchestrator.batches.api.files import page_of
 from orchestrator.batches.api.served_lines import batches_of, owner_of
 from orchestrator.batches.folder import new_id
@@ -117,11 +113,3 @@ def _checked(body: BatchRequest) -> BatchRequest:
             f"metadata must have at most {_METADATA_CHARS} characters", field="metadata"
         )
     return body
-
-
-OPERATIONS: Final[Mapping[str, Operation]] = {
-    "POST /v1/batches": Operation(BatchRequest),
-    "GET /v1/batches": Operation(parameters=("limit", "after")),
-    "GET /v1/batches/{batch_id}": PLAIN,
-    "POST /v1/batches/{batch_id}/cancel": PLAIN,
-}

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from aiohttp import (
     BadContentDispositionHeader,
@@ -15,7 +15,6 @@ from aiohttp import (
 from orchestrator.api.http.body import Patience
 from orchestrator.api.http.fields import read_limit
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.openapi.operation import PLAIN, Operation
 from orchestrator.batches.api.served_lines import batches_of, owner_of
 from orchestrator.batches.records import StoredBatch, StoredFile
 from orchestrator.batches.shop import Upload
@@ -221,20 +220,3 @@ def _text(header: str) -> str:
 async def _named(request: web.Request) -> StoredFile:
     name = request.match_info["file_id"]
     return await batches_of(request).file(owner_of(request), name)
-
-
-FORM: Final[Mapping[str, object]] = {
-    "type": "object",
-    "properties": {
-        "file": {"type": "string", "format": "binary"},
-        "purpose": {"type": "string", "enum": ["batch"]},
-    },
-    "required": ["file", "purpose"],
-}
-OPERATIONS: Final[Mapping[str, Operation]] = {
-    "POST /v1/files": Operation(takes=FORM),
-    "GET /v1/files": Operation(parameters=("purpose", "limit", "order", "after")),
-    "GET /v1/files/{file_id}": PLAIN,
-    "DELETE /v1/files/{file_id}": PLAIN,
-    "GET /v1/files/{file_id}/content": Operation(gives=("application/jsonl",)),
-}

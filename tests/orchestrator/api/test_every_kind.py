@@ -7,7 +7,6 @@ from pathlib import Path
 
 import aiohttp
 
-from orchestrator.api.openapi.document import operations_of
 from perf.chaos.clients import ChaosLedger
 from perf.chaos.every_kind import KINDS, EveryKind
 from tests.orchestrator.api.tools import CARD
@@ -42,10 +41,15 @@ async def test_every_kind_is_answered(
     assert ledger.faults == []
     assert service.runner.app is not None
     sent = [f"{method} {path}" for method, path, _ in KINDS]
+    routes = {
+        f"{route.method} {route.resource.canonical}"
+        for route in service.runner.app.router.routes()
+        if route.resource is not None and route.method in ("GET", "POST")
+    }
     patterns = {
         route: re.compile(re.sub(r"{[^}]*}", "[^/]+", route))
-        for route in operations_of(service.runner.app)
-        if not route.startswith("DELETE") and not any(part in route for part in _OTHERS)
+        for route in routes
+        if not any(part in route for part in _OTHERS)
     }
     missing = [r for r, known in patterns.items() if not any(map(known.fullmatch, sent))]
     assert not missing, "\n".join(missing)

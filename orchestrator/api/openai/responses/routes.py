@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -34,7 +33,6 @@ from orchestrator.api.openai.responses.output import (
 from orchestrator.api.openai.responses.store import ResponseStore, Stored
 from orchestrator.api.openai.responses.tools import asked_tools
 from orchestrator.api.openai.responses.types import ParsedResponses, ResponsesRequest, echo_of
-from orchestrator.api.openapi.operation import EVENTS, JSON, PLAIN, Operation
 from orchestrator.errors import InvalidRequest, NotFound
 from orchestrator.parsing.pieces import Reasoning
 from orchestrator.tasks.job import Api, Chat, Message, OnDisconnect, ToolCall
@@ -175,14 +173,6 @@ def _answer(body: bytes) -> web.Response:
 
 def _named(request: web.Request) -> tuple[str, str]:
     return request[CONTEXT].key.fingerprint, request.match_info["response_id"]
-
-
-OPERATIONS: Final[Mapping[str, Operation]] = {
-    "POST /v1/responses": Operation(ResponsesRequest, (JSON, EVENTS)),
-    "GET /v1/responses/{response_id}": PLAIN,
-    "DELETE /v1/responses/{response_id}": PLAIN,
-    "POST /v1/responses/{response_id}/cancel": PLAIN,
-}
 
 
 class OutputCollector:

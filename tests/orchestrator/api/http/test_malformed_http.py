@@ -146,7 +146,7 @@ async def test_connections_are_bounded_and_the_last_are_for_operators(
             await asyncio.sleep(0.01)
 
 
-MANY = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 60
+MANY = b"GET /page/vendor/uPlot.iife.min.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 60
 """Requests whose answers are large and cost nothing to make."""
 
 

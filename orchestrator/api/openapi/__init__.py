@@ -1,1 +1,0 @@
-"""``/openapi.json``: the requests and responses of every route of the service."""
