@@ -84,21 +84,13 @@ class Questions:
             finally:  # releases the prompt's resources
                 task.end(aborted(AbortCause.CANCEL), self._clock.now())
 
-    async def tokenize(
+    async def count_tokens(
         self, model: str, prompt: Prompt, deadline: Deadline, key: str, tenant: str
-    ) -> Sequence[int]:
-        """A prompt's token ids, exactly as a request gets them. Raises ``TidegateError``."""
+    ) -> int:
+        """The number of tokens of a prompt as a request gets it. Raises ``TidegateError``."""
         with self._stages.limits.counted(key):
             encoder = self._stages.models.resolve(model)
-            return await self._stages.reader.token_ids(encoder, prompt, deadline, tenant)
-
-    async def detokenize(
-        self, model: str, ids: Sequence[int], deadline: Deadline, key: str, tenant: str
-    ) -> str:
-        """The text of token ids. Raises ``TidegateError``."""
-        with self._stages.limits.counted(key):
-            encoder = self._stages.models.resolve(model)
-            return await self._stages.reader.text_of(encoder, ids, deadline, tenant)
+            return len(await self._stages.reader.token_ids(encoder, prompt, deadline, tenant))
 
     def standings(self, key: str) -> list[Standing]:
         """The remaining units of a key's limits."""

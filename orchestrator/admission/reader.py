@@ -100,13 +100,6 @@ class PromptReader:
         self.images.check(images_of(prompt))
         return await self._ids(encoder, prompt, deadline.at, "", tenant)
 
-    async def text_of(
-        self, encoder: PromptEncoder, ids: Sequence[int], deadline: Deadline, tenant: str
-    ) -> str:
-        """The text of token ids. Raises ``TidegateError``."""
-        steps, size = encoder.decode_in_steps(ids), 8 * len(ids)
-        return await self.encoding.run(steps, size, deadline.at, tenant=tenant)
-
     def _take_images(self, task: Task, images: Sequence[Image]) -> None:
         """Attach these images to a task. Raises ``InvalidRequest`` or ``QueueFull``."""
         self.images.check(images)

@@ -48,7 +48,6 @@ from orchestrator.api.operator import (
     capabilities,
     catalog,
     instances,
-    neighbours,
     overview,
     probes,
 )
@@ -82,7 +81,10 @@ _INSTEAD = {
     "/embeddings": "ask a server of embeddings, such as vLLM's, for vectors",
     "/v1/messages/batches": "send the requests as a file, to /v1/files and /v1/batches",
     "/input_items": "what a response was made from is what was sent; keep it",
-    "/v1/responses/input_tokens": "/v1/tokenize counts the tokens of messages",
+    **dict.fromkeys(
+        ("/v1/responses/input_tokens", "/tokenize"),
+        "/v1/messages/count_tokens counts the tokens of messages",
+    ),
     "/v1/responses/compact": "send a shorter conversation as input",
     **dict.fromkeys(("/api/chat", "/api/generate"), "send it to /v1/chat/completions"),
     "/api/tags": "models are at /v1/models",
@@ -142,7 +144,7 @@ def build_runner(
         app[admin.CONTROL] = control
         app.add_routes(admin.routes())
         control.follow_keys(app[AUTH])
-    operating = (instances, capabilities, catalog, overview, probes, neighbours)
+    operating = (instances, capabilities, catalog, overview, probes)
     of_dialects = [edge for served in SERVED for edge in served.edges]
     of_rooms = [edge for room in orchestrator.rooms for edge in room.edges()]
     for edge in (*of_dialects, *of_rooms, *operating):

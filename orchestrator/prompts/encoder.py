@@ -261,31 +261,6 @@ class PromptEncoder:
             token_ids = keyed_by_images(token_ids, vision.token_id, sizes)
         return block_hashes(token_ids, self.card.block_tokens, salt)
 
-    def without_added(self, ids: Sequence[int]) -> Sequence[int]:
-        """A plain prompt's ids without the ids that every plain prompt gets. Raises
-        ``InvalidRequest`` if they cannot be distinguished."""
-        if self._around is None:
-            raise InvalidRequest(
-                "add_special_tokens: this model's tokenizer puts special tokens anywhere; omit it",
-                field="add_special_tokens",
-            )
-        before, behind = self._around
-        return ids[len(before) : len(ids) - len(behind)]
-
-    def decode_in_steps(self, ids: Sequence[int]) -> Steps[str]:
-        """Decode ids to text with special tokens, for a thread. Raises ``InvalidRequest``."""
-        yield False
-        if len(ids) > self.card.context_tokens:
-            raise ContextOverflow(
-                f"{len(ids)} tokens are more than this model's maximum context length, which is "
-                f"{self.card.context_tokens} tokens",
-                field="tokens",
-            )
-        self._require_known(ids, "tokens")
-        # Only batches let go of the interpreter's lock.
-        (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
-        return text
-
     def _ids_of(self, text: str, *, add_special_tokens: bool = False) -> Sequence[int]:
         if len(text) <= INLINE_CHARS:
             ids: Sequence[int] = self._tokenizer.encode(
@@ -444,15 +419,12 @@ class PromptEncoder:
         if not ids:
             raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
         self._require_room(len(ids), is_least=False)  # before min and max, which may take long
-        self._require_known(ids, "prompt")
-        return ids
-
-    def _require_known(self, ids: Sequence[int], field: str) -> None:
-        if ids and not 0 <= min(ids) <= max(ids) < self.card.vocab_size:
+        if not 0 <= min(ids) <= max(ids) < self.card.vocab_size:
             raise InvalidRequest(
                 f"token ids must be from 0 to {self.card.vocab_size - 1} for this model",
-                field=field,
+                field="prompt",
             )
+        return ids
 
 
 def vocabulary_of(card: ModelCard) -> bytes:

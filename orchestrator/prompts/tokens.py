@@ -72,10 +72,6 @@ class VocabularyTexts:
         except UnicodeDecodeError:
             return None
 
-    def spellings_of(self, ids: Sequence[int]) -> list[str]:
-        """The vocabulary's names of tokens, which may not be text."""
-        return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
-
     def _look_up(self, token_id: int) -> SpelledToken:
         data = b"" if self._pieces is None else self._pieces[token_id]
         if data:

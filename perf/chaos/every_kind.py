@@ -28,7 +28,7 @@ _TEXT: Final = {"model": "demo", "max_tokens": 12, "prompt": "{words}"}
 _INPUT: Final = {"model": "demo", "max_output_tokens": 16, "input": "{words}"}
 _PAGES: Final = tuple(
     """
-    / /page/icon.svg /health /health/live /health/ready /health/startup /version
+    / /page/icon.svg /health /health/live /health/ready /health/startup
     /metrics /metrics/vllm
     /v1/batches /v1/batches/{batch} /v1/files /v1/files/{file} /v1/files/{file}/content
     /v1/models /v1/models/demo
@@ -66,8 +66,6 @@ _POSTS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("/v1/messages", _CHAT),
     ("/v1/messages", _CHAT | {"stream": True, "system": "{words}"}),
     ("/v1/messages/count_tokens", {"model": "demo", "messages": [_USER]}),
-    ("/v1/tokenize", {"model": "demo", "prompt": "{words}"}),
-    ("/v1/detokenize", {"model": "demo", "tokens": [100, 101, 102]}),
     ("/v2/quote", _TEXT),
     ("/v2/quote", _TEXT | {"accept": 0.9, "hold_ms": 50}),
     ("/v2/tasks", _TEXT | {"tenant": "{word}"}),

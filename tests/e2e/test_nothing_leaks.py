@@ -84,7 +84,7 @@ class Client:
         assert status == 202, text
         async with self._session.get(json.loads(text)["events_url"]) as events:
             await events.read()
-        await self.post("/v1/tokenize", {"model": "demo", "prompt": STORY})
+        await self.post("/v1/messages/count_tokens", {"model": "demo", "messages": CHAT[1:]})
 
     async def go_wrong(self) -> None:
         """Every way to be refused, stopped or misunderstood, with a text that could be repeated."""

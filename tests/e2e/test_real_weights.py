@@ -88,9 +88,10 @@ async def test_the_bytes_of_tokens_make_the_text(chat: Chat) -> None:
 @pytest.mark.parametrize("text", RECORDED["texts"])
 async def test_texts_are_cut_as_transformers_cuts_them(chat: Chat, text: str) -> None:
     """Each digit is a token of its own."""
-    told = {"model": "smollm2", "prompt": text, "add_special_tokens": False}
-    async with chat.http.post("/tokenize", json=told) as response:
-        assert (await response.json())["tokens"] == RECORDED["texts"][text]
+    told = {"model": "smollm2", "prompt": text, "max_tokens": 1, "return_token_ids": True}
+    async with chat.http.post("/v1/completions", json=told) as response:
+        (choice,) = (await response.json())["choices"]
+        assert choice["prompt_token_ids"] == RECORDED["texts"][text]
 
 
 @pytest.mark.parametrize("stop", ["\n4. 4", "3\n4", "9", "5. 5\n6. 6\n7"])

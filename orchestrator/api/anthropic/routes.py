@@ -79,10 +79,10 @@ async def count_tokens(request: web.Request) -> web.Response:
 
     model, prompt = await read_body(request, _count_reader, parse)
     key = context.key
-    ids = await orchestrator.questions.tokenize(
+    count = await orchestrator.questions.count_tokens(
         model, prompt, deadline, key.fingerprint, key.tenant
     )
-    return json_response({"input_tokens": len(ids)})
+    return json_response({"input_tokens": count})
 
 
 def routes() -> list[web.RouteDef]:

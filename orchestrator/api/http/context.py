@@ -54,14 +54,12 @@ class Dialect:
     """Header with the duration of the request in ms; empty if the API has none."""
     tells_queue: bool = False
     """Whether rate limit headers also cover the queue. Clients would hit its limit first."""
-    aliases: frozenset[str] = frozenset()
-    """Paths of the API outside ``path``."""
     is_tolerant: bool = False
     """Whether unknown fields are ignored, because the API has third-party clients. The setting
     ``TIDEGATE_HTTP__STRICT_FIELDS`` turns this off."""
 
     def serves(self, path: str) -> bool:
-        return path == self.path or path.startswith(f"{self.path}/") or path in self.aliases
+        return path == self.path or path.startswith(f"{self.path}/")
 
 
 ORCHESTRATOR = web.AppKey("orchestrator", Orchestrator)

@@ -16,7 +16,6 @@ from orchestrator.tasks.job import Chat, Message, Tool, ToolCall, said_by
 from protocol import excerpt
 
 if TYPE_CHECKING:
-    from orchestrator.api.openai.tokens import TokenizeRequest
     from orchestrator.api.openai.types import ChatRequest
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
@@ -93,7 +92,7 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
     cache_control: Unused = NULL
 
 
-def chat_of(body: "ChatRequest | TokenizeRequest", tools: tuple[Tool, ...] = ()) -> Chat:
+def chat_of(body: "ChatRequest", tools: tuple[Tool, ...]) -> Chat:
     """The chat of a body, with the tools that may be called. Raises ``InvalidRequest``."""
     if not body.messages:
         raise InvalidRequest("messages is empty; send at least one message", field="messages")

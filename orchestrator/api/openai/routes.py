@@ -24,7 +24,7 @@ from orchestrator.api.http.responses import (
     task_headers,
 )
 from orchestrator.api.http.tools import effort_argument
-from orchestrator.api.openai import echo, tokens
+from orchestrator.api.openai import echo
 from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.chunks import ChunkStream, ParsedChunkStream
 from orchestrator.api.openai.shapes import CHAT, COMPLETION, Shape, stop_reason, stop_text
@@ -88,7 +88,6 @@ def routes() -> list[web.RouteDef]:
         web.post("/v1/completions/{task_id}/cancel", cancel),
         web.get("/v1/models", models),
         web.get("/v1/models/{model:.+}", model),
-        *tokens.routes(),
     ]
 
 

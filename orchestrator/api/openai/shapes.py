@@ -288,5 +288,4 @@ OPENAI = Dialect(
     time_header="openai-processing-ms",
     tells_queue=True,
     is_tolerant=True,
-    aliases=frozenset({"/tokenize", "/detokenize", "/version"}),
 )

@@ -1,4 +1,4 @@
-"""Compatibility with vLLM's clients and dashboards: its ``/version``, and metrics with its names.
+"""Metrics with vLLM's names, for its dashboards.
 
 Endpoint pickers and autoscalers read these metrics, according to the "model server protocol" that
 llm-d's router follows (https://github.com/kubernetes-sigs/gateway-api-inference-extension/tree/
@@ -8,23 +8,9 @@ main/docs/proposals/003-model-server-protocol).
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
-from aiohttp import web
-
-from orchestrator.api.config import VERSION
-from orchestrator.api.http.responses import json_response
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.work import Stage
 from orchestrator.telemetry.metrics import MetricRow, Samples
-
-
-async def version(request: web.Request) -> web.Response:
-    """Show the version of this service in vLLM's format."""
-    return json_response({"version": VERSION})
-
-
-def routes() -> list[web.RouteDef]:
-    return [web.get("/version", version)]
-
 
 VLLM_PREFIX = "vllm:"
 

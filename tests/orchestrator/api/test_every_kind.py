@@ -20,8 +20,6 @@ _OTHERS = (
     "/cancel",
     "/overview/events",  # for as long as somebody looks
     "POST /v2/instances",
-    " /tokenize",  # these two as below /v1
-    " /detokenize",
 )
 """Parts of routes that it leaves out; operators' are among them."""
 

@@ -30,9 +30,8 @@ async def test_or12_a_token_when_one_is_set(worker: FakeWorker, make_service: Ma
             assert response.status == 401
             assert response.headers["WWW-Authenticate"] == "Bearer"
             assert (await response.json())["error"]["code"] == "unauthenticated"
-        for path in ("/v1/models", "/version"):
-            told = await service.ask("GET", path, 401, headers=headers)
-            assert told["error"]["type"] == "authentication_error"
+        told = await service.ask("GET", "/v1/models", 401, headers=headers)
+        assert told["error"]["type"] == "authentication_error"
     for headers in ({"Authorization": "bearer right"}, {"x-api-key": "right"}):
         await service.ask("POST", "/v2/tasks", 202, json=TASK, headers=headers)
     for path in ("/health", "/health/live", "/health/ready", "/health/startup", "/metrics"):

@@ -20,7 +20,6 @@ from tests.orchestrator.api.http.test_tolerant_reader import (
     MESSAGES,
     RESPONSES,
     TEXT,
-    TOKENIZE,
     sent,
 )
 from tests.orchestrator.api.tools import CARD, SCHEMA, prompt_of, says
@@ -175,7 +174,6 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (MESSAGES, {"thinking": {"type": "sometimes"}}, Refused("thinking.type")),
     (MESSAGES, {"response_format": {"type": "json_object"}}, Refused("send output_config.format")),
     (RESPONSES, {"structured_outputs": {"json": {}}}, Refused("send text.format")),
-    (TOKENIZE, {"chat_template": "{{ x }}"}, Refused("chat_template")),
 ]
 
 
@@ -237,7 +235,7 @@ async def test_a_model_that_is_left_out_or_has_an_alias(
     one, other = await make_worker(), await make_worker(model="other")
     service = await make_service(one, other, models__aliases=aliases)
     await service.until(lambda: len(service.orchestrator.models.by_name()) == 2)
-    for path in (CHAT, MESSAGES, RESPONSES, COUNT, TEXT, "/v1/tokenize"):
+    for path in (CHAT, MESSAGES, RESPONSES, COUNT, TEXT):
         body = {name: value for name, value in BODIES[path].items() if name != "model"}
         status, _, message = await sent(service, path, body)
         assert status == 400 and "name one: fake, other" in message

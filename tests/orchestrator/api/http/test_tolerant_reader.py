@@ -18,7 +18,6 @@ from tests.support.fake_worker import FakeWorker
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
-TOKENIZE = "/v1/tokenize"
 HI = {"role": "user", "content": "hi"}
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": "fake", "messages": [HI], "max_tokens": 4},
@@ -26,7 +25,6 @@ BODIES: dict[str, dict[str, Any]] = {
     RESPONSES: {"model": "fake", "input": "hi", "max_output_tokens": 4},
     MESSAGES: {"model": "fake", "messages": [HI], "max_tokens": 4},
     COUNT: {"model": "fake", "messages": [HI]},
-    TOKENIZE: {"model": "fake", "prompt": "hi"},
 }
 TASKS = "/v2/tasks"
 NO_FIELD = "is not a known field"

@@ -205,7 +205,7 @@ async def test_what_is_not_served_says_what_is(service: Service, sdk: openai.Asy
     name = (await sdk.responses.create(**HI)).id
     with pytest.raises(openai.NotFoundError, match="keep it"):
         await sdk.responses.input_items.list(name)
-    with pytest.raises(openai.APIStatusError, match="/v1/tokenize counts"):
+    with pytest.raises(openai.APIStatusError, match="/v1/messages/count_tokens counts"):
         await sdk.responses.input_tokens.count(input="hi")
     for query in ("stream=true", "starting_after=1"):
         error = (await service.ask("GET", f"/v1/responses/{name}?{query}", 400))["error"]

@@ -63,7 +63,7 @@ export class Playground {
     select.replaceChildren(...options);
     select.disabled = options.length < 2;
     $("real").hidden = data.some(({ id }) => id !== "demo");
-    $("version").textContent = `version ${(await getJson("/version")).version}`;
+    $("version").textContent = `version ${(await getJson("/v2/capabilities")).version}`;
     this.#quoteSoon();
   }
 

@@ -1,8 +1,7 @@
-"""What vLLM's clients tell a chat template, and ``tokenize`` and ``detokenize`` (OR-3)."""
+"""What vLLM's clients tell a chat template (OR-3)."""
 
 from typing import Any
 
-import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
@@ -13,7 +12,6 @@ from tests.support.cases import for_each
 from tests.support.fake_worker import TEMPLATE, FakeWorker, tokenizer_json
 
 THINKING = TEMPLATE + "{% if enable_thinking %}think {{ effort }}{% endif %}"
-PATHS = pytest.mark.parametrize("prefix", ["/v1", ""])
 
 
 async def prompt_for(service: Service, worker: FakeWorker, **changes: object) -> str:
@@ -96,32 +94,7 @@ async def test_what_a_template_is_not_told(
     assert worker.submits == []
 
 
-@PATHS
-async def test_there_and_back(service: Service, prefix: str) -> None:
-    answer = await answer_of(service, f"{prefix}/tokenize", {"model": "fake", "prompt": "hé"})
-    assert answer["count"] == len(answer["tokens"]) == 3
-    assert (answer["max_model_len"], answer["token_strs"]) == (512, None)
-    tokens = {"model": "fake", "tokens": answer["tokens"]}
-    assert await answer_of(service, f"{prefix}/detokenize", tokens) == {"prompt": "hé"}
-    assert await answer_of(service, f"{prefix}/detokenize", {"tokens": [0, 1]}) == {
-        "prompt": "<|bos|><|eos|>"
-    }
-    assert await answer_of(service, f"{prefix}/detokenize", {"tokens": []}) == {"prompt": ""}
-
-
-async def test_tokens_of_a_chat_are_those_of_its_request(
-    service: Service, worker: FakeWorker
-) -> None:
-    await answer_of(service, "/v1/chat/completions", CHAT)
-    body = {"messages": CHAT["messages"], "return_token_strs": True}
-    answer = await answer_of(service, "/v1/tokenize", body)
-    assert answer["tokens"] == worker.submits[0].token_ids
-    assert answer["token_strs"][:2] == ["<|bos|>", "<|user|>"]
-    shorter = await answer_of(service, "/v1/tokenize", body | {"add_generation_prompt": False})
-    assert shorter["tokens"] == answer["tokens"][:-1]
-
-
-async def test_with_and_without_the_tokenizers_own(
+async def test_a_plain_prompt_has_the_tokenizers_own(
     make_service: MakeService, make_worker: Any
 ) -> None:
     tokenizer = Tokenizer.from_buffer(tokenizer_json())
@@ -130,28 +103,5 @@ async def test_with_and_without_the_tokenizers_own(
     )
     worker = await make_worker(tokenizer_json=tokenizer.to_str().encode())
     service = await make_service(worker)
-    whole = (await answer_of(service, "/tokenize", {"prompt": "hi"}))["tokens"]
-    bare = await answer_of(service, "/tokenize", {"prompt": "hi", "add_special_tokens": False})
-    assert whole == [0, *bare["tokens"]]
-
-
-@for_each(
-    ("path", "body", "param"),
-    [
-        ("tokenize", {}, "prompt"),
-        ("tokenize", {"prompt": "a", "messages": CHAT["messages"]}, "messages"),
-        ("tokenize", {"prompt": "x" * 3000}, "prompt"),
-        ("tokenize", {"messages": []}, "messages"),
-        ("tokenize", {"messages": CHAT["messages"], "add_special_tokens": True}, "add_special"),
-        ("tokenize", {"prompt": "a", "model": "none"}, "model"),
-        ("detokenize", {"tokens": [262]}, "tokens"),
-        ("detokenize", {"tokens": [7] * 513}, "tokens"),
-    ],
-)
-async def test_errors_are_openais(
-    service: Service, path: str, body: dict[str, Any], param: str
-) -> None:
-    status = 404 if "model" in body else 400
-    error = (await answer_of(service, f"/{path}", body, status))["error"]
-    assert (error["param"] or "").startswith(param), error
-    assert error["type"] == "invalid_request_error"
+    await answer_of(service, "/v1/completions", {"prompt": "hi", "max_tokens": 4})
+    assert worker.submits[0].token_ids == [0, *tokenizer.encode("hi", add_special_tokens=False).ids]
