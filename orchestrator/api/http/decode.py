@@ -210,10 +210,7 @@ def _changed(message: type[msgspec.Struct], forbidden: bool) -> type[msgspec.Str
 _MAX_BYTES = 2**20
 """Longest text that is searched; a search takes 20 times its size. Longer texts report one name."""
 _MAX_OBJECTS = 1_000
-"""Most objects parsed, some microseconds each. Clients send the same names in all objects."""
-_objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_arrays = msgspec.json.Decoder(list[msgspec.Raw])
-_raw = msgspec.json.Decoder(msgspec.Raw)
+"""Most objects searched, some microseconds each. Clients send the same names in all objects."""
 
 
 def put_down_unknown(
@@ -221,50 +218,36 @@ def put_down_unknown(
 ) -> bool:
     """Add the fields of ``text`` that ``shape`` does not have to ``ignored``. ``text`` is at
     ``place`` and was read as that type. Returns whether it has any; long texts are not searched."""
-    length = len(text) if isinstance(text, str) else len(memoryview(text))
-    if length > _MAX_BYTES:
+    if (len(text) if isinstance(text, str) else len(memoryview(text))) > _MAX_BYTES:
         return False
-    search = _Search(ignored)
     try:
-        search.look(_raw.decode(text), shape, place)
-    except msgspec.DecodeError:  # a field name is not valid text, such as half a surrogate pair
+        whole = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):  # half a surrogate pair; nested too deeply
         return False
-    return search.has_found
+    has_found, left = False, _MAX_OBJECTS
 
-
-class _Search:
-    def __init__(self, ignored: Ignored) -> None:
-        self.has_found = False
-        """Whether there was an unknown field, including fields that were already recorded."""
-        self._ignored = ignored
-        self._left = _MAX_OBJECTS
-
-    def look(self, value: msgspec.Raw, shape: types.Type, place: str) -> None:
-        first = bytes(memoryview(value)[:1])
-        if first == b"{":
-            self._object(value, shape, place)
-        elif first == b"[" and (items := _items_of(shape)) is not None:
-            for inner in _arrays.decode(value):
-                self.look(inner, items, f"{place}[]")
-
-    def _object(self, value: msgspec.Raw, shape: types.Type, place: str) -> None:
-        if self._left <= 0:
-            self._ignored.has_more = True
-        if self._ignored.has_more:
+    def look(value: object, shape: types.Type, place: str) -> None:
+        nonlocal has_found, left
+        if isinstance(value, list) and (items := _items_of(shape)) is not None:
+            for inner in value:
+                if isinstance(inner, dict | list):
+                    look(inner, items, f"{place}[]")
+        if not isinstance(value, dict) or (message := _message_of(shape, value)) is None:
             return
-        self._left -= 1
-        stated = _objects.decode(value)
-        message = _message_of(shape, stated)
-        if message is None:
+        ignored.has_more = ignored.has_more or not left
+        if ignored.has_more:
             return
+        left -= 1
         known = _fields_of(message.cls)
-        for name, inner in stated.items():
-            if name not in known:
-                if name != message.tag_field:
-                    self.has_found = True
-                    self._ignored.add(place, name)
-            elif (field := known[name]) is not None:
-                self.look(inner, field, f"{place}.{name}" if place else name)
+        for name, inner in value.items():
+            if name in known:
+                look(inner, known[name], f"{place}.{name}" if place else name)
+            elif name != message.tag_field:
+                has_found = True
+                ignored.add(place, name)
+
+    look(whole, shape, place)
+    return has_found
 
 
 def _alternatives(shape: types.Type) -> tuple[types.Type, ...]:
@@ -272,40 +255,24 @@ def _alternatives(shape: types.Type) -> tuple[types.Type, ...]:
 
 
 def _items_of(shape: types.Type) -> types.Type | None:
-    """Type of a list's items if they may be messages; None otherwise."""
+    """Type of a list's items; None for other types."""
     for one in _alternatives(shape):
-        if isinstance(one, types.ListType | types.VarTupleType) and _has_messages(one):
+        if isinstance(one, types.ListType | types.VarTupleType):
             return one.item_type
     return None
 
 
-def _message_of(shape: types.Type, stated: dict[str, msgspec.Raw]) -> types.StructType | None:
+def _message_of(shape: types.Type, stated: dict[str, object]) -> types.StructType | None:
     """The message type of an object, chosen by tag if there are several. None if none matches."""
     messages = [one for one in _alternatives(shape) if isinstance(one, types.StructType)]
     if len(messages) < 2:
         return messages[0] if messages else None
-    for one in messages:
-        tag = stated.get(one.tag_field or "")
-        if tag is not None and msgspec.json.decode(tag) == one.tag:
-            return one
-    return None
+    tags = ((one, stated.get(one.tag_field or "")) for one in messages)
+    return next((one for one, tag in tags if tag is not None and tag == one.tag), None)
 
 
 @cache
-def _fields_of(message: type) -> dict[str, types.Type | None]:
-    """Type of each field, by name; None for a field without messages to search."""
+def _fields_of(message: type) -> dict[str, types.Type]:
     info = types.type_info(message)
     assert isinstance(info, types.StructType)
-    return {
-        field.encode_name: field.type if _has_messages(field.type) else None
-        for field in info.fields
-    }
-
-
-def _has_messages(shape: types.Type) -> bool:
-    for one in _alternatives(shape):
-        if isinstance(one, types.StructType):
-            return True
-        if isinstance(one, types.ListType | types.VarTupleType) and _has_messages(one.item_type):
-            return True
-    return False
+    return {field.encode_name: field.type for field in info.fields}

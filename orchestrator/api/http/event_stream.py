@@ -213,21 +213,18 @@ class EventStream:
 
     async def _catch_up(self, response: web.StreamResponse) -> None:
         """Write the backlog at the client's pace. Raises ``TimeoutError`` if it is too slow."""
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(PAUSE_AFTER_S, self._tell_behind, True)
+        timer = asyncio.get_running_loop().call_later(PAUSE_AFTER_S, self._tell_behind, True)
         try:
-            await self._write_backlog(response)
+            while not self.too_slow:
+                async with asyncio.timeout(CLIENT_TIMEOUT_S):
+                    await self._request.writer.drain()
+                    if not self._backlog:
+                        break
+                    piece = bytes(self._backlog[:_PIECE])
+                    del self._backlog[:_PIECE]
+                    await response.write(piece)
+            else:
+                raise TimeoutError
         finally:
             timer.cancel()
         self._tell_behind(False)
-
-    async def _write_backlog(self, response: web.StreamResponse) -> None:
-        while not self.too_slow:
-            async with asyncio.timeout(CLIENT_TIMEOUT_S):
-                await self._request.writer.drain()
-                if not self._backlog:
-                    return
-                piece = bytes(self._backlog[:_PIECE])
-                del self._backlog[:_PIECE]
-                await response.write(piece)
-        raise TimeoutError

@@ -147,14 +147,17 @@ def _engine(entry: EngineEntry) -> dict[str, Any]:
     }
 
 
-async def models(request: web.Request) -> web.Response:
-    """List the models on the orchestrator's machine in pages, oldest first."""
-    return await _page(request)
-
-
-async def engines(request: web.Request) -> web.Response:
-    """List the engines on the orchestrator's machine in pages, oldest first."""
-    return await _page(request)
+async def listing(request: web.Request) -> web.Response:
+    """List the models or engines on the orchestrator's machine in pages, oldest first."""
+    limit, after = read_limit(request.query, PAGE, MAX), _cursor(request)
+    found = await _read(request)
+    later = [entry for entry in found.entries if _key(entry) > after]
+    next_cursor = None
+    if len(later) > limit:
+        key = _key(later[limit - 1]).encode()
+        next_cursor = base64.urlsafe_b64encode(key).decode().rstrip("=")
+    told = {_kind(request): later[:limit], "next_cursor": next_cursor}
+    return _answer(request, told, found.changed_ms)
 
 
 async def one(request: web.Request) -> web.Response:
@@ -183,18 +186,6 @@ async def verify(request: web.Request) -> web.Response:
     return json_response(body, status=202, headers={"Location": location})
 
 
-async def _page(request: web.Request) -> web.Response:
-    limit, after = read_limit(request.query, PAGE, MAX), _cursor(request)
-    found = await _read(request)
-    later = [entry for entry in found.entries if _key(entry) > after]
-    next_cursor = None
-    if len(later) > limit:
-        key = _key(later[limit - 1]).encode()
-        next_cursor = base64.urlsafe_b64encode(key).decode().rstrip("=")
-    told = {_kind(request): later[:limit], "next_cursor": next_cursor}
-    return _answer(request, told, found.changed_ms)
-
-
 async def _one(request: web.Request) -> tuple[int, dict[str, Any]]:
     id = request.match_info["id"]
     found = await _read(request)
@@ -205,7 +196,7 @@ async def _one(request: web.Request) -> tuple[int, dict[str, Any]]:
 
 
 def _kind(request: web.Request) -> Kind:
-    return "models" if request.path.startswith("/v2/catalog/models") else "engines"
+    return "models" if request.match_info["kind"] == "models" else "engines"
 
 
 async def _read(request: web.Request) -> _Listing:
@@ -224,26 +215,19 @@ def _answer(request: web.Request, told: object, changed_ms: int | None) -> web.R
     body = msgspec.json.encode(told)
     tag = hashlib.sha256(body).hexdigest()[:32]
     headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
+    changed_s = None
     if changed_ms and now_ms() - changed_ms > _SETTLED_MS:
-        headers["Last-Modified"] = formatdate(changed_ms // 1000, usegmt=True)
-    if _is_known(request, tag, changed_ms):
+        changed_s = changed_ms // 1000
+        headers["Last-Modified"] = formatdate(changed_s, usegmt=True)
+    tags, since = request.if_none_match, request.if_modified_since
+    if tags is not None:  # a date counts only without a tag (RFC 9110)
+        is_known = any(each.value in (tag, "*") for each in tags)
+    else:
+        # A date in the future comes from a wrong clock. Later changes may have earlier dates.
+        is_known = bool(changed_s and since and changed_s <= since.timestamp() <= time.time())
+    if is_known:
         return web.Response(status=304, headers=headers)
     return web.Response(body=body, content_type="application/json", headers=headers)
-
-
-def _is_known(request: web.Request, tag: str, changed_ms: int | None) -> bool:
-    """Whether the client already has this response (RFC 9110). A date counts only without a tag."""
-    tags = request.if_none_match
-    if tags is not None:
-        return any(each.value in (tag, "*") for each in tags)
-    since = request.if_modified_since
-    return bool(
-        changed_ms
-        and since is not None
-        and now_ms() - changed_ms > _SETTLED_MS
-        # A date in the future comes from a wrong clock. Later changes may have earlier dates.
-        and changed_ms // 1000 <= since.timestamp() <= time.time()
-    )
 
 
 def _without_folders(word: str) -> str:
@@ -274,13 +258,10 @@ def _cursor(request: web.Request) -> str:
 
 
 def routes() -> list[web.RouteDef]:
+    catalog = "/v2/catalog/{kind:models|engines}"
     return [
-        route
-        for kind, listing in (("models", models), ("engines", engines))
-        for route in (
-            web.get(f"/v2/catalog/{kind}", listing),
-            web.get(f"/v2/catalog/{kind}/{{id}}", one),
-            web.get(f"/v2/catalog/{kind}/{{id}}/state", state),
-            web.post(f"/v2/catalog/{kind}/{{id}}/verify", verify),
-        )
+        web.get(catalog, listing),
+        web.get(f"{catalog}/{{id}}", one),
+        web.get(f"{catalog}/{{id}}/state", state),
+        web.post(f"{catalog}/{{id}}/verify", verify),
     ]
