@@ -144,10 +144,9 @@ def build_runner(
         app[admin.CONTROL] = control
         app.add_routes(admin.routes())
         control.follow_keys(app[AUTH])
-    operating = (instances, capabilities, catalog, overview, probes)
-    of_dialects = [edge for served in SERVED for edge in served.edges]
-    of_rooms = [edge for room in orchestrator.rooms for edge in room.edges()]
-    for edge in (*of_dialects, *of_rooms, *operating):
+    edges = [edge for served in SERVED for edge in served.edges]
+    edges += [edge for room in orchestrator.rooms for edge in room.edges()]
+    for edge in (*edges, instances, capabilities, catalog, overview, probes):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)
     app.on_shutdown.append(overview.close)

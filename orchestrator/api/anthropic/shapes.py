@@ -91,14 +91,14 @@ def message(
 
 def stop(ending: Ending | None, *, is_calling: bool = False) -> dict[str, str | None]:
     """The fields with the reason that a message ended; ``is_calling`` if it ended in tool calls."""
+    reason = sequence = None
     if is_calling:
-        return {"stop_reason": "tool_use", "stop_sequence": None}
-    if ending is None:
-        return {"stop_reason": None, "stop_sequence": None}
-    if ending.stop:
-        return {"stop_reason": "stop_sequence", "stop_sequence": ending.stop}
-    reason = _STOP_REASONS.get(ending.finish_reason, ending.finish_reason.value)
-    return {"stop_reason": reason, "stop_sequence": None}
+        reason = "tool_use"
+    elif ending is not None and ending.stop:
+        reason, sequence = "stop_sequence", ending.stop
+    elif ending is not None:
+        reason = _STOP_REASONS.get(ending.finish_reason, ending.finish_reason.value)
+    return {"stop_reason": reason, "stop_sequence": sequence}
 
 
 def usage(task: Task) -> dict[str, int]:

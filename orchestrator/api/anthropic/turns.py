@@ -116,11 +116,8 @@ def _said(group: Iterable[tuple[int, InputMessage]], names: dict[str, str]) -> M
     calls: list[ToolCall] = []
     thoughts: list[str] = []
     for at, message in group:
-        if isinstance(message.content, str):
-            texts.append(message.content)
-            continue
         text = ""
-        for n, block in enumerate(message.content):
+        for n, block in enumerate(_blocks(message.content)):
             where = f"messages[{at}].content[{n}]"
             match block.type:
                 case "text":
@@ -151,11 +148,8 @@ def _asked(
     turns: list[list[Part]] = []
     results: list[Message] = []
     for at, message in group:
-        if isinstance(message.content, str):
-            turns.append([message.content])
-            continue
         parts: list[Part] = []
-        for n, block in enumerate(message.content):
+        for n, block in enumerate(_blocks(message.content)):
             where = f"messages[{at}].content[{n}]"
             if block.type != "tool_result":
                 parts += _shown(block, where, _OF_USERS if role == "user" else ("text",))
@@ -172,19 +166,20 @@ def _asked(
             turns.append(parts)
     if not turns:
         return results
-    joined = turns[0]
-    for parts in turns[1:]:
-        joined += [_BETWEEN_TURNS, *parts]
-    return [*results, said_by(role, joined)]
+    joined = [part for parts in turns for part in (_BETWEEN_TURNS, *parts)]
+    return [*results, said_by(role, joined[1:])]
 
 
 def _parts_of(content: Content | None, where: str, *expected: str) -> Iterator[Part]:
     """Text and images of a string or of blocks of ``expected`` types. Raises ``InvalidRequest``."""
-    if content is None or isinstance(content, str):
-        yield content or ""
-        return
-    for n, block in enumerate(content):
+    for n, block in enumerate(_blocks(content)):
         yield from _shown(block, f"{where}[{n}]", expected)
+
+
+def _blocks(content: Content | None) -> tuple[Block, ...]:
+    if content is None or isinstance(content, str):
+        return (Block("text", content or ""),)
+    return content
 
 
 def _shown(block: Block, where: str, expected: Sequence[str]) -> Iterator[Part]:

@@ -48,24 +48,15 @@ not read its data."""
 _PROBE_AFTER_S = 15
 _PROBE_EVERY_S = 5
 
-CAN_WATCH = hasattr(select, "epoll")
-"""Whether sockets can be watched without reading them: only on Linux. Other systems do not detect
-the end of input while nothing reads the socket."""
-
 
 def notice_vanished(client: socket.socket) -> None:
     """Make the kernel probe a silent client, and drop a client that reads or acknowledges nothing.
     Otherwise its task would run until its deadline, and sending would go on for 15 minutes."""
-    options = {
-        "TCP_KEEPIDLE": _PROBE_AFTER_S,
-        "TCP_KEEPINTVL": _PROBE_EVERY_S,
-        "TCP_USER_TIMEOUT": 1000 * VANISHED_S,
-    }
     with suppress(OSError):  # not a TCP socket, or already closed
         client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in options.items():
-            if hasattr(socket, name):
-                client.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_AFTER_S)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY_S)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * VANISHED_S)
 
 
 class HangUps:
@@ -228,18 +219,16 @@ class Connection(RequestHandler):
 
     def _pause_transport_reading(self) -> None:
         super()._pause_transport_reading()
-        if self._hang_ups is not None and self.transport is not None:
+        if self.transport is not None:
             self._hang_ups.watch(self._fd, self._hang_up)  # the end follows unread bytes
 
     def _resume_transport_reading(self) -> None:
-        if self._hang_ups is not None:
-            self._hang_ups.unwatch(self._fd)
+        self._hang_ups.unwatch(self._fd)
         super()._resume_transport_reading()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
-        if self._hang_ups is not None:
-            self._hang_ups.unwatch(self._fd)
+        self._hang_ups.unwatch(self._fd)
         if self._address is not None:
             self._limit.closed(self, self._address, is_reserved=self.is_reserved)
             self._address = None
@@ -307,7 +296,7 @@ class _Server(web.Server):
             **made._kwargs,
         )
         self.unhandled = Unhandled(app)
-        self.hang_ups = HangUps(self._loop) if CAN_WATCH else None
+        self.hang_ups = HangUps(self._loop)
         self.limit = ConnectionLimit(app[CONFIG].http.max_connections)
         self._browsers = Browsers(app[CONFIG].http)
 
@@ -316,8 +305,7 @@ class _Server(web.Server):
 
     async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - aiohttp's
         await super().shutdown(timeout)
-        if self.hang_ups is not None:
-            self.hang_ups.close()
+        self.hang_ups.close()
 
     def _outermost(self, handle: Handle) -> Handle:
         """``handle``, after checks that aiohttp makes before any middleware, such as ``Expect``."""

@@ -8,34 +8,13 @@ from orchestrator.api.http.context import CONTEXT, HEALTH, ORCHESTRATOR
 from orchestrator.api.http.finding import ELSEWHERE
 from orchestrator.api.operator.neighbours import VLLM_PREFIX
 from orchestrator.errors import NotReady
-from orchestrator.health import PreparedResponse
 from orchestrator.telemetry.metrics import labelled, merged
 
 
-def _answer(probe: PreparedResponse) -> web.Response:
+async def health(request: web.Request) -> web.Response:
+    """Answer with the state at the last refresh of the board."""
+    probe = request.app[HEALTH].by_path()[request.path]
     return web.Response(body=probe.body, status=probe.status, content_type="application/json")
-
-
-async def live(request: web.Request) -> web.Response:
-    """Check that the process responds: always 200."""
-    return _answer(request.app[HEALTH].live)
-
-
-async def startup(request: web.Request) -> web.Response:
-    """Check that the service has started: 503 until an instance has reported its models."""
-    return _answer(request.app[HEALTH].startup)
-
-
-async def ready(request: web.Request) -> web.Response:
-    """Check that the service accepts requests: 200 if it does, else 503.
-    503: ``not_ready``, ``draining``, ``exhausted``; 200: ``ready``, ``near_exhaustion``,
-    ``degraded``."""
-    return _answer(request.app[HEALTH].ready)
-
-
-async def overall(request: web.Request) -> web.Response:
-    """Show the state of the service: the body of ``/health/ready``, always with 200."""
-    return _answer(request.app[HEALTH].overall)
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -72,10 +51,7 @@ async def _of_all(request: web.Request, page: bytes) -> bytes:
 
 def routes() -> list[web.RouteDef]:
     return [
-        web.get("/health", overall),
-        web.get("/health/live", live),
-        web.get("/health/ready", ready),
-        web.get("/health/startup", startup),
+        *(web.get(f"/health{part}", health) for part in ("", "/live", "/ready", "/startup")),
         web.get("/metrics", metrics),
         web.get("/metrics/vllm", vllm_metrics),
     ]

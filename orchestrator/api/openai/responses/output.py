@@ -4,16 +4,24 @@ The parsed pieces of a model's output fill the items. A stream gets each step as
 OpenAI's order.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
+from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.finding import ID_PREFIXES
+from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.responses import task_fields
+from orchestrator.api.http.tools import read_call
 from orchestrator.api.openai.responses.tools import Origin
 from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.api.openai.shapes import error_body, new_call_id
 from orchestrator.api.openai.tools import INPUT, free_text
+from orchestrator.errors import InvalidRequest
 from orchestrator.parsing.pieces import (
     CallArguments,
     CallBegins,
@@ -24,9 +32,11 @@ from orchestrator.parsing.pieces import (
     Reasoning,
 )
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.job import Api
+from orchestrator.tasks.job import Api, Message
 from orchestrator.tasks.task import Task
-from protocol import AbortCause, FinishReason
+from protocol import AbortCause, Delta, FinishReason
+
+_encode = msgspec.json.Encoder().encode
 
 _INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.DEADLINE: "deadline"}
 """OpenAI's names for why a response is incomplete. ``deadline`` (``on_deadline``) is ours."""
@@ -34,37 +44,6 @@ _INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.DEADLINE: 
 
 def response_id(task_id: str) -> str:
     return ID_PREFIXES[Api.RESPONSES] + task_id
-
-
-def response(
-    task: Task,
-    asked: ParsedResponses,
-    status: str,
-    output: Sequence[object] = (),
-    *,
-    reasoning_tokens: int = 0,
-) -> dict[str, object]:
-    """A whole response in its current state. Has an outcome if the task has ended."""
-    ending = task.ending
-    error = ending.error if ending is not None else None
-    reason = _INCOMPLETE.get(ending.finish_reason) if status == "incomplete" and ending else None
-    took_s = task.marks.ended - task.marks.received
-    return {
-        "id": response_id(task.id),
-        "object": "response",
-        "created_at": asked.created_unix,
-        "status": status,
-        "completed_at": asked.created_unix + round(took_s) if status == "completed" else None,
-        "error": None if error is None else error_body(error)["error"],
-        "incomplete_details": None if reason is None else {"reason": reason},
-        "model": task.served_name,
-        "output": output,
-        "usage": None if ending is None else usage(task, reasoning_tokens),
-        "temperature": task.sampling.temperature,
-        "top_p": task.sampling.top_p,
-        **asked.echo,
-        **task_fields(task),
-    }
 
 
 def status_of(ending: Ending | None) -> str:
@@ -86,10 +65,8 @@ def usage(task: Task, reasoning_tokens: int) -> dict[str, object]:
     }
 
 
-Tell = Callable[[str, Mapping[str, object]], None]
-"""Receives an event: its type without the prefix ``response.``, and its fields."""
 Event = tuple[str, Mapping[str, object]]
-"""The arguments of ``Tell``: an event's type and fields."""
+"""An event's type, without the prefix ``response.``, and its fields."""
 
 
 class ItemKind(StrEnum):
@@ -186,82 +163,197 @@ class Item:
         yield "output_item.done", {"output_index": self.index, "item": self.body()}
 
 
-class OutputItems:
-    def __init__(self, tell: Tell, origins: Mapping[str, Origin]) -> None:
-        self._origins = origins
-        self._task_id = ""
-        self._tell = tell
-        self._count = 0
+class OutputCollector:
+    """Collects a task's output as items. ``output`` parses it; ``keep`` receives the result."""
+
+    def __init__(
+        self,
+        asked: ParsedResponses,
+        output: TaskOutput,
+        keep: Callable[[Task, "OutputCollector"], None],
+    ) -> None:
+        self.complete = asyncio.Event()
+        self._asked = asked
+        self._output = output
+        self._keep = keep
+        self._items: list[Item] = []
+        self._begun = 0
+        """Number of items so far, including removed ones."""
         self._open: Item | None = None
-        self.items: list[Item] = []
+        self._tokens = 0
+        self._reasoning_tokens = 0
 
-    def begin(self, task_id: str) -> None:
-        """Set the task's id. Item ids contain it."""
-        self._task_id = task_id
+    # as a listener
 
-    def add(self, pieces: Sequence[Piece]) -> None:
+    def started(self, task: Task) -> None:
+        self._output.begin(task)
+
+    def tokens(self, task: Task, delta: Delta) -> None:
+        for token_id, text in zip(delta.ids, delta.texts, strict=True):
+            self._tokens += 1
+            pieces = self._output.feed_token(token_id, text)
+            if any(isinstance(piece, Reasoning) for piece in pieces):
+                self._reasoning_tokens = self._tokens
+            self._add(task, pieces)
+
+    def ended(self, task: Task) -> None:
+        ending = task.ending
+        assert ending is not None
+        if ending.error is None:
+            self._add(task, self._output.finish(ending.tail, ending))
+            if not self._items:
+                self._begin(task, ItemKind.MESSAGE)
+            self._close(status_of(ending))
+        elif self._open is not None:
+            self._open.status = "incomplete"
+        self._keep(task, self)
+        self.complete.set()
+
+    # its current state
+
+    def body(self, task: Task, status: str = "") -> dict[str, object]:
+        """The whole response. Has an outcome if the task has ended. ``status`` is the task's."""
+        asked, ending, status = self._asked, task.ending, status or status_of(task.ending)
+        error = None if ending is None else ending.error
+        reason = _INCOMPLETE[ending.finish_reason] if ending and status == "incomplete" else None
+        took_s = task.marks.ended - task.marks.received
+        return {
+            "id": response_id(task.id),
+            "object": "response",
+            "created_at": asked.created_unix,
+            "status": status,
+            "completed_at": asked.created_unix + round(took_s) if status == "completed" else None,
+            "error": None if error is None else error_body(error)["error"],
+            "incomplete_details": None if reason is None else {"reason": reason},
+            "model": task.served_name,
+            "output": [item.body() for item in self._items],
+            "usage": None if ending is None else usage(task, self._reasoning_tokens),
+            "temperature": task.sampling.temperature,
+            "top_p": task.sampling.top_p,
+            **asked.echo,
+            **task_fields(task),
+        }
+
+    def turns(self) -> tuple[Message, ...]:
+        """The turns that this response adds to the conversation."""
+        content = "".join([item.text for item in self._items if item.kind is ItemKind.MESSAGE])
+        calls = []
+        for item in self._items:
+            if item.kind is ItemKind.CALL and item.status == "completed":
+                with suppress(InvalidRequest):  # nested too deeply for a template
+                    calls.append(read_call(item.call_id, item.name, item.text, "arguments"))
+        if not (content or calls):
+            return ()
+        thoughts = [item.text for item in self._items if item.kind is ItemKind.REASONING and calls]
+        return (Message("assistant", content, calls=tuple(calls), reasoning="".join(thoughts)),)
+
+    # inside
+
+    def _tell(self, kind: str, fields: Mapping[str, object]) -> None:
+        """Handle an event. The default does nothing."""
+
+    def _add(self, task: Task, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
             match piece:
                 case Content(text):
-                    self._say(ItemKind.MESSAGE, text)
+                    self._say(task, ItemKind.MESSAGE, text)
                 case Reasoning(text):
-                    self._say(ItemKind.REASONING, text)
+                    self._say(task, ItemKind.REASONING, text)
                 case CallBegins(_, name):
-                    self.close()
-                    self._begin(ItemKind.CALL, name=name, call_id=new_call_id())
+                    self._begin(task, ItemKind.CALL, name, new_call_id())
                 case CallArguments(_, json):
-                    self._say(ItemKind.CALL, json)
+                    self._say(task, ItemKind.CALL, json)
                 case CallEnds():
-                    self.close()
+                    self._close()
                 case CallFails(_, text, is_cut):
-                    call = self._in(ItemKind.CALL)
-                    self.close("incomplete")
+                    call = self._in(task, ItemKind.CALL)
+                    self._close("incomplete")
                     if not is_cut:  # it is text, not a call
-                        self.items.remove(call)
-                        self._say(ItemKind.MESSAGE, text)
+                        self._items.remove(call)
+                        self._say(task, ItemKind.MESSAGE, text)
 
-    def _say(self, kind: ItemKind, text: str) -> None:
-        item = self._in(kind)
+    def _say(self, task: Task, kind: ItemKind, text: str) -> None:
+        item = self._in(task, kind)
         item.texts.append(text)
         if item.is_custom:  # its text is sent when it is complete
             return
         delta = {**item.place, "delta": text}
         self._tell(f"{kind}.delta", delta | {"logprobs": []} if kind is ItemKind.MESSAGE else delta)
 
-    def finish(self, status: str) -> None:
-        """End the output. Adds an empty message if there is no item."""
-        if not self.items:
-            self._begin(ItemKind.MESSAGE)
-        self.close(status)
-
-    def stop(self) -> None:
-        """Mark the open item as incomplete after the output stopped early."""
-        if self._open is not None:
-            self._open.status = "incomplete"
-
-    def close(self, status: str = "completed") -> None:
-        """End the open item with ``status``, if there is one."""
-        item, self._open = self._open, None
-        if item is None:
-            return
-        item.status = status
-        for event in item.closing():
-            self._tell(*event)
-
-    def _in(self, kind: ItemKind) -> Item:
+    def _in(self, task: Task, kind: ItemKind) -> Item:
+        """The open item if it is of that kind, otherwise a new one."""
         if self._open is not None and self._open.kind is kind:
             return self._open
-        self.close()
-        return self._begin(kind)
+        return self._begin(task, kind)
 
-    def _begin(self, kind: ItemKind, name: str = "", call_id: str = "") -> Item:
-        suffix = f"_{self._count}" if self._count else ""
-        item = Item(kind, self._count, name, self._origins.get(name), call_id)
-        prefix = "ctc" if item.is_custom else _ID_PREFIXES[kind]
-        item.id = f"{prefix}_{self._task_id}{suffix}"
-        self._count += 1
+    def _begin(self, task: Task, kind: ItemKind, name: str = "", call_id: str = "") -> Item:
+        self._close()
+        suffix = f"_{self._begun}" if self._begun else ""
+        item = Item(kind, self._begun, name, self._asked.tools.origins.get(name), call_id)
+        item.id = f"{'ctc' if item.is_custom else _ID_PREFIXES[kind]}_{task.id}{suffix}"
+        self._begun += 1
         self._open = item
-        self.items.append(item)
+        self._items.append(item)
         for event in item.opening():
             self._tell(*event)
         return item
+
+    def _close(self, status: str = "completed") -> None:
+        """End the open item with ``status``, if there is one."""
+        item, self._open = self._open, None
+        if item is not None:
+            item.status = status
+            for event in item.closing():
+                self._tell(*event)
+
+
+class ResponseEvents(OutputCollector):
+    """Turns one task's tokens into events. Listens to the task; ``stream`` sends the events."""
+
+    def __init__(
+        self,
+        stream: EventStream,
+        asked: ParsedResponses,
+        output: TaskOutput,
+        keep: Callable[[Task, OutputCollector], None],
+    ) -> None:
+        super().__init__(asked, output, keep)
+        self._stream = stream
+        self._events: list[bytes] = []
+        """Encoded events that are sent together."""
+        self._number = 0
+
+    # as a listener
+
+    def tokens(self, task: Task, delta: Delta) -> None:
+        self._tell_begin(task)
+        super().tokens(task, delta)
+        events, self._events = b"".join(self._events), []
+        self._stream.send(events)
+
+    def ended(self, task: Task) -> None:
+        ending = task.ending
+        assert ending is not None
+        if ending.error is not None and self._stream.refuse(ending.error):
+            super().ended(task)
+            return
+        self._tell_begin(task)
+        super().ended(task)
+        status = status_of(ending)
+        last = {"response": self.body(task) | {"deadline_budget": str(ending.budget)}}
+        self._tell(status if status in ("completed", "incomplete") else "failed", last)
+        self._stream.finish(b"".join(self._events))
+
+    # inside
+
+    def _tell_begin(self, task: Task) -> None:
+        """Emit the first events of a response, once."""
+        if not self._number:
+            for kind in ("created", "in_progress"):
+                self._tell(kind, {"response": self.body(task, "in_progress")})
+
+    def _tell(self, kind: str, fields: Mapping[str, object]) -> None:
+        event = f"response.{kind}"
+        encoded = _encode({"type": event, "sequence_number": self._number, **fields})
+        self._events.append(b"event: %b\ndata: %b\n\n" % (event.encode(), encoded))
+        self._number += 1
