@@ -4,14 +4,13 @@ The additional fields are the same in every dialect (``GenerationRequest``).
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from orchestrator.api.anthropic.shapes import ThreadUnsupported
 from orchestrator.api.anthropic.turns import Content, InputMessage, turns_of
-from orchestrator.api.http.decode import Reader
+from orchestrator.api.http.decode import Reader, decode_part
 from orchestrator.api.http.field_errors import missing, wrong
 from orchestrator.api.http.fields import (
     NULL,
@@ -62,6 +61,7 @@ class ThinkingBody(msgspec.Struct, frozen=True):
     display: Unused = NULL
 
 
+_thread_reader: Reader[Any] = Reader(Any)
 _tools_reader: Reader[list[MessagesToolBody] | None] = Reader(list[MessagesToolBody] | None)
 
 
@@ -166,15 +166,6 @@ class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True
         return {"prompt": "messages", "stop": "stop_sequences"}
 
 
-class _Thread(msgspec.Struct):
-    """The conversation to which the request's messages belong. Only a new one has all of them."""
-
-    type: msgspec.Raw = NULL
-
-
-_NEW_THREAD = msgspec.Raw(b'"create"')
-
-
 class CountTokensRequest(MessagesRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Body of ``POST /v1/messages/count_tokens``: a message request that generates nothing."""
 
@@ -183,13 +174,14 @@ class CountTokensRequest(MessagesRequest, frozen=True, forbid_unknown_fields=Tru
 
 def refuse_unsupported(body: MessagesRequest) -> None:
     """Raise ``InvalidRequest`` for the first unsupported field."""
-    with suppress(msgspec.ValidationError):  # not an object: names no conversation
-        if msgspec.json.decode(body.thread, type=_Thread).type != _NEW_THREAD:
-            raise ThreadUnsupported(
-                "conversations are not kept here between messages: send the whole conversation, "
-                "without thread",
-                field="thread",
-            )
+    thread = decode_part(body.thread, _thread_reader, "thread")
+    # Only the messages of a new thread are the whole conversation.
+    if isinstance(thread, dict) and thread.get("type") != "create":
+        raise ThreadUnsupported(
+            "conversations are not kept here between messages: send the whole conversation, "
+            "without thread",
+            field="thread",
+        )
     refuse_unserved(body, _HINTS if isinstance(body, CountTokensRequest) else _ONLY)
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import copy_context
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
@@ -191,7 +192,8 @@ class LargeBodies:
                 work.exception()  # the client may be gone
             self._gate.leave(tenant, loop.time() - began)
 
-        work = loop.run_in_executor(self._executor, self._work, call)
+        run = copy_context().run
+        work = loop.run_in_executor(self._executor, run, self._work, call)
         work.add_done_callback(done)
         return await asyncio.shield(work)
 
@@ -230,19 +232,16 @@ async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T],
     async with _held(request) as body:
         if request.app[ELSEWHERE].keeps_bodies:
             request[CONTEXT].body = body
-        with _ignored_by(request) as ignored:
-
-            def work() -> R:
-                with passing_over(ignored):
-                    return make(decode(body, reader))
-
+        with _ignoring(request):
             if len(body) <= INLINE_BYTES:
-                return work()
+                return make(decode(body, reader))
             policy, arrival = request.app[ORCHESTRATOR].deadlines, request[CONTEXT].arrival
             stated = stated_deadline(request.headers, arrival, policy)
             due_at = arrival.mono + policy.default_s if stated is None else stated.at
             tenant = request[CONTEXT].key.tenant
-            return await request.app[LARGE_BODIES].work(work, len(body), due_at, tenant)
+            return await request.app[LARGE_BODIES].work(
+                lambda: make(decode(body, reader)), len(body), due_at, tenant
+            )
 
 
 async def keep_body(request: web.Request) -> None:
@@ -262,16 +261,17 @@ async def _held(request: web.Request) -> AsyncIterator[bytes]:
 
 
 @contextmanager
-def _ignored_by(request: web.Request) -> Iterator[Ignored | None]:
-    """Record the ignored fields while the request is read, and report them at the end, also if the
-    request is refused. Yields None if unknown fields are errors."""
+def _ignoring(request: web.Request) -> Iterator[None]:
+    """Ignore unsupported fields while the request is read, and report them at the end, also if the
+    request is refused. No effect if unknown fields are errors."""
     context, route = request[CONTEXT], request.match_info.route.resource
     if request.app[CONFIG].http.strict_fields or not context.dialect.is_tolerant or route is None:
-        yield None
+        yield
         return
     context.ignored = ignored = Ignored()
     try:
-        yield ignored
+        with passing_over(ignored):
+            yield
     finally:
         request.app[IGNORED_FIELDS].tell(route.canonical, ignored)
 

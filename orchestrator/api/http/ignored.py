@@ -102,8 +102,8 @@ _current: ContextVar[Ignored | None] = ContextVar("ignored", default=None)
 
 
 @contextmanager
-def passing_over(ignored: Ignored | None) -> Iterator[None]:
-    """Record unsupported fields of a body in ``ignored``. If that is None, they are refused."""
+def passing_over(ignored: Ignored) -> Iterator[None]:
+    """Record unsupported fields of a body in ``ignored``. Outside of this, they are refused."""
     token = _current.set(ignored)
     try:
         yield

@@ -1,6 +1,6 @@
 """``POST /v2/quote``: the chance of meeting each deadline, before a request is sent."""
 
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
@@ -30,22 +30,14 @@ class QuoteRequest(TaskRequest, frozen=True, forbid_unknown_fields=True, kw_only
     """How long to hold a reservation for the request that uses it, in ms."""
 
 
-class _Asked(NamedTuple):
-    job: Job
-    prompt: Prompt | None
-    prompt_tokens: int
-    accept: float | None
-    hold_ms: float
-
-
 _reader = Reader(QuoteRequest)
 
 
 async def quote(request: web.Request) -> web.Response:
     """Quote a request. Reserve a deadline for it if the body has ``accept``."""
     orchestrator = request.app[ORCHESTRATOR]
-    asked = await read_body(request, _reader, lambda body: _read(request, body))
-    task, found = await orchestrator.questions.quote(asked.job, asked.prompt, asked.prompt_tokens)
+    job, prompt, body = await read_body(request, _reader, lambda body: _read(request, body))
+    task, found = await orchestrator.questions.quote(job, prompt, body.prompt_tokens or 0)
     unix_ms = 1000 * orchestrator.clock.unix()
 
     def described(point: ChanceBy) -> dict[str, object]:
@@ -64,16 +56,16 @@ async def quote(request: web.Request) -> web.Response:
         "earliest": [described(point) for point in found.earliest],
         "reservation": None,
     }
-    if asked.accept is not None:
-        offer = next(one for one in found.earliest if one.chance == asked.accept)
-        promises, hold_s = orchestrator.stages.prediction.promises, asked.hold_ms / 1000
+    if body.accept is not None:
+        offer = next(one for one in found.earliest if one.chance == body.accept)
+        promises, hold_s = orchestrator.stages.prediction.promises, body.hold_ms / 1000
         held = promises.reserve(task, offer.within_ms, offer.chance, hold_s)
         answer["reservation"] = {
             "chance": held.chance,
             "within_ms": round(held.unix_ms - unix_ms, 1),
             "deadline_unix_ms": held.unix_ms,
             "headers": {"X-Deadline": str(held.unix_ms)},
-            "held_until_unix_ms": round(unix_ms + asked.hold_ms),
+            "held_until_unix_ms": round(unix_ms + body.hold_ms),
         }
     return json_response(answer)
 
@@ -82,7 +74,7 @@ def routes() -> list[web.RouteDef]:
     return [web.post("/v2/quote", quote)]
 
 
-def _read(request: web.Request, body: QuoteRequest) -> _Asked:
+def _read(request: web.Request, body: QuoteRequest) -> tuple[Job, Prompt | None, QuoteRequest]:
     if body.accept is not None and body.accept not in BROKEN:
         chances = ", ".join(map(str, BROKEN))
         raise must("accept", f"be one of {chances}: the chance of keeping the reserved deadline")
@@ -99,4 +91,4 @@ def _read(request: web.Request, body: QuoteRequest) -> _Asked:
             "expected either a prompt or its length as prompt_tokens, got both; send one of them",
             field="prompt_tokens",
         )
-    return _Asked(job, prompt, body.prompt_tokens or 0, body.accept, body.hold_ms)
+    return job, prompt, body

@@ -5,8 +5,7 @@ call. Its ``Content-Security-Policy`` allows connections only to this service.
 """
 
 import hashlib
-from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from aiohttp import web
 
@@ -47,27 +46,15 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    body: bytes
-    content_type: str
-    etag: str
-
-
-def _file(body: bytes, suffix: str) -> _File:
-    content_type = _TYPES.get(suffix, "text/plain")
-    return _File(body, content_type, hashlib.sha256(body).hexdigest()[:32])
-
-
-def _files_in(folder: Path, below: str = "") -> dict[str, _File]:
-    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+def _files_in(folder: Path, below: str = "") -> dict[str, bytes]:
     return {
-        below + path.relative_to(folder).as_posix(): _file(path.read_bytes(), path.suffix)
-        for path in paths
+        below + path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
     }
 
 
-def _all_files() -> dict[str, _File]:
+def _all_files() -> dict[str, bytes]:
     """The page's files, including views of optional rooms. A view is a folder ``page`` with
     ``view.css`` and ``view.html``: a ``<section>`` with a ``data-module`` that exports ``View`` and
     ``Card``."""
@@ -79,10 +66,10 @@ def _all_files() -> dict[str, _File]:
         room = view.parts[-3]
         found |= _files_in(view.parent, f"{room}/")
         styles.append(f'  <link rel="stylesheet" href="{PAGE_FILES}/{room}/view.css">\n')
-    index = found["index.html"].body.decode()
+    index = found["index.html"].decode()
     index = index.replace("<!-- views of rooms -->\n", "\n".join(sections))
     index = index.replace("<!-- styles of rooms -->\n", "".join(styles))
-    return found | {"index.html": _file(index.encode(), ".html")}
+    return found | {"index.html": index.encode()}
 
 
 _FILES = _all_files()
@@ -100,20 +87,17 @@ async def file(request: web.Request) -> web.Response:
 
 
 def _answer(request: web.Request, name: str) -> web.Response:
-    found = _FILES.get(name)
-    if found is None:
+    body = _FILES.get(name)
+    if body is None:
         raise NotFound(f"the page has no file {excerpt(name, 128)}")
-    known = request.if_none_match or ()
-    if any(tag.value in ("*", found.etag) for tag in known):
+    etag = hashlib.sha256(body).hexdigest()[:32]
+    if any(tag.value in ("*", etag) for tag in request.if_none_match or ()):
         answer = web.Response(status=304, headers=_HEADERS)
     else:
-        answer = web.Response(
-            body=found.body,
-            content_type=found.content_type,
-            charset="utf-8" if found.content_type.startswith("text/") else None,
-            headers=_HEADERS,
-        )
-    answer.etag = found.etag
+        kind = _TYPES.get(PurePosixPath(name).suffix, "text/plain")
+        charset = "utf-8" if kind.startswith("text/") else None
+        answer = web.Response(body=body, content_type=kind, charset=charset, headers=_HEADERS)
+    answer.etag = etag
     return answer
 
 
