@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
@@ -21,8 +22,16 @@ from orchestrator.api.auth import is_admin_call, is_open_path
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.accepting import ConnectionLimit
 from orchestrator.api.http.browsers import Browsers
+from orchestrator.api.http.context import (
+    DIALECTS,
+    HTTP_ERRORS,
+    ORCHESTRATOR,
+    Context,
+    new_context,
+)
+from orchestrator.api.http.deadlines import stated_deadline
 from orchestrator.api.http.field_errors import must
-from orchestrator.api.http.responses import Unhandled
+from orchestrator.api.http.responses import error_response, name_response
 from orchestrator.errors import InvalidRequest, NoCapacity, TidegateError
 from orchestrator.telemetry.log import fields, service_log
 
@@ -45,6 +54,8 @@ _NO_ROOM = (
 VANISHED_S = 30
 """Seconds within which the kernel detects a client whose machine or network is gone, or that does
 not read its data."""
+LOG_EVERY_S = 1.0
+"""Shortest time in seconds between two log lines about malformed requests."""
 _PROBE_AFTER_S = 15
 _PROBE_EVERY_S = 5
 
@@ -98,9 +109,7 @@ class Connection(RequestHandler):
 
     def __init__(self, server: "_Server", **options: Any) -> None:
         super().__init__(server, **options)
-        self._limit = server.limit
-        self._unhandled = server.unhandled
-        self._hang_ups = server.hang_ups
+        self._server = server
         self._address: str | None = None
         self._fd = -1
         self._head_timer: asyncio.TimerHandle | None = None
@@ -121,7 +130,7 @@ class Connection(RequestHandler):
         client = transport.get_extra_info("socket")
         self._fd = client.fileno()
         notice_vanished(client)
-        self.is_reserved = not self._limit.opened(self, self._address)
+        self.is_reserved = not self._server.limit.opened(self, self._address)
         if self.is_reserved:
             self._expect_head()
 
@@ -166,7 +175,7 @@ class Connection(RequestHandler):
             self.drop()  # no handler will read it soon, and it would hide the end of input
             return
         if self.is_reserved:
-            self._limit.heard(self)
+            self._server.limit.heard(self)
         if not self._is_idle:  # a request has arrived
             self._stop_head_timer()
         elif self._in_head:
@@ -220,17 +229,17 @@ class Connection(RequestHandler):
     def _pause_transport_reading(self) -> None:
         super()._pause_transport_reading()
         if self.transport is not None:
-            self._hang_ups.watch(self._fd, self._hang_up)  # the end follows unread bytes
+            self._server.hang_ups.watch(self._fd, self._hang_up)  # the end follows unread bytes
 
     def _resume_transport_reading(self) -> None:
-        self._hang_ups.unwatch(self._fd)
+        self._server.hang_ups.unwatch(self._fd)
         super()._resume_transport_reading()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
-        self._hang_ups.unwatch(self._fd)
+        self._server.hang_ups.unwatch(self._fd)
         if self._address is not None:
-            self._limit.closed(self, self._address, is_reserved=self.is_reserved)
+            self._server.limit.closed(self, self._address, is_reserved=self.is_reserved)
             self._address = None
         super().connection_lost(exc)
 
@@ -243,13 +252,13 @@ class Connection(RequestHandler):
     ) -> web.StreamResponse:
         """Answer a request that the parser refused, or an error inside aiohttp."""
         if status < 500:
-            return self._unhandled.malformed(request, exc)
+            return self._server.malformed(request, exc)
         if isinstance(exc, ConnectionError):  # the client is gone
             raise exc
         self.log_exception("request failed outside its handler", exc_info=exc)
         if request.writer.output_size:
             raise ConnectionError("the response ended early")
-        return self._unhandled.refused(request, TidegateError("an internal error occurred"))
+        return self._server.refused(request, TidegateError("an internal error occurred"))
 
     def log_exception(self, *args: Any, **options: Any) -> None:
         """Log an error without its message and traceback: they may contain users' content."""
@@ -286,7 +295,9 @@ class ConnectionRunner(web.AppRunner):
 
 
 class _Server(web.Server):
-    """Creates connections. ``made`` is aiohttp's own server of the application."""
+    """Creates connections, and answers requests that reach no handler, in the dialect of their
+    path. aiohttp would return the unreadable bytes as plain text and log them with a traceback,
+    including a client's key or prompt (OR-16). ``made`` is aiohttp's server of ``app``."""
 
     def __init__(self, made: web.Server, app: web.Application) -> None:
         super().__init__(
@@ -295,7 +306,9 @@ class _Server(web.Server):
             handler_cancellation=made.handler_cancellation,
             **made._kwargs,
         )
-        self.unhandled = Unhandled(app)
+        self._app = app
+        self._malformed = 0
+        self._log_at = 0.0
         self.hang_ups = HangUps(self._loop)
         self.limit = ConnectionLimit(app[CONFIG].http.max_connections)
         self._browsers = Browsers(app[CONFIG].http)
@@ -311,7 +324,7 @@ class _Server(web.Server):
         """``handle``, after checks that aiohttp makes before any middleware, such as ``Expect``."""
 
         async def outermost(request: web.BaseRequest) -> web.StreamResponse:
-            connection, refused = request.protocol, self.unhandled.refused
+            connection, refused = request.protocol, self.refused
             assert isinstance(connection, Connection)
             method, path = request.method, request.path
             for_operators = is_open_path(path) or is_admin_call(method, path)
@@ -330,3 +343,39 @@ class _Server(web.Server):
                 return refused(request, InvalidRequest(message))
 
         return outermost
+
+    def refused(self, request: web.BaseRequest, error: TidegateError) -> web.Response:
+        """The response to a request that is refused before it reaches a handler."""
+        context, policy = self._context(request), self._app[ORCHESTRATOR].deadlines
+        context.deadline = stated_deadline(request.headers, context.arrival, policy)
+        return self._answer(error, context)
+
+    def malformed(self, request: web.BaseRequest, error: BaseException | None) -> web.Response:
+        """The response to bytes that are not a request. It does not repeat or keep them."""
+        context = self._context(request)
+        self._malformed += 1
+        if context.arrival.mono >= self._log_at:
+            self._log_at = context.arrival.mono + LOG_EVERY_S
+            service_log.info(
+                "malformed HTTP request",
+                extra=fields(
+                    correlation_id=context.correlation_id,
+                    reason=type(error).__name__,
+                    count=self._malformed,
+                ),
+            )
+            self._malformed = 0
+        why = "it is not valid HTTP/1.1, or its length or a header is wrong"
+        if isinstance(error, LineTooLong):
+            why = "a line of its head is too long"
+        return self._answer(InvalidRequest(f"the request cannot be read: {why}"), context)
+
+    def _context(self, request: web.BaseRequest) -> Context:
+        return new_context(request, self._app[ORCHESTRATOR].clock, self._app[DIALECTS])
+
+    def _answer(self, error: TidegateError, context: Context) -> web.Response:
+        self._app[HTTP_ERRORS].labels(context.dialect.status_of(error), error.code).inc()
+        response = error_response(error, context, self._app[ORCHESTRATOR].clock.now())
+        name_response(response, context)
+        response.force_close()
+        return response

@@ -1,8 +1,4 @@
-"""Responses of all dialects: whole answers, streams and errors, with headers about deadlines.
-
-``Unhandled`` answers requests that reach no handler. aiohttp would return the unreadable bytes as
-plain text and log them with a traceback, including a client's key or prompt (OR-16).
-"""
+"""Responses of all dialects: whole answers, streams and errors, with headers about deadlines."""
 
 import asyncio
 import math
@@ -10,26 +6,20 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
 
 from orchestrator.admission.rate_limits import Standing
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import (
     CONTEXT,
     CORRELATION_HEADER,
-    DIALECTS,
-    HTTP_ERRORS,
     ORCHESTRATOR,
     REQUEST_ID_HEADER,
     Context,
-    new_context,
 )
-from orchestrator.api.http.deadlines import stated_deadline
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.ignored import IGNORED_HEADER, header_of
 from orchestrator.errors import (
     DeadlineExceeded,
-    InvalidRequest,
     MethodNotAllowed,
     TidegateError,
     Unauthenticated,
@@ -41,7 +31,6 @@ from orchestrator.tasks.ending import Budget
 from orchestrator.tasks.job import Job, Prompt
 from orchestrator.tasks.task import Listener, Task
 from orchestrator.tasks.transcript import Transcript
-from orchestrator.telemetry.log import fields, service_log
 
 
 def json_response(
@@ -169,55 +158,6 @@ def _name_as_sent(error: TidegateError, names: Mapping[str, str]) -> None:
         error.field = names[ours]
         if error.message.startswith((f"{ours} ", f"{ours}:")):
             error.message = error.field + error.message.removeprefix(ours)
-
-
-_LOG_EVERY_S = 1.0
-"""Shortest time in seconds between two log lines about malformed requests."""
-
-
-class Unhandled:
-    """Answers in the dialect of the path, if the path is known."""
-
-    def __init__(self, app: web.Application) -> None:
-        self._app = app
-        self._malformed = 0
-        self._log_at = 0.0
-
-    def refused(self, request: web.BaseRequest, error: TidegateError) -> web.Response:
-        """The response to a request that is refused before it reaches a handler."""
-        context, policy = self._context(request), self._app[ORCHESTRATOR].deadlines
-        context.deadline = stated_deadline(request.headers, context.arrival, policy)
-        return self._answer(error, context)
-
-    def malformed(self, request: web.BaseRequest, error: BaseException | None) -> web.Response:
-        """The response to bytes that are not a request. It does not repeat or keep them."""
-        context = self._context(request)
-        self._malformed += 1
-        if context.arrival.mono >= self._log_at:
-            self._log_at = context.arrival.mono + _LOG_EVERY_S
-            service_log.info(
-                "malformed HTTP request",
-                extra=fields(
-                    correlation_id=context.correlation_id,
-                    reason=type(error).__name__,
-                    count=self._malformed,
-                ),
-            )
-            self._malformed = 0
-        why = "it is not valid HTTP/1.1, or its length or a header is wrong"
-        if isinstance(error, LineTooLong):
-            why = "a line of its head is too long"
-        return self._answer(InvalidRequest(f"the request cannot be read: {why}"), context)
-
-    def _context(self, request: web.BaseRequest) -> Context:
-        return new_context(request, self._app[ORCHESTRATOR].clock, self._app[DIALECTS])
-
-    def _answer(self, error: TidegateError, context: Context) -> web.Response:
-        self._app[HTTP_ERRORS].labels(context.dialect.status_of(error), error.code).inc()
-        response = error_response(error, context, self._app[ORCHESTRATOR].clock.now())
-        name_response(response, context)
-        response.force_close()
-        return response
 
 
 async def stream_answer(
