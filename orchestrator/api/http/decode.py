@@ -5,7 +5,7 @@ That pass does not look inside unknown fields and raw parts.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache, cached_property, partial, reduce
 from operator import or_
 from types import UnionType
@@ -134,32 +134,18 @@ def _invalid(message: str, expected: type, inside: str = "") -> InvalidRequest:
     return wrong(path, message)
 
 
-def _choices_at(body: type, path: str) -> list[str]:
-    """The values that ``body`` allows at ``path`` (``messages[0].role``); empty if all are."""
-    places = list(_alternatives(types.type_info(body)))
-    *steps, last = _STEP.findall(path)
-    for step in steps:
-        places = [inner for place in places for inner in _inside(place, step)]
-    return [choice for place in places for choice in _choices(place, last)]
-
-
-def _choices(place: types.Type, step: str) -> Iterator[str]:
-    if isinstance(place, types.StructType) and place.tag_field == step:
-        yield str(place.tag)
-    for inner in _inside(place, step):
-        if isinstance(inner, types.EnumType):
-            yield from (str(member.value) for member in inner.cls)
-        elif isinstance(inner, types.LiteralType):
-            yield from map(str, inner.values)
-
-
-def _inside(place: types.Type, step: str) -> Iterator[types.Type]:
-    if isinstance(place, types.StructType):
-        for field in place.fields:
-            if field.encode_name == step:
-                yield from _alternatives(field.type)
-    elif isinstance(place, types.ListType | types.VarTupleType):
-        yield from _alternatives(place.item_type)
+def _choices_at(body: type, path: str) -> Iterator[str]:
+    """The values that ``body`` allows at ``path`` (``messages[0].role``); none if all are."""
+    place: types.Type | None = types.type_info(body)
+    for step in _STEP.findall(path):
+        if place is None:
+            return
+        place = _fields_of(place).get(step, _items_of(place))
+    for one in () if place is None else _alternatives(place):
+        if isinstance(one, types.EnumType):
+            yield from (str(member.value) for member in one.cls)
+        elif isinstance(one, types.LiteralType):
+            yield from map(str, one.values)
 
 
 @cache
@@ -230,19 +216,18 @@ def put_down_unknown(
         nonlocal has_found, left
         if isinstance(value, list) and (items := _items_of(shape)) is not None:
             for inner in value:
-                if isinstance(inner, dict | list):
+                if isinstance(inner, dict | list) and not ignored.has_more:
                     look(inner, items, f"{place}[]")
-        if not isinstance(value, dict) or (message := _message_of(shape, value)) is None:
+        if not isinstance(value, dict) or not (known := _fields_of(shape)):
             return
-        ignored.has_more = ignored.has_more or not left
-        if ignored.has_more:
+        if not left:
+            ignored.has_more = True
             return
         left -= 1
-        known = _fields_of(message.cls)
         for name, inner in value.items():
             if name in known:
                 look(inner, known[name], f"{place}.{name}" if place else name)
-            elif name != message.tag_field:
+            else:
                 has_found = True
                 ignored.add(place, name)
 
@@ -262,17 +247,14 @@ def _items_of(shape: types.Type) -> types.Type | None:
     return None
 
 
-def _message_of(shape: types.Type, stated: dict[str, object]) -> types.StructType | None:
-    """The message type of an object, chosen by tag if there are several. None if none matches."""
-    messages = [one for one in _alternatives(shape) if isinstance(one, types.StructType)]
-    if len(messages) < 2:
-        return messages[0] if messages else None
-    tags = ((one, stated.get(one.tag_field or "")) for one in messages)
-    return next((one for one, tag in tags if tag is not None and tag == one.tag), None)
+def _fields_of(shape: types.Type) -> Mapping[str, types.Type]:
+    """Types of a message's fields; empty for other types. No union here has two messages."""
+    messages = (one.cls for one in _alternatives(shape) if isinstance(one, types.StructType))
+    return next(map(_fields_of_message, messages), {})
 
 
 @cache
-def _fields_of(message: type) -> dict[str, types.Type]:
+def _fields_of_message(message: type) -> Mapping[str, types.Type]:
     info = types.type_info(message)
     assert isinstance(info, types.StructType)
     return {field.encode_name: field.type for field in info.fields}
