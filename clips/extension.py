@@ -4,13 +4,12 @@ The rest of the room is imported only if ``TIDEGATE_SLOTS__SERVE`` is set.
 """
 
 from collections.abc import Iterable, Mapping
-from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from aiohttp import web
 
-from clips import refusal
 from clips.section import ClipsSection
+from orchestrator.errors import NotFound
 from orchestrator.extension import Core, Extension, Host
 from orchestrator.settings import Settings
 from orchestrator.tasks.work import AnyWork
@@ -32,8 +31,15 @@ class NoClips(Extension):
     def describe(self, address: str, *, briefly: bool = False) -> Mapping[str, object]:
         return {"slot": None}
 
-    def edges(self) -> tuple[ModuleType, ...]:
-        return (refusal,)
+    def attach(self, app: web.Application) -> None:
+        app.add_routes([web.route("*", "/v2/slots{rest:.*}", _refuse)])
+
+
+async def _refuse(request: web.Request) -> web.Response:
+    raise NotFound(
+        "no clips are served here: set TIDEGATE_SLOTS__SERVE=true where instances have the slot "
+        "model, or start with tidegate up --slot"
+    )
 
 
 class ClipsRoom(Extension):
@@ -88,14 +94,10 @@ class ClipsRoom(Extension):
 
         return {"slot": describe_instance(self.clips.fleet, address, briefly=briefly)}
 
-    def edges(self) -> tuple[ModuleType, ...]:
-        from clips import api
-
-        return (api,)
-
     def attach(self, app: web.Application) -> None:
         from clips import api
         from orchestrator.tasks.submissions import Submissions
 
+        app.add_routes(api.routes())
         app[api.CLIPS] = self.clips
         app[api.CLIP_SUBMISSIONS] = Submissions(self.clips.store)

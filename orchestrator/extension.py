@@ -19,7 +19,6 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from orchestrator.admission.admission import Admission
@@ -153,12 +152,8 @@ class Extension:
 
     # ── HTTP ─────────────────────────────────────────────────────────────────────────────────
 
-    def edges(self) -> Iterable[ModuleType]:
-        """Modules with ``routes()``."""
-        return ()
-
     def attach(self, app: "web.Application") -> None:
-        """Put the objects that the handlers of ``edges`` read into ``app``."""
+        """Add the room's routes to ``app``, and the objects that their handlers read."""
 
 
 def build_rooms(core: Core) -> list[Extension]:

@@ -1,8 +1,9 @@
 """The dialects that this service serves. docs/extending.md explains how to add one."""
 
-from dataclasses import dataclass
-from types import ModuleType
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from aiohttp import web
 
 from orchestrator.api.anthropic import routes as anthropic
 from orchestrator.api.anthropic.shapes import ANTHROPIC
@@ -14,17 +15,14 @@ from orchestrator.api.openai import routes as openai
 from orchestrator.api.openai.shapes import OPENAI
 
 
-@dataclass(frozen=True, slots=True)
-class ServedDialect:
-    """A dialect: its conventions, and the modules with its ``routes()``."""
-
+class ServedDialect(NamedTuple):
     conventions: Dialect
-    edges: tuple[ModuleType, ...]
+    routes: Iterable[web.RouteDef]
 
 
 SERVED: Final = [
-    ServedDialect(ANTHROPIC, (anthropic,)),
-    ServedDialect(OPENAI, (openai,)),
-    ServedDialect(NATIVE, (native, quotes)),
+    ServedDialect(ANTHROPIC, anthropic.routes()),
+    ServedDialect(OPENAI, openai.routes()),
+    ServedDialect(NATIVE, [*native.routes(), *quotes.routes()]),
 ]
 """A path belongs to the first dialect that serves it, otherwise to the last dialect."""

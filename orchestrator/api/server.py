@@ -138,16 +138,16 @@ def build_runner(
     app[ELSEWHERE] = Elsewhere()
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
-    for room in orchestrator.rooms:
-        room.attach(app)
     if control is not None:
         app[admin.CONTROL] = control
         app.add_routes(admin.routes())
         control.follow_keys(app[AUTH])
-    edges = [edge for served in SERVED for edge in served.edges]
-    edges += [edge for room in orchestrator.rooms for edge in room.edges()]
-    for edge in (*edges, instances, capabilities, catalog, overview, probes):
-        app.add_routes(edge.routes())
+    for served in SERVED:
+        app.add_routes(served.routes)
+    for room in orchestrator.rooms:
+        room.attach(app)
+    for operating in (instances, capabilities, catalog, overview, probes):
+        app.add_routes(operating.routes())
     app.on_response_prepare.append(_name_response)
     app.on_shutdown.append(overview.close)
     app.on_cleanup.append(_close)

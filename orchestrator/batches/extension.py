@@ -1,6 +1,5 @@
 """Files of requests, and batches, stored next to the journal (OR-20)."""
 
-from types import ModuleType
 from typing import ClassVar
 
 from aiohttp import web
@@ -64,10 +63,8 @@ class BatchRoom(Extension):
         if self.batches is not None:
             await self.batches.close()
 
-    def edges(self) -> tuple[ModuleType, ...]:
-        return files, batches
-
     def attach(self, app: web.Application) -> None:
+        app.add_routes([*files.routes(), *batches.routes()])
         app[BATCHES] = self.batches
         if self.batches is not None:
             self.batches.shop.server = BatchLines(app, self.batches)

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
-from types import ModuleType
 
 from aiohttp import web
 
@@ -84,8 +83,6 @@ class BudgetRoom(Extension):
             await self._writing
         await self.budgets.books.close()
 
-    def edges(self) -> tuple[ModuleType, ...]:
-        return (api,)
-
     def attach(self, app: web.Application) -> None:
         app[api.BUDGETS] = self.budgets
+        app.add_routes(api.routes())

@@ -1,7 +1,5 @@
 """Conversations that the service keeps between turns (``/v2/sessions``, WK-9)."""
 
-from types import ModuleType
-
 from aiohttp import web
 
 from orchestrator.extension import Core, Extension, Host, Submit
@@ -60,8 +58,6 @@ class SessionRoom(Extension):
             self._host.cancel(task)
         return task
 
-    def edges(self) -> tuple[ModuleType, ...]:
-        return (api,)
-
     def attach(self, app: web.Application) -> None:
         app[api.SESSIONS] = self.store
+        app.add_routes(api.routes())

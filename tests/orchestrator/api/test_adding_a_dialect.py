@@ -10,7 +10,7 @@ async def test_a_dialect_is_added_and_taken_away(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     """It has deadlines, tolerance and errors of its own without a line about them."""
-    SERVED.insert(0, ServedDialect(ask_dialect.ASK, (ask_dialect,)))
+    SERVED.insert(0, ServedDialect(ask_dialect.ASK, ask_dialect.routes()))
     try:
         service = await make_service(worker)
     finally:

@@ -1,7 +1,5 @@
 """The optional room for OpenAI's Responses (``/v1/responses``) and kept answers (OR-3)."""
 
-from types import ModuleType
-
 from aiohttp import web
 
 from orchestrator.api.openai.responses import routes
@@ -16,8 +14,6 @@ class ResponsesRoom(Extension):
         core.sharing.keep("response", self._responses)
         core.metrics.keeps("responses", self._responses.kept)
 
-    def edges(self) -> tuple[ModuleType, ...]:
-        return (routes,)
-
     def attach(self, app: web.Application) -> None:
         app[routes.RESPONSES] = self._responses
+        app.add_routes(routes.routes())

@@ -3,11 +3,11 @@
 import posixpath
 import re
 
-from orchestrator.api.page import page
+from orchestrator.api.page import extension
 from tests.orchestrator.conftest import Service
 from tests.support.cases import for_each
 
-OWN = sorted(name for name in page._FILES if not name.startswith("vendor/"))
+OWN = sorted(name for name in extension._FILES if not name.startswith("vendor/"))
 
 
 async def test_it_is_there_and_not_sent_twice(service: Service) -> None:
@@ -39,7 +39,7 @@ async def test_it_may_load_and_ask_this_service_only(service: Service) -> None:
 async def test_all_that_its_files_name_is_served(service: Service) -> None:
     named = {"/"}
     for name in OWN:
-        text = page._FILES[name].decode()
+        text = extension._FILES[name].decode()
         named |= set(re.findall(r'(?:src|href)="(/page/[^"]+)"', text))
         named |= set(re.findall(r'data-module="([^"]+)"', text))
         imported = re.findall(r'from "(\.[^"]+)"', text)
@@ -54,7 +54,9 @@ async def test_all_that_its_files_name_is_served(service: Service) -> None:
 
 @for_each("name", OWN)
 def test_no_file_of_ours_names_another_host(name: str) -> None:
-    urls = re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}[^\s\"']*", page._FILES[name].decode())
+    urls = re.findall(
+        r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}[^\s\"']*", extension._FILES[name].decode()
+    )
     assert set(urls) <= {"http://www.w3.org/2000/svg"}
 
 
