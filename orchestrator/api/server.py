@@ -40,7 +40,7 @@ from orchestrator.api.http.context import (
 )
 from orchestrator.api.http.deadlines import default_deadline, stated_deadline
 from orchestrator.api.http.finding import ELSEWHERE, Elsewhere
-from orchestrator.api.http.ignored import IGNORED_FIELDS, Ignored, IgnoredFields
+from orchestrator.api.http.ignored import IGNORED_FIELDS, IgnoredFields
 from orchestrator.api.http.responses import error_response, name_response, rate_limit_headers
 from orchestrator.api.native import routes as native
 from orchestrator.api.operator import (
@@ -287,7 +287,6 @@ async def _name_response(request: web.Request, response: web.StreamResponse) -> 
     for grammar in context.grammars:
         for keyword in orchestrator.stages.reader.grammars.passed_over(grammar):
             # Schema keywords that are not enforced are ignored like unknown fields.
-            context.ignored = context.ignored or Ignored()
             context.ignored.add(context.field_names.get("grammar", ""), keyword)
     name_response(response, context)
     if context.dialect.time_header:

@@ -121,9 +121,8 @@ def most_connections() -> int:
     """Raise the limit of open files as far as allowed. Returns how many connections it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
-    if soft != resource.RLIM_INFINITY and soft >= files:
-        files = soft
-    elif soft != resource.RLIM_INFINITY:
+    if soft != resource.RLIM_INFINITY:
+        files = max(soft, files)
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     return max(MIN_CONNECTIONS, files - min(RESERVED_FILES, files // 2))
 

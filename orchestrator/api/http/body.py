@@ -21,7 +21,7 @@ from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.deadlines import stated_deadline
 from orchestrator.api.http.decode import Reader, decode
 from orchestrator.api.http.finding import ELSEWHERE
-from orchestrator.api.http.ignored import IGNORED_FIELDS, Ignored, passing_over
+from orchestrator.api.http.ignored import IGNORED_FIELDS, passing_over
 from orchestrator.errors import (
     BodyTooLarge,
     BodyTooSlow,
@@ -171,10 +171,6 @@ class LargeBodies:
         self._gate = FairGate()
         self._rests_until = 0.0
 
-    @property
-    def is_busy(self) -> bool:
-        return self._gate.is_busy
-
     async def work(self, call: Callable[[], T], size: int, due_at: float, tenant: str = "") -> T:
         """Run ``call`` on the thread. ``size`` is the body's size in bytes; ``due_at`` is a time of
         the loop's clock. Raises ``DeadlineExceeded`` if ``call`` has not started by then."""
@@ -268,12 +264,11 @@ def _ignoring(request: web.Request) -> Iterator[None]:
     if request.app[CONFIG].http.strict_fields or not context.dialect.is_tolerant or route is None:
         yield
         return
-    context.ignored = ignored = Ignored()
     try:
-        with passing_over(ignored):
+        with passing_over(context.ignored):
             yield
     finally:
-        request.app[IGNORED_FIELDS].tell(route.canonical, ignored)
+        request.app[IGNORED_FIELDS].tell(route.canonical, context.ignored)
 
 
 def _require_json(request: web.Request) -> None:

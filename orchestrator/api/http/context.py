@@ -86,8 +86,8 @@ class Context:
     deadline: Deadline | None = None
     field_names: Mapping[str, str] = field(default_factory=dict)
     """The client's names for fields with another name here."""
-    ignored: Ignored | None = None
-    """The ignored fields of the request; None if unknown fields are errors."""
+    ignored: Ignored = field(default_factory=Ignored)
+    """The ignored fields of the request."""
     grammars: tuple[Grammar, ...] = ()
     """Grammars of which the answer must match one."""
     ignored_headers: list[str] = field(default_factory=list)
@@ -146,12 +146,9 @@ def context_of(
         request_id = ""
     # Use one id for both, so that a log search for either finds the request.
     correlation_id = request_id or uuid.uuid4().hex
-    return Context(arrival, correlation_id, dialect_of(path, dialects), request_id=request_id)
-
-
-def dialect_of(path: str, dialects: Sequence[Dialect]) -> Dialect:
-    """The dialect of a path, known or not: unknown ones get errors in the style of their API."""
-    return next((dialect for dialect in dialects if dialect.serves(path)), dialects[-1])
+    # Unknown paths too have a dialect: they get errors in the style of their API.
+    dialect = next((one for one in dialects if one.serves(path)), dialects[-1])
+    return Context(arrival, correlation_id, dialect, request_id=request_id)
 
 
 def read_correlation_id(request: web.Request, default: str) -> str:

@@ -51,11 +51,11 @@ class Ignored:
         self.places[path] = place
 
 
-def header_of(ignored: Ignored | None, headers: Iterable[str]) -> str:
+def header_of(ignored: Ignored, headers: Iterable[str]) -> str:
     """Value of the response's ``IGNORED_HEADER``; empty if nothing was ignored. It starts with
     ``headers``, the ignored headers of the request."""
-    told, has_more = "", ignored is not None and ignored.has_more
-    for name in (*(_OF_HEADERS + name for name in headers), *(ignored.places if ignored else ())):
+    told, has_more = "", ignored.has_more
+    for name in (*(_OF_HEADERS + name for name in headers), *ignored.places):
         longer = f"{told}, {name}" if told else name
         if len(longer) > _MAX_HEADER_CHARS:
             has_more = True

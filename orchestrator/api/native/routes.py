@@ -39,7 +39,6 @@ from orchestrator.api.native.events import (
 from orchestrator.api.native.listing import listing
 from orchestrator.api.native.types import TaskRequest
 from orchestrator.errors import NotFound
-from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Api, Job, Prompt
 from orchestrator.tasks.submissions import SubmissionKey, Submissions
 from orchestrator.tasks.task import Task
@@ -77,7 +76,11 @@ async def submit(request: web.Request) -> web.Response:
         "events_url": f"/v2/tasks/{task.id}/events",
         "correlation_id": task.correlation_id,
     }
-    answer |= _durability(orchestrator, task)
+    durable = orchestrator.stages.durable
+    if durable is not None and task.job.durable:
+        answer["durable"] = True
+        if durable.window_ms:
+            answer["loss_window_ms"] = durable.window_ms
     if of_room is not None:
         answer["session_id"] = job.session_id
     headers = task_headers(task, orchestrator.clock.now())
@@ -192,14 +195,6 @@ def _text(task: Task) -> dict[str, object]:
     if not is_kept(task):
         return {}
     return {"text": task.record().text() + ("" if task.ending is None else task.ending.tail)}
-
-
-def _durability(orchestrator: Orchestrator, task: Task) -> dict[str, object]:
-    """The fields about a task's durability; empty if the task is not durable."""
-    durable = orchestrator.stages.durable
-    if durable is None or not task.job.durable:
-        return {}
-    return {"durable": True} | ({"loss_window_ms": durable.window_ms} if durable.window_ms else {})
 
 
 def _followers(task: Task) -> list[TaskEvents]:

@@ -6,7 +6,6 @@ from orchestrator.admission.images import MAX_COUNT, MAX_PIXELS
 from orchestrator.api.config import CONFIG, VERSION
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
-from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import MAX_IDLE_KEEP_S, Api
 from protocol import Feature, OnDeadline
 
@@ -15,6 +14,7 @@ async def capabilities(request: web.Request) -> web.Response:
     """Show the service's features and limits."""
     orchestrator = request.app[ORCHESTRATOR]
     room = orchestrator.questions.queue_room
+    cards = [one.card for one in orchestrator.registry if one.ready and one.card is not None]
     added: dict[str, object] = {}
     for each in orchestrator.rooms:
         added |= each.capabilities()
@@ -25,7 +25,12 @@ async def capabilities(request: web.Request) -> web.Response:
             "on_deadline": sorted(OnDeadline),
             "models": sorted(orchestrator.models.by_name()),
             "loadable": sorted(orchestrator.stages.demand.loadable()),
-            "features": _features(orchestrator),
+            # Those that the engine of at least one ready instance supports.
+            "features": [
+                name
+                for name in sorted(Feature)
+                if any(name not in card.all_lacks for card in cards)
+            ],
             "durable": orchestrator.stages.durable is not None,
             "isolated_prefixes": orchestrator.isolate_tenants,
             "limits": {
@@ -40,12 +45,6 @@ async def capabilities(request: web.Request) -> web.Response:
             **added,
         }
     )
-
-
-def _features(orchestrator: Orchestrator) -> list[str]:
-    """The features that the engine of at least one ready instance supports."""
-    cards = [one.card for one in orchestrator.registry if one.ready and one.card is not None]
-    return [name for name in sorted(Feature) if any(name not in card.all_lacks for card in cards)]
 
 
 def routes() -> list[web.RouteDef]:

@@ -73,13 +73,6 @@ def _snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, Any]
     }
 
 
-def _without_tenants(taken: dict[str, Any]) -> dict[str, Any]:
-    """The snapshot for readers that may not see other tenants."""
-    queue = taken["queue"]
-    first = [{k: v for k, v in task.items() if k != "tenant"} for task in queue["first"]]
-    return taken | {"queue": queue | {"first": first}}
-
-
 def _waiting(task: Task, forecaster: Forecaster, now: float) -> dict[str, object]:
     """A waiting task. ``slack_ms`` is the time that it can wait before it is certain to miss."""
     return {
@@ -198,7 +191,10 @@ class Overview:
 
     def _take(self) -> None:
         taken = _snapshot(self._orchestrator, self._health)
-        self._taken = {True: _encode(taken), False: _encode(_without_tenants(taken))}
+        with_tenants = _encode(taken)
+        for task in taken["queue"]["first"]:
+            del task["tenant"]
+        self._taken = {True: with_tenants, False: _encode(taken)}
         self._taken_at = self._orchestrator.clock.now()
 
 

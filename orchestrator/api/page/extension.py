@@ -77,17 +77,8 @@ _FILES = _all_files()
 """Read once. Requests never open files, and can only name these."""
 
 
-async def index(request: web.Request) -> web.Response:
-    """Show the live page."""
-    return _answer(request, "index.html")
-
-
 async def file(request: web.Request) -> web.Response:
-    """Fetch a file of the live page."""
-    return _answer(request, request.match_info["name"])
-
-
-def _answer(request: web.Request, name: str) -> web.Response:
+    name = request.match_info.get("name", "index.html")
     body = _FILES.get(name)
     if body is None:
         raise NotFound(f"the page has no file {excerpt(name, 128)}")
@@ -104,4 +95,4 @@ def _answer(request: web.Request, name: str) -> web.Response:
 
 class PageRoom(Extension):
     def attach(self, app: web.Application) -> None:
-        app.add_routes([web.get("/", index), web.get(f"{PAGE_FILES}/{{name:.+}}", file)])
+        app.add_routes([web.get("/", file), web.get(f"{PAGE_FILES}/{{name:.+}}", file)])

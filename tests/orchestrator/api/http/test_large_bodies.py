@@ -87,7 +87,7 @@ async def test_a_deadline_in_the_headers_holds_while_a_large_body_waits(
     monkeypatch.setattr(bodies, "decode", slow)
     data = json.dumps({"model": "fake", "prompt": "x", "max_tokens": 3}) + LARGE
     first = asyncio.create_task(service.http.post(path, data=data, headers=JSON))
-    await service.until(lambda: _large(service).is_busy)
+    await service.until(lambda: _large(service)._gate.is_busy)
     headers = JSON | {"X-Timeout-Ms": "50"}
     error = await service.refused(504, path, data=data, headers=headers)
     assert error["code"] == "deadline_exceeded"
