@@ -68,14 +68,14 @@ async def retrieve(request: web.Request) -> web.Response:
         if request.query.get(field, "false") != "false":
             why = "a response's events are sent only to its own request; to read events again, use"
             raise wrong(field, f"{why} /v2/tasks")
-    return _answer(request.app[RESPONSES].get(*_named(request)).body)
+    return json_response(msgspec.Raw(request.app[RESPONSES].get(*_named(request)).body))
 
 
 async def cancel(request: web.Request) -> web.Response:
     """Cancel a running response. An ended response stays unchanged (OR-21)."""
     key, name = _named(request)
     try:
-        return _answer(request.app[RESPONSES].get(key, name).body)
+        return json_response(msgspec.Raw(request.app[RESPONSES].get(key, name).body))
     except NotFound:
         (task, *_) = await cancel_tasks(request, name)
     body = {"id": response_id(task.id), "object": "response", "status": status_of(task.ending)}
@@ -116,10 +116,7 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedResponses:
         previous_id=body.previous_response_id,
         is_streamed=bool(body.stream),
         is_stored=body.store is not False,
-        echo={
-            **echo_of(body, job.priority),
-            "reasoning": {"effort": effort.get(EFFORT), "summary": None},
-        },
+        echo=echo_of(body, job.priority, effort.get(EFFORT)),
     )
 
 
@@ -158,10 +155,6 @@ def _earlier(store: ResponseStore, key: str, name: str | None) -> tuple[Message,
         )
         error.item_id = name
         raise error from None
-
-
-def _answer(body: bytes) -> web.Response:
-    return web.Response(body=body, content_type="application/json")
 
 
 def _named(request: web.Request) -> tuple[str, str]:

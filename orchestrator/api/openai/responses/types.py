@@ -156,7 +156,7 @@ class ParsedResponses:
     """The fields of the request that the response repeats."""
 
 
-def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
+def echo_of(body: ResponsesRequest, priority: Priority, effort: object) -> dict[str, object]:
     """The fields that the response repeats. They do not keep the whole body in memory."""
     return {
         "background": False,
@@ -166,6 +166,7 @@ def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
         "metadata": read_metadata(body.metadata),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": effort, "summary": None},
         "service_tier": tier_of(priority),
         "store": body.store is not False,
         "text": {"format": {"type": "text"}} if body.text == NULL else body.text.copy(),
