@@ -20,7 +20,6 @@ from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, trace_of
 from orchestrator.api.http.deadlines import read_deadline
-from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.responses import deadline_headers, json_response
 from orchestrator.api.native.events import NumberedEvents, error_object, read_last_event_id
@@ -48,8 +47,6 @@ class ClipBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 CLIPS = web.AppKey("clips", Clips)
 CLIP_SUBMISSIONS = web.AppKey("clip_submissions", Submissions[ClipTask])
 
-_reader = Reader(ClipBody)
-
 
 async def submit(request: web.Request) -> web.Response:
     """Submit a clip: 202 with the URLs to follow it."""
@@ -57,7 +54,7 @@ async def submit(request: web.Request) -> web.Response:
     clips, name = request.app[CLIPS], read_idempotency_key(request)
     job, digest = await read_body(
         request,
-        _reader,
+        ClipBody,
         lambda body: (
             _job(request, body),
             b"" if name is None else hashlib.sha256(msgspec.json.encode(body)).digest(),

@@ -7,7 +7,6 @@ from aiohttp import web
 
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
-from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import read_idle_keep_s, read_limit
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.native.types import TaskMessage, given, prompt_of
@@ -41,16 +40,13 @@ class SessionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return prompt_of(self) if found else ""
 
 
-_reader = Reader(SessionRequest)
-
-
 async def create(request: web.Request) -> web.Response:
     """Create a session: 201 with its id. Tasks use the id to continue it."""
     orchestrator, key = request.app[ORCHESTRATOR], request[CONTEXT].key.fingerprint
     store = request.app[SESSIONS]
     with orchestrator.limits.counted(key):
         model, history, idle_keep_s = await read_body(
-            request, _reader, lambda body: (body.model, body.history(), body.idle_keep_s)
+            request, SessionRequest, lambda body: (body.model, body.history(), body.idle_keep_s)
         )
         keep_s = IDLE_KEEP_S if idle_keep_s is None else read_idle_keep_s(idle_keep_s)
         if model:

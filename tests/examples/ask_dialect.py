@@ -6,7 +6,6 @@ from aiohttp import web
 
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import Dialect
-from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import GenerationRequest, read_job
 from orchestrator.api.http.responses import json_response, whole_answer
 from orchestrator.tasks.job import Api, Job, Prompt
@@ -23,16 +22,13 @@ class Question(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_on
         return self.question
 
 
-_reader = Reader(Question)
-
-
 async def ask(request: web.Request) -> web.Response:
     """Generate a whole answer."""
 
     def parse(body: Question) -> tuple[Job, Prompt]:
         return read_job(request, body, Api.COMPLETIONS, keep=False)
 
-    job, prompt = await read_body(request, _reader, parse)
+    job, prompt = await read_body(request, Question, parse)
     task, answer = await whole_answer(request, job, prompt)
     assert task.ending is not None
     return json_response({"answer": answer.text() + task.ending.tail})

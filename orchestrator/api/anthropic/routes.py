@@ -13,7 +13,6 @@ from orchestrator.api.anthropic.types import (
 )
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, served_name
-from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.field_errors import wrong
 from orchestrator.api.http.fields import read_headers_deadline, read_job_of
 from orchestrator.api.http.finding import cancel
@@ -28,9 +27,6 @@ from orchestrator.api.http.responses import (
 from orchestrator.parsing.parser import ToolUse
 from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
 
-_message_reader = Reader(MessagesRequest)
-_count_reader = Reader(CountTokensRequest)
-
 
 class ParsedMessages(NamedTuple):
     job: Job
@@ -42,7 +38,7 @@ class ParsedMessages(NamedTuple):
 
 async def messages(request: web.Request) -> web.StreamResponse:
     """Create the next message of a conversation, or complete a message that the client began."""
-    parsed = await read_body(request, _message_reader, lambda body: _parse(request, body))
+    parsed = await read_body(request, MessagesRequest, lambda body: _parse(request, body))
     encoder = await request.app[ORCHESTRATOR].loaded_model(parsed.job)
     if parsed.must_think and format_of(request.app, encoder).reasoning is None:
         raise wrong(
@@ -77,7 +73,7 @@ async def count_tokens(request: web.Request) -> web.Response:
         refuse_unsupported(body)
         return served_name(request, body.model), chat_of(body)[0]
 
-    model, prompt = await read_body(request, _count_reader, parse)
+    model, prompt = await read_body(request, CountTokensRequest, parse)
     key = context.key
     count = await orchestrator.questions.count_tokens(
         model, prompt, deadline, key.fingerprint, key.tenant

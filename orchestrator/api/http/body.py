@@ -19,7 +19,7 @@ from aiohttp import web
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.deadlines import stated_deadline
-from orchestrator.api.http.decode import Reader, decode
+from orchestrator.api.http.decode import decode
 from orchestrator.api.http.finding import ELSEWHERE
 from orchestrator.api.http.ignored import IGNORED_FIELDS, passing_over
 from orchestrator.errors import (
@@ -221,22 +221,22 @@ INLINE_BYTES = 64 * 1024
 LARGE_BODIES = web.AppKey("large_bodies", LargeBodies)
 
 
-async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T], R]) -> R:
-    """Read the request's body as ``reader``'s type and return the result of ``make``; keep nothing
-    else. Raises ``InvalidRequest`` or a subclass, and ``DeadlineExceeded`` if the deadline in the
-    headers passes first."""
+async def read_body(request: web.Request, kind: type[T], make: Callable[[T], R]) -> R:
+    """Read the request's body as ``kind`` and return the result of ``make``; keep nothing else.
+    Raises ``InvalidRequest`` or a subclass, and ``DeadlineExceeded`` if the deadline in the headers
+    passes first."""
     async with _held(request) as body:
         if request.app[ELSEWHERE].keeps_bodies:
             request[CONTEXT].body = body
         with _ignoring(request):
             if len(body) <= INLINE_BYTES:
-                return make(decode(body, reader))
+                return make(decode(body, kind))
             policy, arrival = request.app[ORCHESTRATOR].deadlines, request[CONTEXT].arrival
             stated = stated_deadline(request.headers, arrival, policy)
             due_at = arrival.mono + policy.default_s if stated is None else stated.at
             tenant = request[CONTEXT].key.tenant
             return await request.app[LARGE_BODIES].work(
-                lambda: make(decode(body, reader)), len(body), due_at, tenant
+                lambda: make(decode(body, kind)), len(body), due_at, tenant
             )
 
 

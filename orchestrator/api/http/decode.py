@@ -38,7 +38,6 @@ class Reader(Generic[T]):
     def __init__(self, kind: Any) -> None: ...
     def __init__(self, kind: Any) -> None:
         self.type = kind
-        self._exact: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
 
     def read(self, text: str | msgspec.Raw, place: str = "") -> T:
         """Read ``text``, the part of a body at ``place``. Raises ``msgspec.DecodeError``."""
@@ -59,6 +58,10 @@ class Reader(Generic[T]):
         return value
 
     @cached_property
+    def _exact(self) -> "msgspec.json.Decoder[T]":
+        return msgspec.json.Decoder(self.type)
+
+    @cached_property
     def _closed(self) -> "msgspec.json.Decoder[T]":
         """Refuses unknown fields, even in types that allow them, to detect them."""
         kind = with_unknown_fields(self.type, forbidden=True)
@@ -74,8 +77,11 @@ class Reader(Generic[T]):
         return types.type_info(self.type)
 
 
-def decode(body: bytes, reader: Reader[T]) -> T:
-    """Read bytes as ``reader``'s type. Raises ``InvalidRequest`` that names the wrong field."""
+_readers: dict[type, Reader[Any]] = {}
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """Read a body as ``kind``. Raises ``InvalidRequest`` that names the wrong field."""
     if not body.strip():
         raise InvalidRequest("the body is empty; expected a JSON object")
     try:
@@ -83,9 +89,10 @@ def decode(body: bytes, reader: Reader[T]) -> T:
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body is not valid UTF-8 (byte {error.start})") from None
     try:
+        reader: Reader[T] = _readers.setdefault(kind, Reader(kind))
         return reader.read(text)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error), reader.type) from None
+        raise _invalid(str(error), kind) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise _unreadable("the body", error) from None
 

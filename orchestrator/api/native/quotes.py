@@ -7,7 +7,6 @@ from aiohttp import web
 
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import ORCHESTRATOR
-from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.field_errors import must
 from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.responses import json_response
@@ -30,13 +29,10 @@ class QuoteRequest(TaskRequest, frozen=True, forbid_unknown_fields=True, kw_only
     """How long to hold a reservation for the request that uses it, in ms."""
 
 
-_reader = Reader(QuoteRequest)
-
-
 async def quote(request: web.Request) -> web.Response:
     """Quote a request. Reserve a deadline for it if the body has ``accept``."""
     orchestrator = request.app[ORCHESTRATOR]
-    job, prompt, body = await read_body(request, _reader, lambda body: _read(request, body))
+    job, prompt, body = await read_body(request, QuoteRequest, lambda body: _read(request, body))
     task, found = await orchestrator.questions.quote(job, prompt, body.prompt_tokens or 0)
     unix_ms = 1000 * orchestrator.clock.unix()
 

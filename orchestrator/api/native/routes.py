@@ -10,7 +10,6 @@ from aiohttp import web
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import ORCHESTRATOR
-from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.field_errors import must
 from orchestrator.api.http.fields import read_job
@@ -44,8 +43,6 @@ from orchestrator.tasks.submissions import SubmissionKey, Submissions
 from orchestrator.tasks.task import Task
 
 SUBMISSIONS = web.AppKey("submissions", Submissions[Task])
-
-_reader = Reader(TaskRequest)
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 
@@ -53,7 +50,9 @@ async def submit(request: web.Request) -> web.Response:
     """Submit a task. Answers 202 with the URLs to follow it."""
     orchestrator = request.app[ORCHESTRATOR]
     name = read_idempotency_key(request)
-    job, prompt, digest = await read_body(request, _reader, lambda body: _read(request, body, name))
+    job, prompt, digest = await read_body(
+        request, TaskRequest, lambda body: _read(request, body, name)
+    )
     is_repeated = False
     of_room = orchestrator.room_of(job)
     submit_job = orchestrator.submit if of_room is None else of_room

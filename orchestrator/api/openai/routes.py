@@ -12,7 +12,6 @@ from aiohttp import web
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, listed_aliases, served_name
-from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.finding import cancel
@@ -40,20 +39,17 @@ from orchestrator.tasks.job import Api, Chat, OnDisconnect
 from orchestrator.tasks.task import Listener, Task
 from orchestrator.tasks.transcript import Transcript
 
-_chat_reader = Reader(ChatRequest)
-_completion_reader = Reader(CompletionRequest)
-
 
 async def chat(request: web.Request) -> web.StreamResponse:
     """Answer a chat."""
-    parsed = await read_body(request, _chat_reader, lambda body: _parse(request, body, Api.CHAT))
+    parsed = await read_body(request, ChatRequest, lambda body: _parse(request, body, Api.CHAT))
     return await _complete(request, parsed, CHAT)
 
 
 async def completion(request: web.Request) -> web.StreamResponse:
     """Continue a text."""
     parsed = await read_body(
-        request, _completion_reader, lambda body: _parse(request, body, Api.COMPLETIONS)
+        request, CompletionRequest, lambda body: _parse(request, body, Api.COMPLETIONS)
     )
     return await _complete(request, parsed, COMPLETION)
 

@@ -10,7 +10,7 @@ from orchestrator.api.auth import Authenticator, Key
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.finding import told_by_siblings
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.operator.types import drains, read_optional
+from orchestrator.api.operator.types import DrainRequest, read_optional
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.reload import Reloader
 from orchestrator.settings import Settings
@@ -34,7 +34,7 @@ _DURATION = "graceful_shutdown_duration_ms"
 
 async def drain(request: web.Request) -> web.Response:
     """Refuse new work and let running work finish; the process stays. Shows the progress."""
-    control, asked = request.app[CONTROL], await read_optional(request, drains)
+    control, asked = request.app[CONTROL], await read_optional(request, DrainRequest)
     usual_s = control.reloader.settings.shutdown.grace_s
     control.lifecycle.begin_drain(usual_s if asked.grace_s is None else asked.grace_s)
     return json_response(await _described(request), status=202)

@@ -10,7 +10,13 @@ from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.finding import told_by_siblings
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.operator.types import drains, read_optional, registrations, reloads, swaps
+from orchestrator.api.operator.types import (
+    DrainRequest,
+    RegisterRequest,
+    ReloadRequest,
+    SwapRequest,
+    read_optional,
+)
 from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.instances.gates import describe_gates
 from orchestrator.instances.instance import Instance
@@ -57,7 +63,7 @@ async def status(request: web.Request) -> web.Response:
 
 async def register(request: web.Request) -> web.Response:
     """Register an instance for ``ttl_s`` seconds. Repeat the call to keep it longer. Idempotent."""
-    asked = await read_body(request, registrations, lambda body: body)
+    asked = await read_body(request, RegisterRequest, lambda body: body)
     discovery = request.app[DISCOVERY]
     is_new = discovery.registered.register(asked.address, asked.ttl_s)
     await discovery.read(discovery.registered)
@@ -77,7 +83,7 @@ async def deregister(request: web.Request) -> web.Response:
 
 async def drain(request: web.Request) -> web.Response:
     """Send an instance no new work. Its running jobs finish or are moved. Idempotent."""
-    asked = await read_optional(request, drains)
+    asked = await read_optional(request, DrainRequest)
     grace_s = math.inf if asked.grace_s is None else asked.grace_s
     registry, address = _named(request)
     instance = registry.cordon(address, grace_s)
@@ -96,7 +102,7 @@ async def undrain(request: web.Request) -> web.Response:
 async def swap(request: web.Request) -> web.Response:
     """Load another model on an instance: 202 at once, or 200 at the end if the caller waits.
     Idempotent. Raises ``SwapFailed`` if the caller waits; else ``GET /v2/instances`` shows it."""
-    asked = await read_body(request, swaps, lambda body: body)
+    asked = await read_body(request, SwapRequest, lambda body: body)
     settings, start = asked.for_worker(), request.app[ORCHESTRATOR].stages.swaps.start
     running = start(request.match_info["address"], settings, asked.grace_s)
     return await _told_of(running, wait=asked.wait)
@@ -104,7 +110,7 @@ async def swap(request: web.Request) -> web.Response:
 
 async def reload(request: web.Request) -> web.Response:
     """Make an instance load its model from its files again. Answers and raises like a swap."""
-    asked = await read_optional(request, reloads)
+    asked = await read_optional(request, ReloadRequest)
     load_again = request.app[ORCHESTRATOR].stages.swaps.reload
     running = load_again(request.match_info["address"], asked.grace_s)
     return await _told_of(running, wait=asked.wait)

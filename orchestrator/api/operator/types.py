@@ -6,7 +6,6 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.api.http.body import read_body
-from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.field_errors import wrong
 
 MAX_GRACE_MS = 24 * 3_600_000.0
@@ -68,15 +67,9 @@ class SwapRequest(ReloadRequest, forbid_unknown_fields=True):
 
 T = TypeVar("T")
 
-drains = Reader(DrainRequest)
-registrations = Reader(RegisterRequest)
-reloads = Reader(ReloadRequest)
-swaps = Reader(SwapRequest)
 
-
-async def read_optional(request: web.Request, reader: Reader[T]) -> T:
+async def read_optional(request: web.Request, kind: type[T]) -> T:
     """The body, or an empty object if there is none. Raises ``InvalidRequest``."""
     if not request.body_exists:
-        made: T = reader.type()
-        return made
-    return await read_body(request, reader, lambda asked: asked)
+        return kind()
+    return await read_body(request, kind, lambda asked: asked)

@@ -4,7 +4,6 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.api.http.body import read_body
-from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.responses import json_response
 from orchestrator.batches.api.files import page_of
 from orchestrator.batches.api.served_lines import batches_of, owner_of
@@ -29,13 +28,10 @@ class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     metadata: dict[str, str] | None = None
 
 
-_reader = Reader(BatchRequest)
-
-
 async def create(request: web.Request) -> web.Response:
     """Create a batch from the requests in a file."""
     batches, owner = batches_of(request), owner_of(request)
-    body = await read_body(request, _reader, _checked)
+    body = await read_body(request, BatchRequest, _checked)
     file = await batches.file(owner, body.input_file_id)
     if file.purpose != "batch":
         raise InvalidRequest(

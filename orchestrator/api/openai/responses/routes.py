@@ -5,7 +5,6 @@ from aiohttp import web
 
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
-from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.field_errors import wrong
 from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.finding import cancel_tasks
@@ -34,12 +33,10 @@ from protocol import excerpt
 
 RESPONSES = web.AppKey("responses", ResponseStore)
 
-_reader = Reader(ResponsesRequest)
-
 
 async def create(request: web.Request) -> web.StreamResponse:
     """Create the next turn of a conversation."""
-    asked = await read_body(request, _reader, lambda body: _parse(request, body))
+    asked = await read_body(request, ResponsesRequest, lambda body: _parse(request, body))
     orchestrator, store = request.app[ORCHESTRATOR], request.app[RESPONSES]
     history, chat = _conversation(request, asked)
     encoder = await orchestrator.loaded_model(asked.job)
