@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
+from multidict import CIMultiDict
 
 from catalog.paths import state_dir
 from orchestrator.api.auth import NOBODY, Authenticator, is_admin_call, is_open_path, is_page
@@ -23,7 +24,7 @@ from orchestrator.api.http.body import (
     BodyBudget,
     LargeBodies,
 )
-from orchestrator.api.http.browsers import Browsers
+from orchestrator.api.http.browsers import BROWSERS, Browsers
 from orchestrator.api.http.connection import ConnectionRunner
 from orchestrator.api.http.context import (
     AUTH,
@@ -38,7 +39,7 @@ from orchestrator.api.http.context import (
     new_context,
     read_correlation_id,
 )
-from orchestrator.api.http.deadlines import default_deadline, stated_deadline
+from orchestrator.api.http.deadlines import read_deadline, stated_deadline
 from orchestrator.api.http.finding import ELSEWHERE, Elsewhere
 from orchestrator.api.http.ignored import IGNORED_FIELDS, IgnoredFields
 from orchestrator.api.http.responses import error_response, name_response, rate_limit_headers
@@ -71,7 +72,6 @@ from protocol import excerpt
 if TYPE_CHECKING:
     from orchestrator.tasks.spans import Tracing
 
-BROWSERS = web.AppKey("browsers", Browsers)
 KEY_SHARES = web.AppKey("key_shares", KeyShares)
 
 ALERTED_STATUSES = (200, 503, 529)
@@ -208,7 +208,7 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         arrival, policy = context.arrival, orchestrator.deadlines
         context.deadline = stated_deadline(request.headers, arrival, policy)
         if context.deadline is None and request.method == "POST":
-            context.deadline = default_deadline(arrival, policy)
+            context.deadline = read_deadline(CIMultiDict(), None, arrival, policy)
     return error_response(failure, context, orchestrator.clock.now())
 
 

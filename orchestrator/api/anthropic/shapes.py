@@ -18,7 +18,7 @@ import msgspec
 import pydantic_core
 
 from orchestrator.api.http.context import Dialect
-from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.http.event_stream import EventStream, event_of
 from orchestrator.api.http.finding import answer_id
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.responses import task_fields
@@ -170,9 +170,6 @@ ANTHROPIC = Dialect(
 )
 
 
-_encode = msgspec.json.Encoder().encode
-
-
 class MessageEvents:
     """Turns one task's tokens, parsed by ``output``, into events that ``stream`` sends."""
 
@@ -272,8 +269,7 @@ class MessageEvents:
         self._emit("content_block_delta", {"index": self._index, "delta": delta})
 
     def _emit(self, kind: str, value: dict[str, object]) -> None:
-        data = _encode({"type": kind} | value)
-        self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
+        self._events.append(event_of(kind, {"type": kind} | value))
 
     def _take(self) -> bytes:
         events, self._events = b"".join(self._events), []

@@ -113,6 +113,9 @@ class Browsers:
         return name in self._hosts or name.endswith(".localhost") or is_loopback(name)
 
 
+BROWSERS = web.AppKey("browsers", Browsers)
+
+
 def _foreign(origin: str, action: str) -> Forbidden:
     return Forbidden(
         f"pages from {origin[:128]} may not {action} here; "

@@ -21,7 +21,7 @@ from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from orchestrator.api.auth import is_admin_call, is_open_path
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.accepting import ConnectionLimit
-from orchestrator.api.http.browsers import Browsers
+from orchestrator.api.http.browsers import BROWSERS
 from orchestrator.api.http.context import (
     DIALECTS,
     HTTP_ERRORS,
@@ -311,7 +311,6 @@ class _Server(web.Server):
         self._log_at = 0.0
         self.hang_ups = HangUps(self._loop)
         self.limit = ConnectionLimit(app[CONFIG].http.max_connections)
-        self._browsers = Browsers(app[CONFIG].http)
 
     def __call__(self) -> RequestHandler:
         return Connection(self, loop=self._loop, **self._kwargs)
@@ -331,7 +330,7 @@ class _Server(web.Server):
             if connection.is_reserved and not for_operators:
                 no_room = NoCapacity("too many open connections", retry_after_ms=1000.0)
                 response = refused(request, no_room)
-                response.headers.update(self._browsers.headers(request.headers))
+                response.headers.update(self._app[BROWSERS].headers(request.headers))
                 return response
             if request.headers.get("Expect", _EXPECTED).lower() != _EXPECTED:
                 # aiohttp's own response repeats the header and fails if the header is not text.

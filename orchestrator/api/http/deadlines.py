@@ -115,11 +115,6 @@ def stated_deadline(headers: Headers, arrival: Instant, policy: DeadlineConfig) 
     return None if deadline.source == DEFAULT else deadline
 
 
-def default_deadline(arrival: Instant, policy: DeadlineConfig) -> Deadline:
-    """The deadline of a request without a readable deadline."""
-    return read_deadline(CIMultiDict(), None, arrival, policy)
-
-
 def read_parts(
     headers: Headers,
     first_token_ms: float | None,

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from socket import SO_SNDBUF, SOL_SOCKET
 from typing import Final
 
+import msgspec
 from aiohttp import web
 
 from orchestrator.errors import TidegateError
@@ -46,6 +47,13 @@ SSE_HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-cache, no-transform",
     "X-Accel-Buffering": "no",
 }
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def event_of(kind: str, data: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(data))
 
 
 class EventStream:

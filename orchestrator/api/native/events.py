@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from orchestrator.api.http.context import Dialect
-from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.http.event_stream import EventStream, event_of
 from orchestrator.api.http.field_errors import must
 from orchestrator.api.http.responses import task_fields
 from orchestrator.clock import Clock
@@ -132,8 +132,7 @@ class TaskEvents(NumberedEvents):
         now = self._clock.now()
         if now >= self._metrics_at:
             self._metrics_at = now + METRICS_EVERY_S
-            data = _encode(_metrics_data(task, now, self._stream.dropped))
-            self._stream.offer(b"event: metrics\ndata: %b\n\n" % data)
+            self._stream.offer(event_of("metrics", _metrics_data(task, now, self._stream.dropped)))
 
     def ended(self, task: Task) -> None:
         if task.entry is None or task.entry.is_left:

@@ -16,7 +16,7 @@ from aiohttp import web
 from orchestrator.api.auth import Key
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import CONTEXT
-from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.http.event_stream import EventStream, event_of
 from orchestrator.api.operator.instances import describe
 from orchestrator.errors import NoCapacity
 from orchestrator.fair_share import is_over_share
@@ -131,7 +131,6 @@ _OF_WORKER = (
 
 EVERY_S = 1.0
 MAX_WATCHERS = 64
-_encode = msgspec.json.Encoder().encode
 
 
 class Overview:
@@ -165,7 +164,7 @@ class Overview:
         self.watchers[stream] = key
         if self._taking is None:
             self._taking = asyncio.create_task(self._keep_taking())
-        return _event(self.latest(tenants=key.sees_tenants))
+        return event_of("overview", msgspec.Raw(self.latest(tenants=key.sees_tenants)))
 
     def leave(self, stream: EventStream) -> None:
         """Stop sending snapshots to ``stream``. Without watchers no snapshots are taken."""
@@ -187,19 +186,15 @@ class Overview:
                 service_log.exception("cannot take an overview; will retry")
                 continue
             for stream, key in self.watchers.items():
-                stream.offer(_event(self._taken[key.sees_tenants]))
+                stream.offer(event_of("overview", msgspec.Raw(self._taken[key.sees_tenants])))
 
     def _take(self) -> None:
         taken = _snapshot(self._orchestrator, self._health)
-        with_tenants = _encode(taken)
+        with_tenants = msgspec.json.encode(taken)
         for task in taken["queue"]["first"]:
             del task["tenant"]
-        self._taken = {True: with_tenants, False: _encode(taken)}
+        self._taken = {True: with_tenants, False: msgspec.json.encode(taken)}
         self._taken_at = self._orchestrator.clock.now()
-
-
-def _event(taken: bytes) -> bytes:
-    return b"event: overview\ndata: %b\n\n" % taken
 
 
 OVERVIEW = web.AppKey("overview", Overview)

@@ -10,9 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import msgspec
-
-from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.http.event_stream import EventStream, event_of
 from orchestrator.api.http.finding import ID_PREFIXES
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.responses import task_fields
@@ -35,8 +33,6 @@ from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api, Message
 from orchestrator.tasks.task import Task
 from protocol import AbortCause, Delta, FinishReason
-
-_encode = msgspec.json.Encoder().encode
 
 _INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.DEADLINE: "deadline"}
 """OpenAI's names for why a response is incomplete. ``deadline`` (``on_deadline``) is ours."""
@@ -354,6 +350,6 @@ class ResponseEvents(OutputCollector):
 
     def _tell(self, kind: str, fields: Mapping[str, object]) -> None:
         event = f"response.{kind}"
-        encoded = _encode({"type": event, "sequence_number": self._number, **fields})
-        self._events.append(b"event: %b\ndata: %b\n\n" % (event.encode(), encoded))
+        data = {"type": event, "sequence_number": self._number, **fields}
+        self._events.append(event_of(event, data))
         self._number += 1
