@@ -9,15 +9,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from orchestrator.api.http.decode import Reader
+from orchestrator.api.http.decode import Reader, decode_part
 from orchestrator.api.http.field_errors import wrong
 from orchestrator.api.http.fields import NULL, GenerationRequest, StatedGrammar, Unused
 from orchestrator.errors import InvalidRequest
-from protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar, excerpt
+from protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar
 
 T = TypeVar("T")
 
-_MAX_ERROR_CHARS = 200
 _ROOM_BYTES = 4096
 """Most bytes around a schema in its field."""
 
@@ -139,12 +138,7 @@ def _checked(field: str, kind: GrammarKind, text: str, *, lenient: bool = False)
 def _decode(field: str, value: msgspec.Raw, reader: Reader[T]) -> T:
     if len(memoryview(value)) > MAX_GRAMMAR_BYTES + _ROOM_BYTES:
         raise wrong(field, f"a grammar must have at most {MAX_GRAMMAR_BYTES} bytes")
-    try:
-        return reader.read(value, field)
-    except msgspec.DecodeError as error:
-        raise wrong(field, excerpt(str(error), _MAX_ERROR_CHARS)) from None
-    except RecursionError:
-        raise wrong(field, "it is nested too deeply") from None
+    return decode_part(value, reader, field)
 
 
 def _text(value: msgspec.Raw) -> str:
