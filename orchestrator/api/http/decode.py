@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache, cached_property, partial, reduce
 from operator import or_
 from types import UnionType
-from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, overload
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import msgspec.inspect as types
@@ -32,10 +32,6 @@ class Reader(Generic[T]):
     """Reads JSON as a type: strictly or tolerantly (``passing_over``). Tolerant reading ignores
     unknown fields and accepts numbers in strings. It costs nothing if there are no such fields."""
 
-    @overload
-    def __init__(self, kind: type[T]) -> None: ...
-    @overload
-    def __init__(self, kind: Any) -> None: ...
     def __init__(self, kind: Any) -> None:
         self.type = kind
 

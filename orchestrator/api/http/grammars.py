@@ -72,9 +72,9 @@ class _StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     whitespace_pattern: None = None
 
 
-_format_reader = Reader(_ResponseFormat)
-_outputs_reader = Reader(_StructuredOutputs)
-_strings = Reader(str)
+_format_reader: Reader[_ResponseFormat] = Reader(_ResponseFormat)
+_outputs_reader: Reader[_StructuredOutputs] = Reader(_StructuredOutputs)
+_strings: Reader[str] = Reader(str)
 
 
 def _response_format(field: str, value: msgspec.Raw) -> Grammar | None:

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
 UNREADABLE = "INVALID_JSON"
 """Name under which the model gets arguments that are not a JSON object. From Anthropic's
 documentation (fine-grained tool streaming)."""
-_string_reader = Reader(str)
+_string_reader: Reader[str] = Reader(str)
 _object_decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 
 
