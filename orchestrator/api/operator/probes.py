@@ -18,16 +18,9 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Show all metrics for Prometheus. Those of several processes have the label ``process``."""
-    return await _exposition(request)
-
-
-async def vllm_metrics(request: web.Request) -> web.Response:
-    """Show only the metrics with vLLM's names, for endpoint pickers, which poll often."""
-    return await _exposition(request, VLLM_PREFIX)
-
-
-async def _exposition(request: web.Request, prefix: str = "") -> web.Response:
+    """Show all metrics for Prometheus, or at ``/metrics/vllm`` only those with vLLM's names, for
+    endpoint pickers, which poll often. Those of several processes have the label ``process``."""
+    prefix = VLLM_PREFIX if request.path == "/metrics/vllm" else ""
     accept = request.headers.get("Accept", "")
     body, content_type = await request.app[ORCHESTRATOR].metrics.exposition(
         accept, tenants=request[CONTEXT].key.sees_tenants, prefix=prefix
@@ -53,5 +46,5 @@ def routes() -> list[web.RouteDef]:
     return [
         *(web.get(f"/health{part}", health) for part in ("", "/live", "/ready", "/startup")),
         web.get("/metrics", metrics),
-        web.get("/metrics/vllm", vllm_metrics),
+        web.get("/metrics/vllm", metrics),
     ]
