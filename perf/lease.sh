@@ -92,10 +92,8 @@ goodput() {
 engine() {
   local steps=(python3 -m perf.engine.gpu --device "$device" --shape "$shape" --scratch "$work/$shape" --only steps --allow-dirty)
   part steps 60 "${steps[@]}" --profile "$out/profile.txt" --json "$out/steps.json"
-  TIDEGATE_WORKER__ENGINE_ARGS=prompt_graphs=true part steps-recorded 60 "${steps[@]}" \
-    --profile "$out/profile-recorded.txt" --json "$out/steps-recorded.json"
   part cuda 40 python3 -m pytest -q -W ignore -p no:cacheprovider -n 0 -m cuda tests/worker/runner
-  part attention 15 python3 -m pytest -q -W ignore -p no:cacheprovider -n 0 tests/worker/attention/test_triton.py -k recorded
+  part attention 15 python3 -m pytest -q -W ignore -p no:cacheprovider -n 0 tests/worker/attention/test_triton.py -k fixed_tensors
 }
 
 code() {

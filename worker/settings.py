@@ -132,8 +132,7 @@ class WorkerSettings(EnvironmentSettings):
     (docs/clients.md)."""
     engine_args: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """Settings of vLLM or llama.cpp's server, by its own names: ``name=value`` pairs or a JSON
-    object. ``torch`` has two (worker/README.md): ``prompt_graphs=true`` for CUDA, and for the CPU
-    ``team_steps=false``."""
+    object. ``torch`` on the CPU has one (worker/README.md): ``team_steps=false``."""
     adapters: dict[str, LocalPath] = Field(default_factory=dict)
     """LoRA adapters by name, each served as a model: a JSON object of PEFT folders; ``vllm``
     only."""
@@ -184,11 +183,6 @@ class WorkerSettings(EnvironmentSettings):
     def computes_on_gpu(self) -> bool:
         """Whether the engine computes on a GPU; synthetic engines never do."""
         return self.device == "cuda" and not self.engine.startswith("synthetic")
-
-    @property
-    def prompt_graphs(self) -> bool:
-        """Whether ``torch`` on CUDA replays steps with prompts from recordings."""
-        return self.engine_args.get("prompt_graphs", "").lower() in ("true", "1")
 
     @property
     def team_steps(self) -> bool:

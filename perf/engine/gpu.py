@@ -3,8 +3,7 @@
     python -m perf.engine.gpu [--json PATH] [--device cuda|cpu] [--shape NAME] [--only SECTION …]
 
 It first writes random weights of the shape. A section that fails loses only its own figures.
-``TIDEGATE_WORKER__ENGINE_ARGS=prompt_graphs=true`` records steps with prompts as CUDA graphs,
-always with our attention; otherwise ``--attention`` sets it.
+``--attention`` sets the attention.
 ``--device cpu --shape 0.5b`` measures a CPU; ``--shape tiny`` tests the logic on any machine.
 """
 

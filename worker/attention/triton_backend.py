@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.attention.paged import KVPool, PackedBatch
-from worker.pinned import pack_int32, upload, upload_to
+from worker.pinned import pack_int32, upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +151,6 @@ class TritonAttention:
             upload(batch.slots, self._pool.device),
             passes,
         )
-
-    def mixed_steps(self, table: Tensor, places: Tensor, rows: int) -> "TritonMixedSteps":
-        """See ``FixedMixed`` (``worker.runner.mixed_graphs``)."""
-        return TritonMixedSteps(self, table, places, rows)
 
     def _shares_of(
         self, batch: PackedBatch
@@ -379,66 +375,6 @@ class TritonStep:
         if layer == 0:
             self._backend.plan(self)
         return self._backend.run(layer, self, queries, keys_values)
-
-
-class TritonMixedSteps:
-    """Steps of any rows, decodes and chunks, in tensors that ``fill`` refills. The grids have the
-    size of the largest batch; a smaller batch leaves items without work."""
-
-    most_chunks = 32
-
-    def __init__(self, backend: TritonAttention, table: Tensor, places: Tensor, rows: int) -> None:
-        self._backend, self._table, self._places = backend, table, places
-        slots, tiles = len(table), self._tiles(len(places))
-        decode_items = backend._aimed(backend._decodes) + rows
-        items = 4 * decode_items, 4 * self._chunk_items(len(places))
-        sizes = [*[slots] * 3, *[rows] * 2, items[0], *[rows] * 2]
-        sizes += [*[tiles] * 2, items[1], *[tiles] * 2]
-        # Aligned: see ``pack_int32``.
-        self._starts = np.cumsum([0, *[-(-size // 4) * 4 for size in sizes]])
-        self._empty = np.zeros(self._starts[-1], np.int32)
-        for index in (_DECODE_ITEMS, _CHUNK_ITEMS):
-            self._empty[self._starts[index] : self._starts[index + 1]] = -1
-        self._there = upload(self._empty, places.device).clone()
-        views = [self._there[at : at + n] for at, n in zip(self._starts, sizes, strict=False)]
-        self._rows = _Rows(table, *views[:3])
-        self._decodes, self._chunks = (
-            backend._pass(rows, firsts, _Items(items, parts, counts, True), tiling, lines)
-            for (rows, firsts, items, parts, counts), tiling, lines in (
-                (views[3:8], backend._decodes, backend._decode_lines),
-                (views[8:], backend._chunks, backend._chunk_lines),
-            )
-        )
-
-    def _tiles(self, tokens: int) -> int:
-        return tokens // self._backend.tile_tokens + self.most_chunks
-
-    def _chunk_items(self, tokens: int) -> int:
-        return self._backend._aimed(self._backend._chunks) + self._tiles(tokens)
-
-    def fill(self, batch: PackedBatch, slots: NDArray[np.int64]) -> None:
-        backend, decodes = self._backend, batch.decodes
-        tile_rows, tile_firsts, decoding, reading = backend._shares_of(batch)
-        packed = self._empty.copy()
-        firsts = np.cumsum(batch.query_tokens) - batch.query_tokens
-        for at, values in enumerate((firsts, batch.query_tokens, batch.context_tokens)):
-            packed[self._starts[at] + slots] = values
-        zeros = np.zeros(decodes, np.int64)
-        parts = slots[:decodes], zeros, *decoding, slots[tile_rows], tile_firsts, *reading
-        for start, values in zip(self._starts[3:], parts, strict=False):
-            packed[start : start + len(values)] = values
-        upload_to(self._there, packed)
-
-    def step(self, tokens: int) -> TritonStep:
-        tiles, chunks = self._tiles(tokens), self._chunks
-        items = replace(chunks.items, items=chunks.items.items[: 4 * self._chunk_items(tokens)])
-        cut = replace(chunks, tile_rows=chunks.tile_rows[:tiles], items=items)
-        return TritonStep(self._backend, self._rows, self._places[:tokens], [self._decodes, cut])
-
-
-_DECODE_ITEMS: Final = 5
-_CHUNK_ITEMS: Final = 10
-"""Indices of the items in the packed tensors of ``TritonMixedSteps``."""
 
 
 def _shared_out(tensors: Sequence[Tensor], counts: NDArray[np.int64]) -> _Items:

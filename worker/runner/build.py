@@ -37,7 +37,6 @@ from worker.runner.memory import (
     pool_bytes,
     text_guard,
 )
-from worker.runner.mixed_graphs import MOST_BYTES
 from worker.runner.torch_runner import SlotLimits, TorchRunner
 from worker.sampling.sampler import Sampler
 from worker.settings import BLOCK_TOKENS, WorkerSettings
@@ -88,7 +87,6 @@ def build_torch_runner(
         with timing.timed("profile"):
             tokens, rows = settings.max_step_tokens, settings.max_running
             step_bytes = largest_step_bytes(model, config, device, tokens=tokens, rows=rows)
-            step_bytes += MOST_BYTES * settings.prompt_graphs
             torch.cuda.empty_cache()
     free = meter.free_bytes()
     if on_cuda:
@@ -145,7 +143,6 @@ def build_torch_runner(
                 slots,
                 device=device,
                 dummy_block=blocks,
-                prompt_tokens=settings.max_step_tokens * settings.prompt_graphs,
             )
     else:
         runner = TorchRunner(forward, sampler, slots, device=device)
@@ -185,9 +182,8 @@ def _forward(
     choices: KeptChoices,
 ) -> tuple[Forward, str]:
     """Build the forward pass. Returns it and the name of its attention."""
-    own = pool.device.type == "cuda" and settings.prompt_graphs
     attention = choose_attention(
-        "triton" if own else ATTENTION,
+        ATTENTION,
         pool,
         config.num_heads,
         windows=config.windows,

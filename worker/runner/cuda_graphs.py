@@ -158,13 +158,13 @@ class DecodeGraphs:
         device, max_blocks = state.device, state.blocks.shape[1]
         self._most_keys = max_blocks * block_tokens
         padding = np.array([[0, 0, state.dummy_slot]] * self.largest)
-        self.state, self.sizes = state, sizes
-        self.inputs = upload(padding, device).clone()
+        self._state = state
+        self._inputs = upload(padding, device).clone()
         self._table = torch.zeros((self.largest, max_blocks), dtype=torch.int32, device=device)
         self._contexts = torch.ones(self.largest, dtype=torch.int32, device=device)
         self._chances = torch.zeros(5 * self.largest, device=device)
-        self.logits = torch.zeros((self.largest, vocab_size), device=device)
-        self.chosen = torch.zeros(self.largest, dtype=torch.int64, device=device)
+        self._logits = torch.zeros((self.largest, vocab_size), device=device)
+        self._chosen = torch.zeros(self.largest, dtype=torch.int64, device=device)
         self._places = torch.zeros(self.largest, dtype=torch.int64, device=device)
         started, before = time.monotonic(), reserved_bytes(device)
         # Record the largest first: the others then reuse its memory.
@@ -189,46 +189,44 @@ class DecodeGraphs:
         """Compute one token for each of [rows], at most ``largest``, drawn by ``chances`` [5, rows]
         or the likeliest. They become the slots' latest samples. Does not wait.
         """
-        recorded = next(one for one in self._recorded if one.size >= len(ids))
-        self.fill(recorded.size, ids, positions, slots)
+        rows = len(ids)
+        recorded = next(one for one in self._recorded if one.size >= rows)
+        inputs = np.full((recorded.size, 3), (0, 0, self._state.dummy_slot))
+        inputs[:rows] = np.stack((ids, positions, slots), axis=1)
+        upload_to(self._inputs[: recorded.size], inputs)
         recorded.decode.replay()
-        return self.drawn(len(ids), recorded.decode.results[1], chances)
-
-    def fill(self, size: int, *columns: NDArray[np.int64]) -> None:
-        """Refill the first ``size`` rows of ``inputs``; pad the remaining rows."""
-        rows, inputs = len(columns[0]), np.full((size, 3), (0, 0, self.state.dummy_slot))
-        inputs[:rows] = np.stack(columns, axis=1)
-        upload_to(self.inputs[:size], inputs)
-
-    def drawn(self, rows: int, given_ids: Tensor, chances: NDArray[np.float32] | None) -> Replayed:
-        """The results in ``logits`` and ``chosen``, with tokens drawn by ``chances``."""
-        chosen = self.chosen
+        chosen = self._chosen
         if chances is not None:
-            recorded = next(one for one in self._recorded if one.size >= rows)
             padded = np.zeros((5, recorded.size), np.float32)
             padded[:, :rows] = chances
             upload_to(self._chances_of(recorded.size), padded)
             recorded.draw.replay()
             (chosen,) = recorded.draw.results
-        inputs, logits = self.inputs[:rows], self.logits[:rows]
-        return Replayed(logits, given_ids[:rows], inputs[:, 2], chosen[:rows])
+        _, given_ids = recorded.decode.results
+        own = self._inputs[:rows, 2]
+        return Replayed(self._logits[:rows], given_ids[:rows], own, chosen[:rows])
 
     def _record(self, size: int, attention: FixedDecodes, recorder: GraphRecorder) -> _Recorded:
         places, table, contexts = self._places[:size], self._table[:size], self._contexts[:size]
         step = attention.decode_step(places, table, contexts, self._most_keys)
 
         def decode() -> tuple[Tensor, ...]:
-            given, positions, slots = self.inputs[:size].T.contiguous()
-            ids = self.state.known(given, slots)
-            torch.index_select(self.state.blocks, 0, slots, out=table)
+            given, positions, slots = self._inputs[:size].T.contiguous()
+            ids = self._state.known(given, slots)
+            torch.index_select(self._state.blocks, 0, slots, out=table)
             contexts.copy_(positions + 1)
             page = table.gather(1, (positions // self._block_tokens)[:, None]).squeeze(1)
             places.copy_(page.long() * self._block_tokens + positions % self._block_tokens)
-            return self.choose(self._model, self._model.forward(ids, positions, step), slots), ids
+            # All sizes share this memory: otherwise each keeps its own results allocated.
+            logits, chosen = self._logits[:size], self._chosen[:size]
+            logits.copy_(self._model.logits(self._model.forward(ids, positions, step)))
+            chosen.copy_(likeliest(logits))
+            self._state.take(slots, chosen)
+            return chosen, ids
 
         def draw() -> tuple[Tensor, ...]:
-            drawn = draw_plain(self.logits[:size], self.chosen[:size], self._chances_of(size))
-            self.state.take(self.inputs[:size, 2], drawn)
+            drawn = draw_plain(self._logits[:size], self._chosen[:size], self._chances_of(size))
+            self._state.take(self._inputs[:size, 2], drawn)
             return (drawn,)
 
         return _Recorded(size, step, recorder.record(decode), recorder.record(draw))
@@ -236,15 +234,6 @@ class DecodeGraphs:
     def _chances_of(self, size: int) -> Tensor:
         # In one piece: a copy to anything else allocates memory on the device first.
         return self._chances[: 5 * size].view(5, size)
-
-    def choose(self, model: Decoder, hidden: Tensor, slots: Tensor) -> Tensor:
-        """Compute ``logits`` and ``chosen`` from ``hidden`` [rows, hidden]. To be recorded."""
-        # All sizes share this memory: otherwise each recording keeps its own results allocated.
-        logits, chosen = self.logits[: len(hidden)], self.chosen[: len(hidden)]
-        logits.copy_(model.logits(hidden))
-        chosen.copy_(likeliest(logits))
-        self.state.take(slots, chosen)
-        return chosen
 
 
 def reserved_bytes(device: torch.device) -> int:

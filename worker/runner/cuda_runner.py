@@ -31,20 +31,16 @@ from worker.runner.cuda_graphs import (
     DeviceSlots,
     FixedDecodes,
     GraphRecorder,
-    Replayed,
     batch_sizes,
 )
 from worker.runner.device_probe import probe_of
 from worker.runner.forward import BatchForward, Forward
-from worker.runner.mixed_graphs import FixedMixed, MixedGraphs
 from worker.runner.torch_runner import (
     SlotLimits,
     StepOutputs,
     TorchRunner,
     constrained_rows,
-    packed_tokens,
 )
-from worker.sampling.prompt_results import check_prompts, score_prompts
 from worker.sampling.sampler import Sampled, Sampler
 from worker.scheduler.plan import DeviceTime, Plan, Row, StepResult
 from worker.scheduler.request import PENDING, Request
@@ -71,15 +67,13 @@ class CudaRunner(TorchRunner):
         limits: SlotLimits,
         state: DeviceSlots,
         graphs: DecodeGraphs | None,
-        mixed: MixedGraphs | None,
         *,
         device: torch.device,
     ) -> None:
-        """Without ``graphs``, decodes are launched kernel by kernel; without ``mixed``, so are
-        steps with prompt chunks."""
+        """Without ``graphs``, decodes are launched kernel by kernel, as steps with prompts are."""
         super().__init__(forward, sampler, limits, device=device)
         self._state: DeviceSlots | None = state
-        self._graphs, self._mixed = graphs, mixed
+        self._graphs = graphs
         self._reads_table_on_device = _with_fixed_decodes(forward) is not None
         self._latest: LaunchedOnDevice | None = None
         self._cuda = device.type == "cuda"
@@ -107,7 +101,7 @@ class CudaRunner(TorchRunner):
         """Drop model, pool and graphs. Idempotent."""
         with suppress(DeviceLost):  # a lost device touches no memory any more
             self.settle()
-        self._graphs = self._mixed = None
+        self._graphs = None
         self._latest = None
         self._state = None
         super().close()
@@ -129,10 +123,6 @@ class CudaRunner(TorchRunner):
         if self._graphs is not None and all_decode and len(plan.rows) <= self._graphs.largest:
             sampled = self._decode(self._graphs, state, plan, slots)
             outputs = StepOutputs(len(plan.rows), range(len(plan.rows)), sampled)
-        elif self._mixed is not None and (
-            replayed := self._replay(self._mixed, forward, plan, slots)
-        ):
-            outputs = replayed
         else:
             outputs = self._compute(forward, plan, slots, self._masks_of(plan))
             if outputs.sampled is not None:
@@ -180,58 +170,16 @@ class CudaRunner(TorchRunner):
         count = len(plan.rows)
         positions = np.fromiter((row.start for row in plan.rows), np.int64, count)
         ids = np.fromiter((row.request.tokens[row.start] for row in plan.rows), np.int64, count)
-        return self._drawn(
-            lambda chances: graphs.replay(ids, positions, slots, chances),
-            state,
-            plan,
-            slots,
-            positions + 1,
-        )
-
-    def _drawn(
-        self,
-        replay: Callable[[NDArray[np.float32] | None], Replayed],
-        state: DeviceSlots,
-        plan: Plan,
-        slots: NDArray[np.int64],
-        positions: NDArray[np.int64],
-    ) -> Sampled:
-        """Tokens that ``replay`` draws with its chances, or the sampler if ``replay`` cannot."""
-        chances = self._sampler.plain_chances(slots, positions)
+        chances = self._sampler.plain_chances(slots, positions + 1)
         if chances is not None:
-            return Sampled(replay(chances if chances[0].any() else None).chosen)
-        replayed = replay(None)
+            drawing = chances if chances[0].any() else None
+            return Sampled(graphs.replay(ids, positions, slots, drawing).chosen)
+        replayed = graphs.replay(ids, positions, slots, None)
         sampled = self._sampler.sample(
-            replayed.logits, slots, positions, replayed.given_ids, self._masks_of(plan)
+            replayed.logits, slots, positions + 1, replayed.given_ids, self._masks_of(plan)
         )
         state.take(replayed.slots, sampled.ids)
         return sampled
-
-    def _replay(
-        self, mixed: MixedGraphs, forward: Forward, plan: Plan, slots: NDArray[np.int64]
-    ) -> StepOutputs | None:
-        """Do ``_compute`` and record its samples by replays; None if no recording fits the step."""
-        packed = packed_tokens(plan)
-        hidden = mixed.compute(packed, plan.decodes, slots)
-        if hidden is None or self._state is None:
-            return None
-        vocab_size = self._sampler.vocab_size
-        scores = score_prompts(
-            plan, hidden, forward.logits, vocab_size=vocab_size, device=self._device
-        )
-        sampling = [i for i, row in enumerate(plan.rows) if row.samples]
-        sampled = None
-        if sampling:
-            last, own = packed.counts.cumsum()[sampling] - 1, slots[sampling]
-            sampled = self._drawn(
-                lambda chances: mixed.choose(last, own, chances),
-                self._state,
-                plan,
-                own,
-                packed.contexts[sampling],
-            )
-        checked = check_prompts(plan, hidden)
-        return StepOutputs(len(plan.rows), sampling, sampled, scores, checked)
 
     def _pack(
         self, plan: Plan, slots: NDArray[np.int64]
@@ -266,10 +214,8 @@ def build_cuda_runner(
     device: torch.device,
     dummy_block: int,
     recorder: GraphRecorder | None = None,
-    prompt_tokens: int = 0,
 ) -> CudaRunner:
-    """Build the runner. If the attention backend allows it, record decodes and steps with prompt
-    chunks of up to ``prompt_tokens``.
+    """Build the runner. If the attention backend allows it, record decodes.
 
     ``dummy_block`` is a block of the pool that no request ever gets. Raises ``MemoryError`` if the
     device has too little memory left for the recordings.
@@ -277,22 +223,18 @@ def build_cuda_runner(
     warm_up(forward, dummy_block, limits, device=device)
     sampler.compile_draws()
     state = DeviceSlots(limits.max_running, limits.max_blocks, dummy_block, device)
-    graphs = mixed = None
+    graphs = None
     recordable = _with_fixed_decodes(forward)
     if recordable is not None:
-        recorder, model = recorder or CudaRecorder(), recordable[0]
         try:
             graphs = DecodeGraphs(
                 *recordable,
                 state,
-                recorder,
+                recorder or CudaRecorder(),
                 sizes=batch_sizes(limits.max_running),
                 block_tokens=limits.block_tokens,
                 vocab_size=sampler.vocab_size,
             )
-            if prompt_tokens and isinstance(recordable[1], FixedMixed):
-                sizes = {"most_tokens": prompt_tokens, "block_tokens": limits.block_tokens}
-                mixed = MixedGraphs(model, recordable[1], graphs, recorder, **sizes)
         except torch.OutOfMemoryError as error:
             raise MemoryError(
                 f"{device} has too little memory left to record decodes of up to"
@@ -301,7 +243,7 @@ def build_cuda_runner(
             ) from error
     else:
         model_log.info("decodes run without CUDA graphs: this attention backend cannot be recorded")
-    return CudaRunner(forward, sampler, limits, state, graphs, mixed, device=device)
+    return CudaRunner(forward, sampler, limits, state, graphs, device=device)
 
 
 @torch.inference_mode()

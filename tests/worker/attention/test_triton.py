@@ -4,8 +4,6 @@ triton reads TRITON_INTERPRET when it is imported, so without CUDA these run in 
 own (``test_interpreted.py``).
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -39,36 +37,6 @@ def test_keys_split_over_programs(seed: int) -> None:
     case = random_case(seed, torch.float32, DEVICE, longest=300)
     backend = TritonAttention(case.pool, case.heads, windows=case.windows)
     assert_exact(backend, case.pool, case.trial, case.windows)
-
-
-@pytest.mark.parametrize("seed", [4, 7])
-def test_recorded_steps_of_any_rows(seed: int) -> None:
-    """One after the other in the same tensors, padded: the grids are those of larger batches."""
-    case = random_case(seed, torch.float32, DEVICE, longest=100)
-    batch, trial = case.trial.batch, case.trial
-    tokens, rows = len(batch.slots), len(batch.query_tokens)
-    slots = np.random.default_rng(seed).permutation(rows + 3)[:rows]
-    table = torch.zeros((rows + 3, batch.block_table.shape[1]), dtype=torch.int32, device=DEVICE)
-    table[slots] = torch.from_numpy(batch.block_table.astype(np.int32)).to(DEVICE)
-    places = torch.full((tokens + 70,), -1, dtype=torch.int64, device=DEVICE)
-    backend = TritonAttention(case.pool, case.heads, windows=case.windows)
-    mixed = backend.mixed_steps(table, places, rows + 5)
-    mixed.fill(replace(batch, query_tokens=batch.query_tokens + 1), slots)  # of another step
-    mixed.fill(batch, slots)
-    free = set(range(len(case.pool.data[0].flatten(0, 1)))) - set(batch.slots.tolist())
-    size = tokens + 7
-    places[:tokens] = torch.from_numpy(batch.slots).to(DEVICE)
-    kept = {int(s) for row in batch.block_table for s in row}
-    padding = next(s for s in free if s // case.pool.block_tokens not in kept)
-    places[tokens:] = padding
-    queries, keys_values = (
-        torch.cat((one, torch.full_like(one[:1], 5.0).expand(7, -1, -1)))
-        for one in (trial.queries, trial.keys_values)
-    )
-    for layer, window in enumerate(case.windows):
-        expected = exact(case.pool, layer, trial, window)
-        out = mixed.step(size).attend(layer, queries, keys_values)[:tokens].double()
-        assert (out - expected).norm() / expected.norm() < TOLERANCE[torch.float32], str(case)
 
 
 @pytest.mark.parametrize("contexts", [[1], [5, 3000, 1, 40], [64] * 33, [900, 900, 900]])

@@ -31,7 +31,6 @@ from worker.runner.cuda_graphs import GraphRecording, Step
 from worker.runner.cuda_runner import CudaRunner, LaunchedOnDevice, build_cuda_runner, warm_up
 from worker.runner.device_probe import DeviceProbe
 from worker.runner.forward import BatchForward
-from worker.runner.mixed_graphs import MixedGraphs, in_order, size_for, token_sizes
 from worker.runner.torch_runner import SlotLimits, TorchRunner
 from worker.sampling.sampler import Sampled, Sampler
 from worker.scheduler.block_pool import BlockPool
@@ -84,42 +83,6 @@ class RefilledReference(ReferenceAttention):
 
         return RefilledStep()
 
-    def mixed_steps(self, table: Tensor, places: Tensor, rows: int) -> "RefilledMixed":
-        return RefilledMixed(self, table, places)
-
-
-class RefilledMixed:
-    """``MixedSteps`` over the reference; tokens that a batch leaves over get zeros."""
-
-    most_chunks = 2
-
-    def __init__(self, backend: RefilledReference, table: Tensor, places: Tensor) -> None:
-        self.backend, self.table, self.places = backend, table, places
-        self.batch: PackedBatch | None = None
-        self.fills = 0
-
-    def fill(self, batch: PackedBatch, slots: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        self.batch, self.slots, self.fills = batch, torch.from_numpy(slots), self.fills + 1
-
-    def step(self, tokens: int) -> AttentionStep:
-        mixed = self
-
-        class MixedStep:
-            def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-                out = torch.zeros_like(queries)
-                if mixed.batch is None:  # nothing was filled in yet
-                    return out
-                count = int(mixed.batch.query_tokens.sum())
-                assert count <= tokens == len(queries)
-                assert (mixed.places[count:tokens] // BLOCK_TOKENS == BLOCKS).all(), "dummy page"
-                table, places = mixed.table[mixed.slots], mixed.places[:count].numpy().copy()
-                batch = replace(mixed.batch, table_on_device=table, slots=places)
-                step = mixed.backend.prepare(batch)
-                out[:count] = step.attend(layer, queries[:count], keys_values[:count])
-                return out
-
-        return MixedStep()
-
 
 def build(
     path: Path,
@@ -127,8 +90,6 @@ def build(
     cuda_like: bool,
     overlap: bool = True,
     graphs: bool = True,
-    mixed: bool = False,
-    step_tokens: int = 24,
 ) -> Engine:
     config = read_config(path)
     model = load_model(path, config, torch.float32, CPU)
@@ -152,7 +113,6 @@ def build(
             device=CPU,
             dummy_block=BLOCKS,
             recorder=CallAgain(),
-            prompt_tokens=step_tokens * mixed,
         )
         if cuda_like
         else TorchRunner(BatchForward(model, attention), sampler, limits, device=CPU)
@@ -164,7 +124,7 @@ def build(
             block_tokens=BLOCK_TOKENS,
             max_running=MAX_RUNNING,
             max_waiting=64,
-            max_step_tokens=step_tokens,
+            max_step_tokens=24,
             min_start_budget_s=0.0,
             tile_tokens=1,
         ),
@@ -254,30 +214,26 @@ def test_texts_that_are_not_finite_end_as_with_the_plain_runner(
     path, expected = poisoned
     ends = [reason for _, reason, *_ in expected]
     assert 2 < ends.count(FinishReason.ERROR) < len(ends) - 2
-    engine = build(path, cuda_like=True, overlap=overlap, graphs=graphs, mixed=graphs)
+    engine = build(path, cuda_like=True, overlap=overlap, graphs=graphs)
     assert answers(engine) == expected
     assert engine.stats().not_finite_total == ends.count(FinishReason.ERROR)
 
 
 @pytest.mark.parametrize(
-    ("overlap", "graphs", "mixed"),
-    [(True, True, False), (True, True, True), (True, False, False), (False, False, False)],
-    ids=["overlap, graphs", "overlap, all graphs", "overlap, eager", "plain, eager"],
+    ("overlap", "graphs"),
+    [(True, True), (True, False), (False, False)],
+    ids=["overlap, graphs", "overlap, eager", "plain, eager"],
 )
 def test_tokens_are_those_of_the_plain_runner(
-    tiny: Path, plain: Answers, overlap: bool, graphs: bool, mixed: bool
+    tiny: Path, plain: Answers, overlap: bool, graphs: bool
 ) -> None:
     """LB-7: greedy and drawn, with penalties, biases and log-probabilities. Graphs without overlap
     are in the test below."""
-    engine = build(tiny, cuda_like=True, overlap=overlap, graphs=graphs, mixed=mixed)
-    assert isinstance(engine.executor.runner, CudaRunner)
-    assert (engine.executor.runner._mixed is not None) == mixed
+    engine = build(tiny, cuda_like=True, overlap=overlap, graphs=graphs)
     assert isinstance(engine.executor.runner, CudaRunner)
     assert (engine.executor.runner._graphs is not None) == graphs
     assert (engine.executor.launcher is not None) == overlap
     assert answers(engine) == plain
-    if (recorded := engine.executor.runner._mixed) is not None:
-        assert recorded._attention.fills > 10  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "plain"])
@@ -497,8 +453,7 @@ def test_on_cuda_steps_and_gaps_add_up_to_the_time_that_passed(tiny: Path) -> No
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_cuda_neither_overlap_nor_recordings_change_a_token(tiny: Path) -> None:
-    """Recorded steps with prompts neither wait for the device nor take memory from it."""
+def test_on_cuda_overlap_changes_no_token(tiny: Path) -> None:
     from worker.engine.build import build_engine
     from worker.settings import WorkerSettings
 
@@ -506,52 +461,12 @@ def test_on_cuda_neither_overlap_nor_recordings_change_a_token(tiny: Path) -> No
         settings = WorkerSettings(model_path=tiny, device="cuda", dtype="float32", max_running=6)
         engine = build_engine(settings.model_copy(update=more)).engine
         assert isinstance(engine, Engine) and isinstance(engine.executor.runner, CudaRunner)
-        mixed, replays = engine.executor.runner._mixed, 0
-        assert (mixed is not None) == ("engine_args" in more)
-        compute = MixedGraphs.compute
-
-        def strict(*given: Any) -> Tensor | None:
-            nonlocal replays
-            taken = torch.cuda.memory_stats()["num_device_alloc"]
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                found = compute(*given)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-            assert torch.cuda.memory_stats()["num_device_alloc"] == taken
-            replays += found is not None
-            return found
-
         todo = jobs()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(MixedGraphs, "compute", strict)
-            events = run(engine, todo)
+        events = run(engine, todo)
         engine.stop()
-        assert (replays > 10) == (mixed is not None)
         return [ids_of(job, events) for job in todo]
 
-    assert texts() == texts(overlap=False) == texts(engine_args={"prompt_graphs": "true"})
-
-
-def test_sizes_of_recorded_steps_bound_padding_and_what_recording_takes(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The largest first; where there is no time for all, every second size is left out first."""
-    sizes = token_sizes(4096)
-    assert sizes[0] == 64 and sizes[-1] == 4096 and len(sizes) == 32
-    assert token_sizes(24) == [24] and token_sizes(100) == [64, 100]
-    for tokens in range(513, 4097, 8):  # one more than each size among them
-        size = size_for(tokens, sizes)
-        assert size is not None and size - tokens <= tokens / 8
-        size = size_for(tokens, in_order(sizes)[:16])
-        assert size is not None and size - tokens <= max(128, tokens / 4)
-    assert (
-        size_for(5, [512]) is None and size_for(500, [512]) == 512 and size_for(513, [512]) is None
-    )
-    monkeypatch.setattr("worker.runner.mixed_graphs.MOST_S", 0.0)
-    runner = build(tiny, cuda_like=True, mixed=True, step_tokens=100).executor.runner
-    assert isinstance(runner, CudaRunner) and runner._mixed is not None
-    assert list(runner._mixed._bodies) == [100]
+    assert texts() == texts(overlap=False)
 
 
 class DyingDevice:

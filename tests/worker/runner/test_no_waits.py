@@ -5,7 +5,6 @@ CPU."""
 from traceback import walk_stack
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,7 +13,6 @@ from protocol import Sampling
 from tests.worker.engine.test_torch_engine import FAR
 from worker.core import Job
 from worker.grammar.constraint import Constraint
-from worker.pinned import upload_to
 from worker.runner.cuda_graphs import GraphRecording, Step
 from worker.runner.cuda_runner import LaunchedOnDevice, build_cuda_runner
 from worker.runner.forward import BatchForward
@@ -27,17 +25,14 @@ META = torch.device("meta")
 
 
 class Blank:
-    """A model and its attention; as with ``triton``, one upload fills a mixed step in."""
+    """A model and its attention."""
 
-    most_chunks, batch, head = 4, torch.empty(3, device=META), torch.empty(8, 50, device=META)
+    head = torch.empty(8, 50, device=META)
 
     def prepare(self, *given: object) -> Any:
         return self
 
-    decode_step = mixed_steps = step = prepare
-
-    def fill(self, *batch: object) -> None:
-        upload_to(self.batch, np.zeros(3, np.float32))
+    decode_step = prepare
 
     def forward(self, ids: torch.Tensor, *given: object) -> torch.Tensor:
         return self.head.new_empty(len(ids), 8)
@@ -78,11 +73,10 @@ def steps_of(recorded: bool, masked: int | None = None, **way: Any) -> list[list
     of two decodes, launched ahead. Request ``masked`` has a grammar."""
     watch, forward = Watch(), BatchForward(Blank(), Blank())  # type: ignore[arg-type]
     sampler = Sampler((2,), META, slots=2, vocab_size=50, max_tokens=64)
-    sizes = {"dummy_block": 8, "prompt_tokens": 64}
     limits = SlotLimits(16, 2, 4)
-    runner = build_cuda_runner(forward, sampler, limits, device=META, recorder=watch, **sizes)
+    runner = build_cuda_runner(forward, sampler, limits, device=META, recorder=watch, dummy_block=8)
     if not recorded:
-        runner._graphs = runner._mixed = None
+        runner._graphs = None
     requests = []
     for slot in range(2):
         constraint = Constraint() if slot == masked else None
@@ -127,24 +121,22 @@ def test_a_step_is_launched_without_waiting(way: dict[str, Any], recorded: bool)
     """LB-7: draws, log-probabilities, penalties, scores of prompts, barred tokens."""
     steps = steps_of(recorded, **way)
     assert all("wait" not in noted for noted in steps)
-    assert [noted.count("replay") > 0 for noted in steps] == [recorded] * 3
+    assert [noted.count("replay") > 0 for noted in steps] == [False, False, recorded]
 
 
-def test_a_plain_step_is_a_few_copies_and_replays() -> None:
-    """Mixed: ids, positions, slots, attention's batch; layers; the rows that sample; head; chances;
-    draw; the tokens' way back. Nothing else, so nothing takes memory on the device."""
-    _, mixed, decodes = steps_of(True, temperature=0.9)
-    rows_on = ["copy_", "replay", "copy_", "replay", "clone"]
-    assert decodes == rows_on and mixed == ["copy_"] * 4 + ["replay", *rows_on]
+def test_a_plain_decode_is_a_few_copies_and_replays() -> None:
+    """Inputs; layers and head; chances; draw; the tokens' way back. Nothing else, so nothing takes
+    memory on the device."""
+    *_, decodes = steps_of(True, temperature=0.9)
+    assert decodes == ["copy_", "replay", "copy_", "replay", "clone"]
 
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_a_step_waits_for_masks_only_where_a_text_needs_it(recorded: bool) -> None:
     """The forward pass is launched first. A first token's mask needs no other step."""
-    forward = "replay" if recorded else "mm"
     first, *later = steps_of(recorded, 0, temperature=0.0)
     assert "wait" not in first and "index_copy_" in first
-    for noted in later:
+    for noted, forward in zip(later, ("mm", "replay" if recorded else "mm"), strict=True):
         before, after = noted[: noted.index("wait")], noted[noted.index("wait") + 1 :]
         assert forward in before and not {forward, "wait"} & set(after) and "index_copy_" in after
     first, mixed, decodes = steps_of(recorded, 1, temperature=0.0)
