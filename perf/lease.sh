@@ -2,7 +2,7 @@
 # What a GPU that is lent for a quarter of an hour is asked first, in three calls.
 #
 #   perf/lease.sh pack [3.12]     here: all that such a machine lacks, for that Python, into .gpu/, which git ignores
-#   perf/lease.sh engine          there, 240 s: checkpoints; steps of the engine, plain and recorded; `pytest -m cuda`
+#   perf/lease.sh engine          there, 240 s: checkpoints; steps of the engine; `pytest -m cuda`
 #   perf/lease.sh code            there, 290 s: the code trace, three policies, two turns; ours with other steps
 #   perf/lease.sh conversation    there, 200 s: conversations at 256 rows, ours and first come first served
 #
