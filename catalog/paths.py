@@ -16,8 +16,6 @@ NGC_ROOT = Path("/opt/tritonserver")
 """The folder of Triton in NVIDIA's container images."""
 JOURNAL_BY_DEFAULT = "TIDEGATE_JOURNAL_DEFAULT"
 """Variable in which a launcher passes the orchestrator's journal; any setting overrides it."""
-OWN_ADDRESS = "TIDEGATE_OWN_ADDRESS"
-"""Variable with an orchestrator's own ``host:port`` if there are several (``--processes``)."""
 
 
 def state_dir() -> Path:
@@ -42,11 +40,6 @@ def log_dir(home: Path, host: str, port: int) -> Path:
 def journal_file(home: Path, host: str, port: int) -> Path:
     """Default file in which the orchestrator at that address records durable tasks."""
     return home / "journal" / f"{_place(host, port)}.db"
-
-
-def store_dir(home: Path, host: str, port: int) -> Path:
-    """Folder of the store that the launcher starts for the service at that address."""
-    return home / "store" / _place(host, port)
 
 
 def _place(host: str, port: int) -> str:

@@ -40,22 +40,18 @@ from orchestrator.api.starting import PROBES, saying_that_it_starts
 from orchestrator.build import KEY_SETTINGS, Components, build, keys_digest, keys_of
 from orchestrator.clock import LoopClock, process_age_s
 from orchestrator.errors import InvalidRequest
-from orchestrator.health import SERVES, HealthBoard
 from orchestrator.reload import Reloader
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.settings.rooms import modules_of_rooms
 from orchestrator.settings.sections import INTERRUPT_GRACE_S
 from orchestrator.sharing import Sharing, make_sharing
-from orchestrator.tasks.journal.file import JournalError, JournalFile, JournalHeld, open_journal
+from orchestrator.tasks.journal.file import JournalError, JournalFile, open_journal
 from orchestrator.telemetry import log
 from orchestrator.telemetry.log import fields, service_log
 from worker.environment import guide_to
 
 CLOSE_CONNECTIONS_S = 0.5
 _M_MMAP_THRESHOLD = -3  # malloc.h
-OPEN_WITHIN_S = 3.0
-"""Maximum seconds that a process waits for its instances before it accepts connections of a shared
-port: until then the other processes serve them."""
 MAIN_PORT_ONLY = (
     "health checks are answered only on the main port: set TIDEGATE_HEALTH__PORT to a free port,"
     " or to -1 for none"
@@ -108,19 +104,17 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     # guessable.
     rng, clock = random.SystemRandom(), LoopClock(loop)
     sharing = make_sharing(settings, rng, clock.unix)
-    own = sharing.listens_at
-    where = own or (settings.host, settings.port)
+    where = settings.host, settings.port
     async with AsyncExitStack() as opened:
         try:
             port = await opened.enter_async_context(saying_that_it_starts(*where))
             where = settings.host, settings.health.port
-            health_port = _health_port(settings, is_shared=own is not None)
+            health_port = _health_port(settings)
         except OSError as error:
             return _cannot_listen(*where, error)
         if health_port is not None:  # closed last: until then it answers "draining"
             opened.push_async_callback(health_port.close)
-            if own is None:  # other processes at its port answer until this one serves
-                health_port.start()
+            health_port.start()
         try:
             file = await open_the_journal(settings, sharing)
         except JournalError as error:
@@ -152,8 +146,7 @@ async def _serve_until_told(
         shutdown_timeout_s=CLOSE_CONNECTIONS_S,
     )
     await runner.setup()
-    own = sharing.listens_at
-    number = settings.port if own else port.sockets[0].getsockname()[1]
+    number = port.sockets[0].getsockname()[1]
     operators = key_file(state_dir(), settings.host, number)
     _let_operate(runner.app, operators)
     parts.reloader.follow(KEY_SETTINGS, lambda _: _let_operate(runner.app, operators))
@@ -168,11 +161,8 @@ async def _serve_until_told(
         service_log.info("listening", extra=fields(host=address[0], port=address[1]))
     if health_port is not None:
         health_port.answers = parts.health.by_path
-        if own is not None:
-            health_port.start()
         where = fields(host=settings.host, port=health_port.port)
         service_log.info("listening for health checks", extra=where)
-    joined = own is None or await _join_port(runner, settings, parts.health, requests)
     grace_s = await requests.get()
     service_log.info("stopping", extra=fields(live_tasks=orchestrator.live_tasks, grace_s=grace_s))
     second = asyncio.create_task(requests.get())
@@ -183,53 +173,26 @@ async def _serve_until_told(
         draining.cancel()
         await lifecycle.drain(0.0)
     await lifecycle.close()
-    if own is None:
-        with suppress(OSError):  # while no other process can listen there
-            operators.unlink(missing_ok=True)
+    with suppress(OSError):  # while no other process can listen there
+        operators.unlink(missing_ok=True)
     await runner.cleanup()
     service_log.info("stopped")
-    return 0 if joined else 1
+    return 0
 
 
-def _health_port(settings: Settings, *, is_shared: bool) -> HealthPort | None:
+def _health_port(settings: Settings) -> HealthPort | None:
     """The bound health port, if any. Raises ``OSError`` if a requested port is not available."""
     port = settings.health.port
     is_asked_for = "port" in settings.health.model_fields_set
     if port < 0 or (port == settings.port and not is_asked_for):
         return None
     try:
-        return HealthPort(lambda: PROBES, settings.host, port, is_shared=is_shared)
+        return HealthPort(lambda: PROBES, settings.host, port)
     except OSError as error:
         if is_asked_for:
             raise
         service_log.info(MAIN_PORT_ONLY, extra=fields(port=port, reason=error.strerror))
         return None
-
-
-async def _join_port(
-    runner: web.AppRunner,
-    settings: Settings,
-    health: HealthBoard,
-    requests: asyncio.Queue[float],
-) -> bool:
-    """Accept connections at a port that other processes also serve, when the service is ready. If
-    that fails, puts a stop request and returns False."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(OPEN_WITHIN_S):
-            while health.status not in SERVES and requests.empty():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-    try:
-        server = runner.server
-        assert server is not None
-        port = await Port.open(settings.host, settings.port, server, is_shared=True)
-        await PortSite(runner, port).start()
-    except OSError as error:
-        requests.put_nowait(0.0)
-        _cannot_listen(settings.host, settings.port, error)
-        return False
-    where = fields(host=settings.host, port=settings.port)
-    service_log.info("listening, as one of several processes", extra=where)
-    return True
 
 
 def return_large_blocks() -> None:
@@ -250,8 +213,6 @@ async def open_the_journal(settings: Settings, sharing: Sharing) -> JournalFile 
     try:
         file = await asyncio.to_thread(open_journal, config)
     except JournalError as error:
-        if sharing.listens_at is not None and isinstance(error, JournalHeld):
-            return None  # another process at this port has the journal, files and batches
         if settings.journal.model_fields_set:
             raise
         service_log.warning("continuing without a journal; durable tasks are refused: %s", error)
@@ -261,8 +222,7 @@ async def open_the_journal(settings: Settings, sharing: Sharing) -> JournalFile 
         raise JournalError(
             f"{config.path} has {len(file.unfinished)} durable tasks that have not ended, and "
             "durable tasks are now in the shared store: first start without "
-            "TIDEGATE_STATE__URL and --processes until they end, or set another "
-            "TIDEGATE_JOURNAL__PATH"
+            "TIDEGATE_STATE__URL until they end, or set another TIDEGATE_JOURNAL__PATH"
         )
     return file
 

@@ -76,9 +76,6 @@ class Host(Protocol):
 class Extension:
     """One optional room of one orchestrator. A room overrides the methods that it needs."""
 
-    led: ClassVar[tuple[str, ...]] = ()
-    """Path prefixes for which one process answers for all processes that share a port."""
-
     keeps: ClassVar[tuple[str, ...]] = ()
     """The ``ROOM_FIELDS`` that this room implements."""
 

@@ -74,15 +74,6 @@ class Sharing:
     """Prefix of the ids that are made here."""
     is_shared: bool = False
     """Whether durable tasks are in a store of several orchestrators instead of a file."""
-    listens_at: tuple[str, int] | None = None
-    """Host and port of only this process, if several share the service's port."""
-    process: str = ""
-    """Name of this process among those at the service's port; empty if it is the only one."""
-
-    @property
-    def processes(self) -> int:
-        """Number of processes at the service's port, including this one."""
-        return 1
 
     @property
     def fault(self) -> str:
@@ -121,13 +112,6 @@ class Sharing:
 
     async def uncordoned(self, address: str) -> None:
         """Tell the others that an instance is in use again."""
-
-    def take_lead(self) -> None:
-        """Tell the other processes at this port that this process is now the leader."""
-
-    def is_of_member(self, item_id: str) -> bool:
-        """Whether a known orchestrator made this id."""
-        return True
 
     def join(
         self,

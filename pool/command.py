@@ -49,7 +49,7 @@ def run(spec: LaunchSpec, *, hint: str | None = None, follow_parent: bool = Fals
 async def _serve(spec: LaunchSpec, view: View) -> int:
     launcher = PoolLaunch(spec, view)
     stop = asyncio.Event()
-    cut_short, had_terminal = False, os.isatty(0)
+    cut_short = False
 
     def on_signal() -> None:
         nonlocal cut_short
@@ -58,22 +58,15 @@ async def _serve(spec: LaunchSpec, view: View) -> int:
             launcher.kill()
         stop.set()
 
-    def on_hangup() -> None:
-        has_lost_terminal = had_terminal and not os.isatty(0)
-        if spec.instances_at is None or has_lost_terminal:
-            on_signal()
-        else:
-            launcher.reload()
-
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, on_hangup)
+    loop.add_signal_handler(signal.SIGHUP, on_signal)
     loop.add_signal_handler(signal.SIGINT, on_signal)
     loop.add_signal_handler(signal.SIGTERM, on_signal)
     await launcher.run(stop)
     return EXIT_CUT_SHORT if cut_short else 0
 
 
-_DOING = {"orchestrator": "starting, then waiting for lanes", "store": "starting, with what it had"}
+_DOING = {"orchestrator": "starting, then waiting for lanes"}
 _LOADING = "starting the server and loading the model"
 
 

@@ -3,7 +3,7 @@ together.
 
     launcher ─┬─ guardian ─ tritonserver ─ Python stub     one per instance, and one for its clips
               ├─ guardian ─ llama.cpp's server             one per instance instead, for a GGUF file
-              ├─ guardian ─ python -m orchestrator         one, or several that share the port
+              ├─ guardian ─ python -m orchestrator         one
               └─ guardian ─ redis-server                   if several orchestrators have no store
 
 Everything starts at once; the orchestrator's lanes connect when Triton is up. After that, a lost
@@ -11,7 +11,6 @@ process is restarted on its ports, so lanes reconnect to a Triton, and clients t
 A unit that keeps failing is given up. If the first start fails, everything ends with the reason. If
 the last orchestrator or the last Triton is given up, everything ends, too.
 
-``tidegate serve --processes N`` is the same without Tritons.
 """
 
 import asyncio
@@ -29,21 +28,19 @@ from typing import Any, TypeVar
 
 from catalog.atomic import write_atomically
 from catalog.errors import CatalogUnusable, GaveUp, StartFailed, StateFileUnusable
-from catalog.operator_key import keep_key, key_file
-from catalog.paths import journal_file, log_dir, store_dir
+from catalog.operator_key import key_file
+from catalog.paths import journal_file, log_dir
 from pool.engines.ensure import ensure_triton, registered
 from pool.engines.triton import PLAIN_TOKEN, TritonInstall, TritonPorts, require_guard
 from pool.events import EventKind, PoolEvent
-from pool.fleet.specs import InstanceSpec, LaunchSpec, StoreSpec
+from pool.fleet.specs import InstanceSpec, LaunchSpec
 from pool.fleet.units import PoolMachine
 from pool.manager import Manager
-from pool.preflight.host import cpu_cores
 from pool.process.logs import require_writable
-from pool.process.ports import choose_ports, free_ports, is_free
+from pool.process.ports import choose_ports, is_free
 from pool.supervise import Supervised, cancelled
 from pool.units import llamacpp
 from pool.units.orchestrator import OrchestratorProcess
-from pool.units.store import StoreProcess
 from pool.units.triton import TritonInstance
 
 _PORT_ATTEMPTS = 5
@@ -82,11 +79,6 @@ class PoolLaunch:
             await cancelled(serving, stopping)
             await self._end()
 
-    def reload(self) -> None:
-        """Make all orchestrators reload their settings."""
-        for each in self._units(OrchestratorProcess):
-            each.reload()
-
     def kill(self) -> None:
         """Cut the shutdown short: send SIGKILL to everything now."""
         if self._manager is not None:
@@ -113,8 +105,6 @@ class PoolLaunch:
 
     async def _serve(self) -> None:
         install = await self._find_triton() if self._has_tritons else None
-        if self.spec.processes > max(1.0, cpu_cores()):
-            self._warn("there are more orchestrator processes than cores: use fewer processes")
         began = time.monotonic()
         await self._start_all(install)
         self._write_state()
@@ -139,7 +129,7 @@ class PoolLaunch:
             self._warn(f"the engine is not in the catalog: {error}")
 
     async def _start_all(self, install: TritonInstall | None) -> None:
-        """Start the store, then all units. If a chosen port was taken, retry with other ports."""
+        """Start all units. If a chosen port was taken, retry with other ports."""
         for attempts_left in reversed(range(_PORT_ATTEMPTS)):
             self._places = []
             specs = self.spec.instance_specs
@@ -175,21 +165,12 @@ class PoolLaunch:
     async def _start_units(
         self, manager: Manager, instances: list[InstanceSpec], port: int
     ) -> None:
-        spec, env = self.spec, dict[str, str]()
-        if spec.store:
-            store = StoreSpec(spec.store, store_dir(spec.home, spec.host, port))
-            await self._serves([manager.add(store)])
-            env["TIDEGATE_STATE__URL"] = self._units(StoreProcess)[0].url
+        spec = self.spec
         begun = [manager.add(each) for each in instances]
         if spec.serve:
-            addresses = spec.instances_at or ",".join(each.unit.address for each in begun)
-            env |= {"TIDEGATE_INSTANCES": addresses} if addresses else {}
+            env = {"TIDEGATE_INSTANCES": ",".join(each.unit.address for each in begun)}
             self._renew_key(port)
-            taken = {port, *(port for _, port in self._places)}
-            own = free_ports(spec.processes, spec.own_host, taken) if spec.processes > 1 else []
-            self._places += [(spec.own_host, each) for each in own]
-            named = spec.orchestrator_specs(port, own, self._lane_token, env)
-            begun += [manager.add(each) for each in named]
+            begun.append(manager.add(spec.orchestrator_spec(port, self._lane_token, env)))
         await self._serves(begun)
 
     async def _serves(self, begun: list[Supervised]) -> None:
@@ -230,8 +211,7 @@ class PoolLaunch:
         if self._manager is not None:
             began = time.monotonic()
             self._emit(PoolEvent(EventKind.ENDING, "tidegate"))
-            # The orchestrators write to the store until they end.
-            await self._manager.stop(self.spec.drain_s, last="store")
+            await self._manager.stop(self.spec.drain_s)
             if self._port:
                 self._remove_passing_state()
             self._emit(PoolEvent(EventKind.ENDED, "tidegate", seconds=time.monotonic() - began))
@@ -245,24 +225,16 @@ class PoolLaunch:
 
     def _renew_key(self, port: int) -> None:
         """Remove the operators' key of an earlier run that was killed. Within this run, the key
-        survives restarts. If several processes share the port, create their common key here."""
+        survives restarts."""
         path = key_file(self.spec.home, self.spec.host, port)
         with contextlib.suppress(OSError):  # the orchestrator reports the error
             path.unlink(missing_ok=True)
-            if self.spec.processes > 1:
-                keep_key(path)
 
     def _remove_passing_state(self) -> None:
-        """Remove the state of a port that was chosen for this run, and the common operators' key
-        of several processes, because none of them removes it."""
+        """Remove the state of a port that was chosen for this run."""
         spec, port = self.spec, self._port
-        if spec.processes > 1:
-            with contextlib.suppress(OSError):
-                key_file(spec.home, spec.host, port).unlink(missing_ok=True)
         if spec.port:
             return
-        if spec.store:
-            shutil.rmtree(store_dir(spec.home, spec.host, port), ignore_errors=True)
         path = journal_file(spec.home, spec.host, port)
         for file in path.parent.glob(f"{path.name}*"):
             with contextlib.suppress(OSError):
@@ -336,7 +308,6 @@ class PoolLaunch:
             "launcher_pid": os.getpid(),
             "orchestrator_pid": next(iter(orchestrators), None),
             "orchestrator_pids": orchestrators,
-            "store_pid": next((each.pid for each in self._units(StoreProcess)), None),
             "instances": [
                 *(each.describe() for each in self.instances),
                 *(each.describe() for each in self._units(llamacpp.LlamaCppServer)),

@@ -163,12 +163,9 @@ class Manager:
         member = self.add(spec)
         return not await member.first_outcome()
 
-    async def stop(self, drain_s: float, last: str = "") -> None:
-        """End every instance, ``last`` after all others."""
-        everyone = self._everyone
-        for is_last in (False, True):
-            due = [member for member in everyone if (member.name == last) is is_last]
-            await asyncio.gather(*(self._end(member, drain_s) for member in due))
+    async def stop(self, drain_s: float) -> None:
+        """End every instance."""
+        await asyncio.gather(*(self._end(member, drain_s) for member in self._everyone))
         self.members.clear()
         self.state.instances.clear()
         self._save()

@@ -41,8 +41,6 @@ class ProcessUnit(ABC):
 
     start_s = 30.0
     """Maximum seconds for a start."""
-    is_given_up = True
-    """Whether it is given up if it keeps failing; if not, it is restarted without end."""
 
     def __init__(self, name: str, **options: Unpack[UnitOptions]) -> None:
         self.name = name
@@ -258,7 +256,7 @@ class Supervised:
                 reason = reason or await self._lost()
                 await self.unit.stop(0.0)
                 self._failures += 1
-                if self._failures > self.policy.max_failures and self.unit.is_given_up:
+                if self._failures > self.policy.max_failures:
                     times = f"{self._failures} times in a row"
                     reason = f"{self.name} failed {times}; the last time: {reason}"
                     self._given_up.set_result(reason)

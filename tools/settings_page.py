@@ -60,7 +60,6 @@ Read when Triton loads the model `slot`, which renders clips ([slot.md](slot.md)
 - `TIDEGATE_CONFIG`: path of `tidegate.toml`.
 - `TIDEGATE_HOME`: folder for engines, models, journals, logs.
 - `TIDEGATE_TRITON`: path of a `tritonserver` to use instead of the downloaded one.
-- `TIDEGATE_OWN_ADDRESS`: set by `--processes`, a process's own address.
 - `TIDEGATE_SHARED_BY`: set by launchers, how many workers share this machine's memory.
 - `TIDEGATE_JOURNAL_DEFAULT`: set by launchers, the journal if `journal.path` is unset.
 - `TIDEGATE_POOL_MARK`: set by launchers, marks the processes of one so that all can be ended.

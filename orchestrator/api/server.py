@@ -175,9 +175,6 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         if preflight is not None:
             return preflight
         _identify(request, context)
-        answer = await request.app[ELSEWHERE].of_one(request)
-        if answer is not None:
-            return answer
         if not request.app[AUTH].has_several or context.key.is_admin or is_open_path(request.path):
             return await handler(request)
         with request.app[KEY_SHARES].counted(context.key.fingerprint):

@@ -1,12 +1,10 @@
 """Files of requests, and batches, stored next to the journal (OR-20)."""
 
-from typing import ClassVar
-
 from aiohttp import web
 
 from orchestrator.batches.api import batches, files
 from orchestrator.batches.api.served_lines import BATCHES, BatchLines
-from orchestrator.batches.folder import Claim, folder_of
+from orchestrator.batches.folder import folder_of
 from orchestrator.batches.section import BatchConfig, BatchSection
 from orchestrator.batches.service import Batches
 from orchestrator.dispatch.retry import ATTEMPTS
@@ -47,8 +45,6 @@ METRICS: tuple[MetricRow[Batches], ...] = (
 
 
 class BatchRoom(Extension):
-    led: ClassVar = ("/v1/files", "/v1/batches")
-
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self.batches = _batches(core)
@@ -71,20 +67,15 @@ class BatchRoom(Extension):
 
 
 def _batches(core: Core) -> Batches | None:
-    """Batches in a folder next to the journal, under the journal's locks; None without a journal.
-    If processes share a port, one has the batches. When it ends, another takes them over."""
+    """Batches in a folder next to the journal, under the journal's locks; None if there is none."""
     settings, file = core.settings, core.journal
-    journal, claim = None if file is None else file.config, None
-    if core.sharing.process:
-        journal = journal or settings.journal.config
-        claim = None if journal is None else Claim(journal, file, core.sharing.take_lead)
     store = core.sharing.store(file)
-    if journal is None or store is None:
+    if file is None or store is None:
         return None
     config = BatchConfig(
-        folder_of(journal.path),
+        folder_of(file.config.path),
         line_bytes=settings.http.max_body_bytes,
         folder_bytes=settings.section(BatchSection).folder_bytes,
         attempts=ATTEMPTS,
     )
-    return Batches(config, core.clock, store.boot, claim)
+    return Batches(config, core.clock, store.boot)

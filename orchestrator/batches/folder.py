@@ -14,16 +14,14 @@ continue after the owner ends. A line of a batch is done when its outcome is in 
 two files (``Ledger``), so that a kill never loses or duplicates an outcome.
 """
 
-import asyncio
 import errno
 import os
 import secrets
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,13 +31,6 @@ from catalog.atomic import UNFINISHED, write_all, write_atomically
 from orchestrator.batches.records import LineOutcome, StoredBatch, StoredFile
 from orchestrator.batches.section import BatchConfig
 from orchestrator.fair_share import is_over_share
-from orchestrator.tasks.journal.file import (
-    JournalConfig,
-    JournalError,
-    JournalFile,
-    JournalHeld,
-    open_journal,
-)
 from orchestrator.telemetry.log import fields, service_log
 
 _RECORD, _DATA = ".record", ".data"
@@ -284,42 +275,5 @@ class Ledger:
         self.bytes[name] += size
 
 
-TRY_EVERY_S = 0.5
-"""Seconds between two tries to claim the folder."""
-
-
 def folder_of(journal: Path) -> Path:
     return Path(f"{journal}.batches")
-
-
-@dataclass(slots=True, eq=False)
-class Claim:
-    """One process's claim to the folder next to a journal."""
-
-    _config: JournalConfig
-    _file: JournalFile | None
-    """The journal if this process already has it."""
-    _on_granted: Callable[[], None]
-
-    async def granted(self) -> Path:
-        """Wait until this process owns the folder. Returns the folder's path."""
-        was_told = False
-        while self._file is None:
-            await asyncio.sleep(TRY_EVERY_S)
-            try:
-                self._file = await asyncio.to_thread(open_journal, self._config)
-            except JournalHeld:
-                continue
-            except JournalError as error:
-                if not was_told:
-                    service_log.warning("cannot claim files and batches; will retry: %s", error)
-                was_told = True
-                continue
-            service_log.info("this process now keeps files and batches")
-        self._on_granted()
-        return folder_of(self._file.config.path)  # after links to the journal are resolved
-
-    def close(self) -> None:
-        """Release the folder for another process. After this, nothing may be written there."""
-        if self._file is not None:
-            self._file.close()

@@ -9,7 +9,7 @@ from itertools import islice
 
 import msgspec
 
-from orchestrator.batches.folder import FILE_PREFIX, Claim, Folder, new_id
+from orchestrator.batches.folder import FILE_PREFIX, Folder, new_id
 from orchestrator.batches.records import LineOutcome, Status, StoredBatch, StoredFile, Time
 from orchestrator.batches.run import Run
 from orchestrator.batches.section import BatchConfig
@@ -35,12 +35,8 @@ _PIECES_AT_ONCE = 16
 class Batches:
     """All files and batches, on the event loop. ``shop.server`` must be set before ``start``."""
 
-    def __init__(
-        self, config: BatchConfig, clock: Clock, boot: Boot, claim: Claim | None = None
-    ) -> None:
-        """Waits for ``claim``. Without a claim, this process owns the folder."""
+    def __init__(self, config: BatchConfig, clock: Clock, boot: Boot) -> None:
         self.config = config
-        self._claim = claim
         self._runs: dict[str, Run] = {}
         self._over: dict[str, StoredBatch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -65,9 +61,6 @@ class Batches:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        claim, self._claim = self._claim, None
-        if claim is not None:  # after all pending writes
-            self.shop.thread.submit(claim.close)
         self.shop.thread.shutdown(wait=False)
 
     @property
@@ -87,8 +80,6 @@ class Batches:
         return counts
 
     async def _keep_up(self) -> None:
-        if self._claim is not None:
-            self.shop.folder.path = await self._claim.granted()
         while not self._is_open.is_set():
             try:
                 await self._open()

@@ -28,7 +28,7 @@ from pydantic_settings import (
 )
 
 from catalog.hosts import is_loopback
-from catalog.paths import JOURNAL_BY_DEFAULT, OWN_ADDRESS
+from catalog.paths import JOURNAL_BY_DEFAULT
 from orchestrator.instances.addresses import check_entry, is_source
 from orchestrator.lanes import LaneConfig, name_of
 from orchestrator.settings.rooms import RoomSection, defined_in, modules_of_rooms
@@ -61,7 +61,6 @@ OTHER_VARIABLES = (
     CONFIG_VARIABLE,
     "TIDEGATE_HOME",
     JOURNAL_BY_DEFAULT,
-    OWN_ADDRESS,
     "TIDEGATE_POOL_MARK",
     "TIDEGATE_TRITON",
     "TIDEGATE_URL",

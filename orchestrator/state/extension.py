@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from orchestrator.api.http.finding import ELSEWHERE
-from orchestrator.extension import Extension, Host
+from orchestrator.extension import Extension
 from orchestrator.settings import Settings
 from orchestrator.state.section import StateSection
 
@@ -15,14 +15,10 @@ class SharedStateRoom(Extension):
     def is_wanted(cls, settings: Settings) -> bool:
         return settings.section(StateSection).url is not None
 
-    def bind(self, host: Host) -> None:
-        self._rooms = host.rooms
-
     def attach(self, app: web.Application) -> None:
         # Imported only when needed: the store's library is an extra.
         from orchestrator.state.forwarding import Forwarding
         from orchestrator.state.shared_state import SharedState
 
         if isinstance(self.core.sharing, SharedState):
-            led = [path for room in self._rooms for path in room.led]
-            app[ELSEWHERE] = Forwarding(self.core.sharing, ["/v2/catalog", *led])
+            app[ELSEWHERE] = Forwarding(self.core.sharing)

@@ -8,14 +8,11 @@ client hangs up, the forwarded request ends too. A stalled holder must not stall
     within its answer        ─▶ keep-alives of an event stream are sent from here
                              ─▶ the deadline passes ─▶ the stream ends with an error
                              ─▶ its lease ends ─▶ the answer is cut: its client may resume it
-
-If processes share a port (``state.siblings``), a client cannot choose one. So such requests go to
-the process that keeps the data for all, or to every process.
 """
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
@@ -25,23 +22,19 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from orchestrator.api.config import CONFIG
-from orchestrator.api.http.body import keep_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
-from orchestrator.api.http.deadlines import read_deadline, stated_deadline
+from orchestrator.api.http.deadlines import stated_deadline
 from orchestrator.api.http.event_stream import HEADERS_WITHIN_S, KEEP_ALIVE, SSE_HEADERS
-from orchestrator.api.http.finding import Elsewhere, SiblingAnswer
-from orchestrator.errors import DeadlineExceeded, Gone, InvalidRequest, NotReady, TidegateError
+from orchestrator.api.http.finding import Elsewhere
+from orchestrator.errors import DeadlineExceeded, Gone, NotReady, TidegateError
 from orchestrator.state.members import Holder
 from orchestrator.state.shared_state import SharedState
 from orchestrator.tasks.deadline import Deadline
 
 FORWARDED_HEADER = "x-tidegate-forwarded"
 """Marks a request from another orchestrator; it is not forwarded again. The value is the tag of the
-receiving orchestrator, or ``TO_ANY``."""
-TO_ANY = "1"
+receiving orchestrator."""
 CONNECT_S = 2.0
-SIBLING_S = 5.0
-"""Longest wait in seconds for a response from another process at the same port."""
 LATE_S = 0.25
 """Seconds after a deadline to wait for the holder's own error response."""
 MOST_LEASES = 2.0
@@ -73,9 +66,7 @@ class Forwarding(Elsewhere):
 
     keeps_bodies = True
 
-    def __init__(self, shared_state: SharedState, led: Sequence[str]) -> None:
-        """``led`` are paths where one process answers for all processes at a port."""
-        self._led = led
+    def __init__(self, shared_state: SharedState) -> None:
         self._shared_state = shared_state
         self._patience_s = MOST_LEASES * shared_state.config.lease_s
         self._session: aiohttp.ClientSession | None = None
@@ -91,9 +82,8 @@ class Forwarding(Elsewhere):
         if not error.item_id:
             return None
         asked_for = request.headers.get(FORWARDED_HEADER)
-        # The item that a submission names may be elsewhere than the submission's own name.
-        if asked_for and not (asked_for == TO_ANY and "Idempotency-Key" in request.headers):
-            was_here = asked_for not in (TO_ANY, self._shared_state.tasks.tag)
+        if asked_for:
+            was_here = asked_for != self._shared_state.tasks.tag
             if was_here or await self._shared_state.is_living(error.item_id):
                 raise NotReady(
                     "another orchestrator has this now, or takes it on: ask again in a moment"
@@ -102,7 +92,7 @@ class Forwarding(Elsewhere):
         state, front = self._shared_state, _Front(request)
         try:
             find = partial(state.holder_of, error.item_id)
-            answer = await self._answer_of(request, find, front=front)
+            answer = await self._answer_of(request, find, front)
             if answer is None and state.is_of_dead(error.item_id):
                 error.message += (
                     "; the orchestrator that made this id is gone, and nothing was kept of it: "
@@ -120,65 +110,15 @@ class Forwarding(Elsewhere):
             await front.stop()
         return answer
 
-    async def of_one(self, request: web.Request) -> web.StreamResponse | None:
-        """The answer of the process that answers such requests for all processes at a port; None if
-        this process does. Raises ``NotReady`` if that process aborts the response."""
-        siblings = self._shared_state.siblings
-        if siblings is None or FORWARDED_HEADER in request.headers:
-            return None
-        name = request.headers.get("Idempotency-Key") if request.method == "POST" else None
-        if any(request.path == led or request.path.startswith(f"{led}/") for led in self._led):
-            name = None
-        elif not name:
-            return None
-
-        async def find() -> Holder | None:
-            url = siblings.keeper_of(name) if name else siblings.lead()
-            return Holder(url, TO_ANY) if url else None
-
-        if name and await find() and request.content_type == "application/json":
-            await keep_body(request)
-            request[CONTEXT].deadline = _deadline_of(request)
-        return await self._answer_of(request, find, has_died_with_it=True)
-
-    async def of_siblings(self, request: web.Request) -> list[SiblingAnswer]:
-        """Answers of the other processes at this port to the same request; empty if the request was
-        forwarded. Dead processes are skipped: their successors start empty. Raises ``NotReady`` if
-        a process does not answer."""
-        siblings = self._shared_state.siblings
-        if siblings is None or FORWARDED_HEADER in request.headers:
-            return []
-        asked = [self._ask(request, url) for url in siblings.urls()]
-        return [answer for answer in await asyncio.gather(*asked) if answer is not None]
-
-    async def _ask(self, request: web.Request, url: str) -> SiblingAnswer | None:
-        headers = _handed_on(request, TO_ANY)
-        headers.popall("Accept-Encoding", None)
-        data, target = request[CONTEXT].body, f"{url}{request.raw_path}"
-        try:
-            async with (
-                asyncio.timeout(SIBLING_S),
-                self._client().request(request.method, target, headers=headers, data=data) as reply,
-            ):
-                return SiblingAnswer(reply.status, await reply.read())
-        except aiohttp.ClientConnectorError:
-            return None
-        except (aiohttp.ClientError, TimeoutError) as failure:
-            raise NotReady(
-                "not all processes have answered; send it again in a moment"
-            ) from failure
-
     async def _answer_of(
         self,
         request: web.Request,
         find: Callable[[], Awaitable[Holder | None]],
-        *,
-        has_died_with_it: bool = False,
-        front: "_Front | None" = None,
+        front: "_Front",
     ) -> web.StreamResponse | None:
         """The answer of the process that ``find`` returns; if that process is lost, of the next one
-        that ``find`` returns. None if there is none, or if the state ``has_died_with_it``. Raises
-        the errors of ``find``, ``NotReady`` and ``DeadlineExceeded``."""
+        that ``find`` returns. None if there is none. Raises the errors of ``find``, ``NotReady``
+        and ``DeadlineExceeded``."""
         context, now = request[CONTEXT], asyncio.get_running_loop().time
         if context.deadline is None:
             policy = request.app[ORCHESTRATOR].deadlines
@@ -194,9 +134,6 @@ class Forwarding(Elsewhere):
                 return await self._forward(request, holder, front, is_first=not look_until)
             except NotReady as not_ready:
                 if isinstance(not_ready, _Lost):
-                    is_gone = isinstance(not_ready.__cause__, aiohttp.ClientConnectorError)
-                    if has_died_with_it and is_gone:
-                        return None
                     look_until = look_until or now() + self._patience_s
                 if now() >= look_until:
                     raise
@@ -354,22 +291,6 @@ class _Front:
 
 class _Lost(NotReady):
     """The process or its lease was lost before its answer began. Its successor can be asked."""
-
-
-class _Stated(msgspec.Struct):
-    """A body's deadline. Other fields are not read."""
-
-    deadline_ms: float | None = None
-
-
-def _deadline_of(request: web.Request) -> Deadline | None:
-    """The deadline of a request with a kept body; None if it has no readable deadline."""
-    context, policy = request[CONTEXT], request.app[ORCHESTRATOR].deadlines
-    with suppress(msgspec.DecodeError, UnicodeDecodeError, InvalidRequest):
-        stated_ms = msgspec.json.decode(context.body or b"{}", type=_Stated).deadline_ms
-        if stated_ms is not None:
-            return read_deadline(request.headers, stated_ms, context.arrival, policy)
-    return stated_deadline(request.headers, context.arrival, policy)
 
 
 def _late(deadline: Deadline) -> DeadlineExceeded:

@@ -1,9 +1,7 @@
 """The orchestrators that share a state. Each renews its lease and reads the others' leases."""
 
 import asyncio
-import hashlib
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +10,6 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from orchestrator.clock import this_boot
 from orchestrator.state import connection, scripts
 from orchestrator.state.connection import LAYOUT, PATIENCE_S, StateConfig
 from orchestrator.state.tasks import SharedTasks
@@ -31,11 +28,6 @@ class Member(msgspec.Struct):
     """Address at which the others reach it; empty before it joins."""
     keys: str
     """Digest of the keys that it accepts. All members have the same."""
-    group: str = ""
-    """Name of the port that it shares with other processes; empty if the port is its own."""
-    leads_since: float = 0.0
-    """Time since which it keeps the files and batches of its group, in seconds of the store's
-    clock; 0 if it does not."""
 
 
 class SeenMember(NamedTuple):
@@ -276,53 +268,3 @@ def _read_member(body: bytes) -> Member:
         return msgspec.json.decode(body, type=Member)
     except msgspec.DecodeError:
         return Member("", "unknown")
-
-
-class Siblings:
-    """The other processes at this process's port. Exactly one of all processes is the leader: it
-    keeps files and batches."""
-
-    def __init__(self, members: Members, group: str, name: str) -> None:
-        """``group`` is the same for all processes at a port; ``name`` is this process's address."""
-        self.name = name
-        self._members = members
-        members.me.group = group
-
-    def urls(self) -> list[str]:
-        return sorted({one.url for one in self._others()})
-
-    def take_lead(self) -> None:
-        """Tell the others that this process now keeps files and batches."""
-        self._members.me.leads_since = self._members.store_time()
-
-    def lead(self) -> str | None:
-        """Address of the leading process; empty for this process, None if there is none."""
-        if self._members.me.leads_since:
-            return ""
-        # A killed leader counts as alive until its lease ends; its successor has a later time.
-        leads = [(one.leads_since, one.url) for one in self._others() if one.leads_since]
-        return max(leads)[1] if leads else None
-
-    def keeper_of(self, name: str) -> str:
-        """Address of the process that keeps the client's name for a submission; empty for this
-        process. All processes compute the same (rendezvous hashing) while they see each other."""
-
-        def weight(url: str) -> bytes:
-            return hashlib.sha256(f"{url} {name}".encode()).digest()
-
-        mine = self._members.me.url
-        keeper = max([mine, *self.urls()], key=weight)
-        return "" if keeper == mine else keeper
-
-    def _others(self) -> list[Member]:
-        me = self._members.me
-        others = [seen.member for seen in self._members.others.values() if seen.is_alive]
-        # A predecessor of this process has its address.
-        return [one for one in others if one.group == me.group and one.url != me.url]
-
-
-def group_of(host: str, port: int) -> str:
-    """A name for the processes at a port of this machine or container."""
-    network = os.readlink("/proc/self/ns/net")
-    place = f"{this_boot().id} {network} {host} {port}"
-    return hashlib.sha256(place.encode()).hexdigest()[:16]

@@ -15,7 +15,7 @@ from orchestrator.state.connection import StateConfig
 from orchestrator.state.exchange import KEEP_S, Cordons, SharedRuns, SharedSums
 from orchestrator.state.items import SharedItems
 from orchestrator.state.limits import SharedLimits
-from orchestrator.state.members import Holder, Members, Siblings
+from orchestrator.state.members import Holder, Members
 from orchestrator.state.shares import SlotShares
 from orchestrator.state.takeover import Takeover
 from orchestrator.state.tasks import SharedTasks
@@ -53,8 +53,6 @@ class SharedState(Sharing):
         self.members = Members(config, self.tasks, unix)
         self.items = SharedItems(self.members)
         self.forwarded = 0
-        self.siblings: Siblings | None = None
-        """The processes at this process's port; None if the port is its own."""
         self._takeover: Takeover | None = None
 
     @property
@@ -64,10 +62,6 @@ class SharedState(Sharing):
     @property
     def fault(self) -> str:
         return self.members.fault
-
-    @property
-    def processes(self) -> int:
-        return 1 if self.siblings is None else 1 + len(self.siblings.urls())
 
     def store(self, file: JournalFile | None) -> JournalStore | None:
         return self.tasks.store()
@@ -122,25 +116,16 @@ class SharedState(Sharing):
     async def uncordoned(self, address: str) -> None:
         await self._cordons.uncordoned(address)
 
-    def take_lead(self) -> None:
-        if self.siblings is not None:
-            self.siblings.take_lead()
-
     def on_lapsed(self, call: Callable[[], None]) -> None:
         self.members.on_lapsed.append(call)
 
     def describe(self) -> dict[str, object] | None:
-        """The fields of ``/health``. ``process`` is the process at this port that answers;
-        ``processes`` is their number. The queue and the loads are those of this process."""
-        described: dict[str, object] = {
+        """The fields of ``/health``."""
+        return {
             "members": self.members.alive,
             "fault": self.members.fault or None,
             "strangers": self.members.strangers,
         }
-        if self.siblings is not None:
-            described["process"] = self.siblings.name
-            described["processes"] = self.processes
-        return described
 
     def join(
         self,
@@ -158,16 +143,6 @@ class SharedState(Sharing):
             self._takeover.close()
         await self.items.close()
         await self.members.leave()
-
-    def share_port(self, own: tuple[str, int], group: str, name: str) -> None:
-        """Share the service's port with other processes. ``own`` is the address of this one alone,
-        ``name`` its name, and ``group`` the name of the port."""
-        self.listens_at, self.process = own, name
-        self.siblings = Siblings(self.members, group, name)
-
-    def is_of_member(self, item_id: str) -> bool:
-        tag = tag_of(item_id)
-        return tag == self.tasks.tag or tag in self.members.others
 
     async def holder_of(self, item_id: str) -> Holder | None:
         """The orchestrator that has an id; this one if it has just claimed it, or has it for

@@ -16,14 +16,8 @@ def sharing_of(settings: Settings, rng: random.Random, unix: Callable[[], float]
         return None
     # Imported only when needed: the library is an extra.
     from orchestrator.state.connection import LEASE_S, StateConfig
-    from orchestrator.state.members import group_of
     from orchestrator.state.shared_state import SharedState
 
     url = state.url.get_secret_value()
     config = StateConfig(url, state.prefix, LEASE_S, settings.journal.terms)
-    host = settings.host if state.own is None else state.own[0]
-    shared = SharedState(config, new_tag(rng), unix, host, state.advertise)
-    if state.own is not None:
-        group = group_of(settings.host, settings.port)
-        shared.share_port(state.own, group, state.own_address or "")
-    return shared
+    return SharedState(config, new_tag(rng), unix, settings.host, state.advertise)

@@ -5,7 +5,6 @@ Metrics cost nothing per token: lanes and tasks count in plain integers, which e
 """
 
 import asyncio
-import re
 import resource
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -217,31 +216,3 @@ class BoundedValues:
             return OTHER
         self._known.add(value)
         return value
-
-
-_LABELLED = re.compile(rb"^([A-Za-z_:][\w:]*)\{", re.M)
-_PLAIN = re.compile(rb"^([A-Za-z_:][\w:]*) ", re.M)
-_FAMILY = re.compile(rb"^(?=# HELP )", re.M)
-
-
-def labelled(page: bytes, label: str, value: str) -> bytes:
-    """The page with one more label on each sample. ``value`` must not need escapes."""
-    pair = f'{label}="{value}"'.encode()
-    page = _LABELLED.sub(rb"\1{" + pair + b",", page)
-    return _PLAIN.sub(rb"\1{" + pair + b"} ", page)
-
-
-def merged(pages: Sequence[bytes]) -> bytes:
-    """One page with the samples of all pages. Their labels must differ. A metric has one head."""
-    heads: dict[bytes, bytes] = {}
-    samples: dict[bytes, list[bytes]] = {}
-    for page in pages:
-        for family in _FAMILY.split(page.removesuffix(_EOF)):
-            lines = family.splitlines(keepends=True)
-            head = [line for line in lines if line.startswith(b"#")]
-            if head:
-                name = head[0].split(b" ", 3)[2]
-                heads.setdefault(name, b"".join(head))
-                samples.setdefault(name, []).extend(lines[len(head) :])
-    body = b"".join(heads[name] + b"".join(samples[name]) for name in heads)
-    return body + (_EOF if pages[0].endswith(_EOF) else b"")

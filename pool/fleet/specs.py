@@ -2,8 +2,8 @@
 instances, orchestrators, a store."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -14,7 +14,6 @@ from pool.engines.triton import TritonPorts
 from pool.pool_file import InstanceSettings, PoolFile
 from pool.process.ports import PORT_STRIDE
 from pool.supervise import RestartPolicy
-from pool.units.orchestrator import Address
 from worker.environment import variable_of
 from worker.settings import variable
 
@@ -68,8 +67,6 @@ class OrchestratorSpec:
     """Settings of the orchestrator by variable: ``TIDEGATE_…``."""
     drain_s: float = 0.0
     name: str = ORCHESTRATOR
-    own: Address | None = None
-    """Its own address, if several orchestrators share the port."""
     ready_within_s: float | None = None
 
     @property
@@ -77,21 +74,11 @@ class OrchestratorSpec:
         return _digest((self.host, self.port, sorted(self.settings.items())))
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSpec:
-    """The store that several orchestrators share."""
-
-    program: str
-    folder: Path
-    name: str = "store"
-    digest: str = ""
-
-
 def _digest(told: object) -> str:
     return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
 
 
-AnySpec = InstanceSpec | OrchestratorSpec | StoreSpec
+AnySpec = InstanceSpec | OrchestratorSpec
 
 
 def specs_of(file: PoolFile) -> dict[str, InstanceSpec | OrchestratorSpec]:
@@ -158,17 +145,6 @@ class LaunchSpec:
     """The orchestrator's port; 0 asks for a free port."""
     serve: bool = True
     """Whether to start an orchestrator; otherwise Triton only."""
-    processes: int = 1
-    """Number of orchestrator processes that share ``port``. Above 1, they share a store."""
-    store: str = ""
-    """Program of a store to start for them; empty if the settings name a running one."""
-    own_host: str = "127.0.0.1"
-    """Host for the own addresses of several processes."""
-    advertise: str = ""
-    """``http://host`` of ``own_host`` for remote orchestrators; empty: unchanged."""
-    instances_at: str | None = None
-    """Comma-separated addresses of running instances; empty means those in the settings. None:
-    Tritons are started here."""
     instances: int = 1
     gpus: tuple[str, ...] = ()
     """CUDA devices, divided among the instances; empty leaves the choice to the worker."""
@@ -190,7 +166,7 @@ class LaunchSpec:
     models: tuple[str, ...] = ("llm",)
     load_timeout_s: float = 300.0
     drain_s: float = 1.0
-    """Seconds for running work at shutdown. The shutdown takes 3.5 s more, 6 s with a store."""
+    """Seconds for running work at shutdown. The shutdown takes 3.5 s more."""
     home: Path = field(default_factory=state_dir)
     log_to_stderr: bool = False
     """Whether to log to stderr instead of files in ``home``/logs/<host>-<port>."""
@@ -207,8 +183,6 @@ class LaunchSpec:
     def instance_specs(self) -> list[InstanceSpec]:
         """The instances, with their requested ports. With an orchestrator, each Triton has one
         model: if two models share a Triton, a crash of either one's process ends both."""
-        if self.instances_at is not None:
-            return []
         kinds = [("triton", self.models)]
         if self.serve and SLOT_MODEL in self.models and len(self.models) > 1:
             text = tuple(model for model in self.models if model != SLOT_MODEL)
@@ -236,33 +210,20 @@ class LaunchSpec:
                 )
         return made
 
-    def orchestrator_specs(
-        self, port: int, own_ports: Sequence[int], lane_token: str, env: Mapping[str, str]
-    ) -> list[OrchestratorSpec]:
-        """The orchestrators at ``port``; ``env`` names the instances and the store."""
+    def orchestrator_spec(
+        self, port: int, lane_token: str, env: Mapping[str, str]
+    ) -> OrchestratorSpec:
+        """The orchestrator at ``port``; ``env`` names the instances."""
         settings = {
             "TIDEGATE_SHUTDOWN__GRACE_S": str(self.drain_s),
             "TIDEGATE_HOME": str(self.home),
             **env,
+            "TIDEGATE_LANES__TOKEN": lane_token,
+            SETTING: spell_tls(self.tls),
+            JOURNAL_BY_DEFAULT: str(journal_file(self.home, self.host, port)),
+            **({"TIDEGATE_SLOTS__SERVE": "true"} if SLOT_MODEL in self.models else {}),
         }
-        ready_within_s = None
-        if self.instances_at is None:
-            ready_within_s = self.load_timeout_s
-            settings |= {
-                "TIDEGATE_LANES__TOKEN": lane_token,
-                SETTING: spell_tls(self.tls),
-                JOURNAL_BY_DEFAULT: str(journal_file(self.home, self.host, port)),
-                **({"TIDEGATE_SLOTS__SERVE": "true"} if SLOT_MODEL in self.models else {}),
-            }
-        one = OrchestratorSpec(self.host, port, settings, ready_within_s=ready_within_s)
-        if self.processes == 1:
-            return [one]
-        several = []
-        for number, own in enumerate(own_ports):
-            told = {_ADVERTISE: f"{self.advertise}:{own}"} if self.advertise else {}
-            name, address = f"{one.name}-{number}", Address(self.own_host, own)
-            several.append(replace(one, name=name, own=address, settings=settings | told))
-        return several
+        return OrchestratorSpec(self.host, port, settings, ready_within_s=self.load_timeout_s)
 
     def _gpus_of(self, index: int) -> tuple[str, ...]:
         """The GPUs of the instance ``index``."""

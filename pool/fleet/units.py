@@ -21,7 +21,6 @@ from pool.fleet.specs import (
     AnySpec,
     InstanceSpec,
     OrchestratorSpec,
-    StoreSpec,
 )
 from pool.preflight.nvml import GpuUnavailable
 from pool.process.ports import choose_ports, host_port
@@ -30,7 +29,6 @@ from pool.process.process import FoundRun, OnStep, clear_remains, find_detached
 from pool.supervise import ProcessUnit, UnitOptions
 from pool.units.llamacpp import HOST, LlamaCppServer, is_asked_for
 from pool.units.orchestrator import OrchestratorProcess
-from pool.units.store import StoreProcess
 from pool.units.triton import TritonInstance
 from worker.settings import SHARED_BY, variable
 
@@ -82,8 +80,6 @@ class PoolMachine:
     def make(self, spec: AnySpec, kept: InstanceRecord | None, on_step: OnStep) -> ProcessUnit:
         """A unit that is not started yet; it uses the chosen ports of ``kept``, if any."""
         ports = (0, 0, 0) if kept is None else kept.ports
-        if isinstance(spec, StoreSpec):
-            return StoreProcess(spec.program, spec.folder, **self.options(spec.name, on_step))
         if isinstance(spec, OrchestratorSpec):
             return PoolOrchestrator(self, spec, ports[0], on_step)
         tenancy = Tenancy(self, spec, on_step)
@@ -289,16 +285,14 @@ class PoolOrchestrator(OrchestratorProcess):
             spec.port or kept_port,
             env,
             name=spec.name,
-            own=spec.own,
             **host.options(spec.name, on_step),
         )
         self.ready_within_s = spec.ready_within_s
         self._spec = spec
 
     async def start(self) -> None:
-        if self._own is None:
-            remedy = "stop its program, or set another port"
-            (self.port,) = choose_ports(self.host, [self._spec.port], remedy, kept=[self.port])
+        remedy = "stop its program, or set another port"
+        (self.port,) = choose_ports(self.host, [self._spec.port], remedy, kept=[self.port])
         self._on_step("fits")
         await super().start()
 

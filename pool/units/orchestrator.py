@@ -2,25 +2,19 @@
 
 import asyncio
 import json
-import os
-import signal
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import NamedTuple, Unpack
 
 from catalog.errors import StartFailed
 from catalog.hosts import connect_host
-from catalog.paths import OWN_ADDRESS
 from orchestrator.api.health_port.responder import STALLED_AFTER_S
 from pool.process.http_get import get, http_status
 from pool.process.ports import host_port
 from pool.process.process import FoundRun, command_environment
 from pool.supervise import ProcessUnit, UnitOptions
 
-ASK_EVERY_S = 0.5
-"""Seconds between heartbeats of an orchestrator that shares its port, as at the health port."""
 _STARTING = b'{"status":"starting"}'
 """Answer of an orchestrator that still reads its journal; a large journal takes long."""
 _POLL_S = 0.03
@@ -49,17 +43,14 @@ class OrchestratorProcess(ProcessUnit):
         command: tuple[str, ...] = (sys.executable, "-P", "-m", "orchestrator"),
         *,
         name: str = "orchestrator",
-        own: Address | None = None,
         **options: Unpack[UnitOptions],
     ) -> None:
-        """``own``: its own address, if others share the port."""
         super().__init__(name, **options)
         self.host = host
         self.port = port
         self.ready_within_s: float | None = None
         """Seconds until it must be ready for work at its first start; None: no check."""
-        self._own = own and Address(connect_host(own.host), own.port)
-        self._env = {**env, **({OWN_ADDRESS: host_port(*own)} if own else {})}
+        self._env = env
         self._command = command
 
     @property
@@ -80,8 +71,6 @@ class OrchestratorProcess(ProcessUnit):
         listening = {"TIDEGATE_HOST": self.host, "TIDEGATE_PORT": str(self.port)}
         await self._spawn(self._command, command_environment({**self._env, **listening}))
         await self.resume()
-        if self._own:  # it may open the shared port slightly later
-            await self._wait_for("/health/live", self.start_s, self._public)
         within_s, self.ready_within_s = self.ready_within_s, None
         if within_s is not None:
             for warning in await self.wait_ready(within_s):
@@ -107,42 +96,20 @@ class OrchestratorProcess(ProcessUnit):
             await self._process.end(drain_s + 1.0)
         await super().stop(drain_s)
 
-    def reload(self) -> None:
-        """Make it reload its settings, if it runs."""
-        if self._process is not None and self._process.running:
-            with suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGHUP)
-
     @property
     def _public(self) -> Address:
-        """Address for local clients; another process that shares the port may answer."""
+        """Address for local clients."""
         return Address(connect_host(self.host), self.port)
 
-    async def _heartbeats(self) -> str:
-        """A stalled process on a shared port holds connections, so it is replaced before the others
-        consider it dead (OR-27)."""
-        if self._own is None:
-            return await super()._heartbeats()
-        while True:
-            try:
-                async with asyncio.timeout(STALLED_AFTER_S - ASK_EVERY_S):
-                    while not await self._answers():
-                        self.misses += 1
-                        await asyncio.sleep(_POLL_S)
-            except TimeoutError:
-                return f"it has not answered for {STALLED_AFTER_S:g} s"
-            await asyncio.sleep(ASK_EVERY_S)
-
     async def _answers(self) -> bool:
-        address = self._own or self._public
-        return await http_status(*address, "/health/live", STALLED_AFTER_S) == 200
+        return await http_status(*self._public, "/health/live", STALLED_AFTER_S) == 200
 
-    async def _wait_for(self, path: str, timeout_s: float, address: Address | None = None) -> bytes:
+    async def _wait_for(self, path: str, timeout_s: float) -> bytes:
         """Wait for the first 200 and return its body. Raises ``StartFailed``."""
         assert self._process is not None
         deadline = time.monotonic() + timeout_s
         while True:
-            status, body = await get(*(address or self._own or self._public), path)
+            status, body = await get(*self._public, path)
             if body == _STARTING:
                 await asyncio.sleep(_POLL_S)
                 deadline = time.monotonic() + timeout_s

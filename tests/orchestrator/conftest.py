@@ -33,7 +33,7 @@ from orchestrator.settings.rooms import modules_of_rooms
 from orchestrator.sharing import make_sharing
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.journal.durable import DurableTasks
-from orchestrator.tasks.journal.file import JournalHeld, open_journal
+from orchestrator.tasks.journal.file import open_journal
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import Stage
 from perf.stack.constants import set_constants
@@ -317,12 +317,7 @@ async def make_service(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeSer
         clock = LeapingClock(loop)
         rng = random.Random(7 + len(made))
         sharing = await asyncio.to_thread(make_sharing, settings, rng, clock.unix)
-        try:
-            file = None if config is None else await asyncio.to_thread(open_journal, config)
-        except JournalHeld:
-            if sharing.listens_at is None:  # else another process at its port has it
-                raise
-            file = None
+        file = None if config is None else await asyncio.to_thread(open_journal, config)
         parts = build(settings, clock, rng, file=file, sharing=sharing)
         ends: list[Ended] = []
         note_ends(parts, ends)

@@ -14,7 +14,7 @@ import pytest
 
 from catalog.engines import EngineCatalog
 from catalog.errors import GaveUp, StartFailed, StateFileUnusable
-from catalog.paths import state_dir, store_dir
+from catalog.paths import state_dir
 from pool.engines import ensure
 from pool.engines.triton import TritonInstall, TritonPorts, find_triton
 from pool.events import EventKind, PoolEvent
@@ -182,16 +182,6 @@ def test_a_port_that_was_asked_for_is_no_other_servers(monkeypatch: pytest.Monke
     spec = LaunchSpec(port=asked, triton_ports=TritonPorts(0, grpc, 0))
     (placed,) = PoolLaunch(spec, print)._with_ports(spec.instance_specs, {asked})
     assert placed.ports == TritonPorts(free[0], grpc, free[1])
-
-
-def test_only_the_store_of_a_chosen_port_is_removed(tmp_path: Path) -> None:
-    for store in ("", "redis-server"):
-        launched = PoolLaunch(LaunchSpec(port=0, home=tmp_path, store=store), print)
-        launched._port = 8080
-        folder = store_dir(tmp_path, launched.spec.host, 8080)
-        folder.mkdir(parents=True, exist_ok=True)
-        launched._remove_passing_state()
-        assert folder.exists() is not bool(store)
 
 
 async def test_a_first_start_that_fails_is_not_repeated(launch: Launch, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import asyncio
 from pool.events import EventKind
 from pool.manager import Manager
 from pool.supervise import RestartPolicy, UnitState
-from pool.units.store import StoreProcess
 from tests.support.fake_pool import LOAD_S, FakeMachine, FakeSpec, killed, simulated
 
 
@@ -81,22 +80,6 @@ async def test_under_the_policy_of_a_launch_it_is_given_up_unless_it_served_for_
     reason = await member.given_up()
     assert reason.startswith("a failed 4 times in a row; the last time: ")
     assert machine.running() == {}, "what failed is cleaned up"
-    await manager.stop(0.0)
-
-
-@simulated
-async def test_a_store_is_never_given_up() -> None:
-    """It ends whenever its disk is full, and must be back when the disk has room again."""
-    policy = RestartPolicy(first_delay_s=0.0, max_delay_s=0.0, max_failures=3)
-    machine = FakeMachine()
-    manager = machine.manager(policy=policy)
-    member = manager.add(A)
-    member.unit.is_given_up = StoreProcess.is_given_up
-    for _ in range(8):
-        await asyncio.sleep(LOAD_S + 0.1)
-        machine.running()["a"].ended.set()
-    await asyncio.sleep(LOAD_S + 0.1)
-    assert member.is_ready
     await manager.stop(0.0)
 
 

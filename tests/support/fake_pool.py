@@ -122,7 +122,6 @@ class FakeUnit:
 
     where = "nowhere"
     misses = 0
-    is_given_up = True
     pid = None
 
     def __init__(

@@ -25,7 +25,6 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-PROCESSES = click.IntRange(1, 64)
 PORT = click.IntRange(0, 65535)
 SHARE = click.IntRange(0, 99)
 POSITIVE = click.IntRange(1)

@@ -1,4 +1,4 @@
-"""Turns the arguments of ``tidegate up``, ``worker``, and ``serve --processes N`` into a launch.
+"""Turns the arguments of ``tidegate up`` and ``worker`` into a launch.
 
 Imported after ``runtime.add_to_path``, which finds ``orchestrator`` and ``worker``.
 """
@@ -8,14 +8,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from catalog.errors import MachineUnfit, ProvisionError
+from catalog.errors import ProvisionError
 from catalog.models import ModelCatalog
 from catalog.paths import DEMO_CHECKPOINT, state_dir
 from orchestrator.tls import SETTING, Tls, stated_tls
@@ -28,7 +26,6 @@ from pool.engines.triton import TritonPorts
 from pool.fleet.specs import SLOT_MODEL, LaunchSpec
 from pool.preflight.host import check_slot
 from pool.units.llamacpp import ENGINE as LLAMACPP
-from pool.units.store import find_store
 from protocol.gguf import find_gguf, is_gguf, parts_of
 from tidegate.cli.models import bring
 from worker.environment import unknown_variables
@@ -69,9 +66,6 @@ def run(*, serve: bool = True, cors_origins: str | None = None, **given: Any) ->
     _allow_origins(cors_origins)
     try:
         worker_env = _worker_env(given)
-        sharing = {}
-        if given.get("processes", 1) > 1:
-            sharing = _sharing(_settings(host=given["host"], port=given["port"]))
         if not given["no_llm"]:
             _check_model(worker_env, serve=serve)
         slot_env = _slot_env(worker_env.get(_DEVICE, "cuda")) if given["slot"] else {}
@@ -79,7 +73,6 @@ def run(*, serve: bool = True, cors_origins: str | None = None, **given: Any) ->
         text = () if given["no_llm"] else (TEXT_MODEL,)
         spec = LaunchSpec(
             **{name: value for name, value in given.items() if name in _SAME},
-            **sharing,
             serve=serve,
             worker_env={**worker_env, **slot_env},
             models=(*text, SLOT_MODEL) if given["slot"] else text,
@@ -92,32 +85,6 @@ def run(*, serve: bool = True, cors_origins: str | None = None, **given: Any) ->
         return _failed(error)
     hint = _hint(spec, worker_env) if serve else None
     return command.run(spec, hint=hint, follow_parent=given["follow_parent"])
-
-
-def serve(
-    host: str | None,
-    port: int | None,
-    instances: str | None,
-    cors_origins: str | None,
-    processes: int,
-) -> int:
-    """Launch several orchestrators on one port, for remote Tritons; return the exit status."""
-    _allow_origins(cors_origins)
-    settings = _settings(host=host, port=port, instances=instances)
-    try:
-        sharing = _sharing(settings)
-    except ProvisionError as error:
-        return _failed(error)
-    spec = LaunchSpec(
-        host=settings.host,
-        port=settings.port,
-        processes=processes,
-        instances_at=instances or "",
-        drain_s=settings.shutdown.grace_s,
-        log_to_stderr=True,
-        **sharing,
-    )
-    return command.run(spec)
 
 
 def _allow_origins(cors_origins: str | None) -> None:
@@ -299,24 +266,3 @@ def _settings(**stated: str | int | None) -> "Settings":
     except InvalidSettings as error:
         print(f"Invalid settings:\n{error}", file=sys.stderr)
         raise SystemExit(2) from None
-
-
-def _sharing(settings: "Settings") -> dict[str, Any]:
-    """The store that several processes share, from the settings or started here, as fields of
-    ``LaunchSpec``. Raises ``MachineUnfit`` if there is no store."""
-    from orchestrator.state.section import StateSection
-
-    state = settings.section(StateSection)
-    if state.url is None:
-        if find_spec("redis") is None:
-            raise MachineUnfit(
-                "several processes share a Redis or Valkey, but the package redis is not installed "
-                "here: pip install redis"
-            )
-        return {"store": find_store()}
-    stated = urlsplit(state.advertise or "")
-    name = stated.netloc.removesuffix(f":{stated.port}")
-    return {
-        "own_host": settings.host if state.is_remote else "127.0.0.1",
-        "advertise": f"{stated.scheme}://{name}" if state.advertise else "",
-    }

@@ -12,7 +12,6 @@ from tidegate.cli.arguments import (
     INSTANCES,
     PORT,
     POSITIVE,
-    PROCESSES,
     SECONDS,
     Command,
     option,
@@ -176,21 +175,11 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
     )
 
 
-_share_options = options(
-    option(
-        "--cors-origins",
-        metavar="ORIGIN,…",
-        help="web pages that may use it: https://ui.example,… or * for all"
-        " (TIDEGATE_HTTP__CORS_ORIGINS)",
-    ),
-    option(
-        "--processes",
-        type=PROCESSES,
-        default=1,
-        metavar="N",
-        help="orchestrator processes that share the port, one for each core at most"
-        " (docs/fleet.md)",
-    ),
+_cors_option = option(
+    "--cors-origins",
+    metavar="ORIGIN,…",
+    help="web pages that may use it: https://ui.example,… or * for all"
+    " (TIDEGATE_HTTP__CORS_ORIGINS)",
 )
 
 
@@ -208,7 +197,7 @@ _share_options = options(
     envvar="TIDEGATE_PORT",
     help="port to listen on, 0 for a free one",
 )
-@_share_options
+@_cors_option
 @_worker_options
 @_triton_options(ports=(0, 0, 0))
 def up(**given: Any) -> int:
@@ -241,13 +230,9 @@ def _launch(given: dict[str, Any]) -> int:
     metavar="HOST:PORT,…",
     help="gRPC addresses of the Tritons (TIDEGATE_INSTANCES, 127.0.0.1:8001)",
 )
-@_share_options
-def serve(processes: int, **given: Any) -> int:
-    """Become the orchestrator, or run several of them and return the exit status."""
-    if processes > 1:
-        with importing(serving=True):
-            from tidegate.cli import launch
-        return launch.serve(processes=processes, **given)
+@_cors_option
+def serve(**given: Any) -> int:
+    """Replace this process by the orchestrator; never returns."""
     runtime.become("orchestrator", given)
 
 

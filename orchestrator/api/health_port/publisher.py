@@ -29,14 +29,12 @@ class HealthPort:
     """Keeps one responder running and sends it the answers. While a responder is replaced, the
     socket stays open and checks wait."""
 
-    def __init__(self, answers: Answers, host: str, port: int, *, is_shared: bool = False) -> None:
-        """``is_shared``: other processes listen at this port too. Raises ``OSError``."""
+    def __init__(self, answers: Answers, host: str, port: int) -> None:
+        """Raises ``OSError``."""
         self.answers = answers
         """The current answers, by path."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server(
-            (host, port), family=family, backlog=_BACKLOG, reuse_port=is_shared
-        )
+        self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         self._runner: asyncio.Task[None] | None = None
         self.pid = 0
         """Process id of the responder; 0 if none is running."""

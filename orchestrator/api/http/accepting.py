@@ -149,19 +149,14 @@ class Port(asyncio.AbstractServer):
         self._listen()
 
     @classmethod
-    async def open(
-        cls, host: str, port: int, server: ProtocolFactory, *, is_shared: bool = False
-    ) -> "Port":
-        """Listen at every address of ``host``; ``is_shared``: other processes listen there too.
-        Raises ``OSError``."""
+    async def open(cls, host: str, port: int, server: ProtocolFactory) -> "Port":
+        """Listen at every address of ``host``. Raises ``OSError``."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         listening: list[socket.socket] = []
         try:
             for family, address in dict.fromkeys((each[0], each[4]) for each in found):
-                made = socket.create_server(
-                    address[:2], family=family, backlog=LISTEN_BACKLOG, reuse_port=is_shared
-                )
+                made = socket.create_server(address[:2], family=family, backlog=LISTEN_BACKLOG)
                 made.setblocking(False)
                 listening.append(made)
         except OSError:

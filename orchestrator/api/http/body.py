@@ -240,20 +240,13 @@ async def read_body(request: web.Request, kind: type[T], make: Callable[[T], R])
             )
 
 
-async def keep_body(request: web.Request) -> None:
-    """Read and keep a JSON body before a handler reads it. Raises the errors of ``read_body``."""
-    async with _held(request) as body:
-        request[CONTEXT].body = body
-
-
 @asynccontextmanager
 async def _held(request: web.Request) -> AsyncIterator[bytes]:
     """The complete JSON body. It keeps its share of the budget until the end of the block."""
     _require_json(request)
     patience = Patience()
-    kept = request[CONTEXT].body
     with request.app[BODIES].share(patience.end) as share:
-        yield await _read(request, share, patience) if kept is None else kept
+        yield await _read(request, share, patience)
 
 
 @contextmanager

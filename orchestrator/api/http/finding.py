@@ -1,16 +1,14 @@
 """Finds and cancels tasks by the client's ids: in this process, in the journal of an earlier
 process, or in another process.
 
-An orchestrator with shared state forwards unknown ids to their owner and to the other processes at
-its port (``orchestrator.state.forwarding``).
+An orchestrator with shared state forwards unknown ids to their owner
+(``orchestrator.state.forwarding``).
 """
 
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
 
-import msgspec
 from aiohttp import web
 
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
@@ -20,7 +18,6 @@ from orchestrator.errors import (
     JournalUnavailable,
     KeyReused,
     NotFound,
-    NotReady,
     TidegateError,
 )
 from orchestrator.extension import Extension
@@ -151,11 +148,6 @@ async def _look(
     raise no_such("task", row.id)
 
 
-class SiblingAnswer(NamedTuple):
-    status: int
-    body: bytes
-
-
 class Elsewhere:
     """Other processes that answer for this one. This default has none; a room can replace it."""
 
@@ -170,52 +162,28 @@ class Elsewhere:
         owner. Raises ``NoCapacity``, and ``NotReady`` before a takeover or without an answer."""
         return None
 
-    async def of_one(self, request: web.Request) -> web.StreamResponse | None:
-        """The answer of the process that answers such requests for all processes at a port; None if
-        this process does. Raises ``NotReady`` if that process aborts the response."""
-        return None
-
-    async def of_siblings(self, request: web.Request) -> list[SiblingAnswer]:
-        """Answers of the other processes at this port. Raises ``NotReady`` if one is missing."""
-        return []
-
 
 ELSEWHERE = web.AppKey("elsewhere", Elsewhere)
 
 
-async def told_by_siblings(request: web.Request) -> list[Any]:
-    """Decoded JSON answers of the other processes at this port to the same request, without 404s.
-    Raises ``NotReady`` if a process does not answer or refuses."""
-    answers = await request.app[ELSEWHERE].of_siblings(request)
-    if any(answer.status >= 400 and answer.status != 404 for answer in answers):
-        raise NotReady("not all processes completed the request; send it again in a moment")
-    return [msgspec.json.decode(answer.body) for answer in answers if answer.status < 400]
-
-
 async def cancel(request: web.Request) -> web.Response:
     """Cancel work by an id. 202 if it was running, had ended or was already cancelled (WP-2)."""
-    name, orchestrator = request.match_info["task_id"], request.app[ORCHESTRATOR]
+    name = request.match_info["task_id"]
     found = find_in_rooms(request, name)
     for room, work in found:
         room.cancel(work)
-    # A task id belongs to one process; a correlation id may be in all processes of a port.
-    is_anyones = not orchestrator.sharing.is_of_member(name)
-    elsewhere = await told_by_siblings(request) if is_anyones else []
     try:
         tasks = await cancel_tasks(request, name)
     except NotFound:
-        if not found and not elsewhere:
+        if not found:
             raise
         tasks = []
     stopped = [(task.id, status_of(task), task.correlation_id) for task in tasks]
     stopped += [(work.id, "ended", work.correlation_id) for _, work in found]
-    answers = elsewhere
-    if stopped:
-        task_id, status, correlation_id = stopped[0]
-        answer = {"task_id": task_id, "status": status, "correlation_id": correlation_id}
-        answers = [answer | {"task_ids": [each[0] for each in stopped]}, *elsewhere]
-    ids = dict.fromkeys(task_id for answer in answers for task_id in answer["task_ids"])
-    return json_response(answers[0] | {"task_ids": list(ids)}, status=202)
+    task_id, status, correlation_id = stopped[0]
+    answer = {"task_id": task_id, "status": status, "correlation_id": correlation_id}
+    ids = list(dict.fromkeys(each[0] for each in stopped))
+    return json_response(answer | {"task_ids": ids}, status=202)
 
 
 async def cancel_tasks(request: web.Request, name: str) -> Sequence[Task]:

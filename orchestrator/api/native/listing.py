@@ -8,7 +8,7 @@ from aiohttp import web
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.field_errors import must
 from orchestrator.api.http.fields import read_limit
-from orchestrator.api.http.finding import answer_id, status_of, told_by_siblings
+from orchestrator.api.http.finding import answer_id, status_of
 from orchestrator.api.http.responses import json_response
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
@@ -35,7 +35,7 @@ async def listed(
     line: Callable[[W, float], dict[str, object]],
 ) -> web.Response:
     """A response with a list in the field ``name``. It has a ``line`` for each of ``works`` that
-    matches the query and that the caller may see, and lines of the other processes at this port."""
+    matches the query and that the caller may see."""
     status, limit = request.query.get("status"), read_limit(request.query, USUAL_LIMIT, MAX)
     if status is not None and status not in STATUSES:
         raise must("status", f"be one of {', '.join(STATUSES)}, got {status[:64]!r}")
@@ -47,18 +47,7 @@ async def listed(
             found.append(line(work, now))
             if len(found) > limit:
                 break
-    told = await told_by_siblings(request)
-    lines = [*found, *(each for answer in told for each in answer[name])]
-    if told:
-        lines.sort(key=_place)
-    has_more = len(lines) > limit or any(answer["has_more"] for answer in told)
-    return json_response({name: lines[:limit], "has_more": has_more})
-
-
-def _place(line: dict[str, Any]) -> tuple[bool, float]:
-    """Sort key of a line: live work first, then ended work, each newest first."""
-    has_ended = line["outcome"] is not None
-    return has_ended, line["age_ms"] - (line["took_ms"] if has_ended else 0.0)
+    return json_response({name: found[:limit], "has_more": len(found) > limit})
 
 
 def _newest_first(orchestrator: Orchestrator) -> Iterator[AnyWork]:

@@ -1,14 +1,12 @@
-"""``/admin``: operators' control of the process, or of all processes at the port (OR-14)."""
+"""``/admin``: operators' control of the process (OR-14)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from aiohttp import web
 
 from orchestrator.api.auth import Authenticator, Key
 from orchestrator.api.http.context import ORCHESTRATOR
-from orchestrator.api.http.finding import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.operator.types import DrainRequest, read_optional
 from orchestrator.lifecycle import Lifecycle
@@ -28,8 +26,6 @@ class Control:
 
 
 CONTROL = web.AppKey("control", Control)
-_STATUSES = ("serving", "draining", "drained")
-_DURATION = "graceful_shutdown_duration_ms"
 
 
 async def drain(request: web.Request) -> web.Response:
@@ -37,42 +33,34 @@ async def drain(request: web.Request) -> web.Response:
     control, asked = request.app[CONTROL], await read_optional(request, DrainRequest)
     usual_s = control.reloader.settings.shutdown.grace_s
     control.lifecycle.begin_drain(usual_s if asked.grace_s is None else asked.grace_s)
-    return json_response(await _described(request), status=202)
+    return json_response(_described(request), status=202)
 
 
 async def undrain(request: web.Request) -> web.Response:
     """Accept new work again. Idempotent."""
     request.app[CONTROL].lifecycle.undrain()
-    return json_response(await _described(request))
+    return json_response(_described(request))
 
 
 async def state(request: web.Request) -> web.Response:
     """Show the progress of a drain."""
-    return json_response(await _described(request))
+    return json_response(_described(request))
 
 
 async def reload(request: web.Request) -> web.Response:
     """Read the settings and keys again. Names the settings that only change with a restart."""
-    mine = (await request.app[CONTROL].reloader.reload()).described()
-    told = [mine, *await told_by_siblings(request)]
-    return json_response({key: sorted({name for one in told for name in one[key]}) for key in mine})
+    return json_response((await request.app[CONTROL].reloader.reload()).described())
 
 
-async def _described(request: web.Request) -> dict[str, object]:
-    """Progress of the drain of all processes at this port. The slowest one determines it."""
+def _described(request: web.Request) -> dict[str, object]:
+    """Progress of the drain."""
     lifecycle, orchestrator = request.app[CONTROL].lifecycle, request.app[ORCHESTRATOR]
     draining = orchestrator.stages.admission.draining
-    mine = {
+    return {
         "status": "drained" if lifecycle.is_drained else "draining" if draining else "serving",
         "live_tasks": orchestrator.live_tasks,
         "queued_tasks": len(orchestrator.queue),
-        _DURATION: round(lifecycle.drain_ms, 1),
-    }
-    drains: list[dict[str, Any]] = [mine, *await told_by_siblings(request)]
-    return {
-        "status": min((one["status"] for one in drains), key=_STATUSES.index),
-        **{key: sum(one[key] for one in drains) for key in ("live_tasks", "queued_tasks")},
-        _DURATION: max(one[_DURATION] for one in drains),
+        "graceful_shutdown_duration_ms": round(lifecycle.drain_ms, 1),
     }
 
 

@@ -1,14 +1,12 @@
 """``/v2/instances``: list, register, drain, swap and reload instances (OR-2)."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from aiohttp import web
 
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import ORCHESTRATOR
-from orchestrator.api.http.finding import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.operator.types import (
     DrainRequest,
@@ -39,8 +37,6 @@ async def listing(request: web.Request) -> web.Response:
     """List the current state of every instance, and the errors of instance sources."""
     orchestrator = request.app[ORCHESTRATOR]
     described = [_described(orchestrator, instance) for instance in orchestrator.registry]
-    for told in await told_by_siblings(request):
-        _add_up(described, told["instances"])
     return json_response(
         {
             "snapshot_version": orchestrator.registry.snapshot_version,
@@ -56,9 +52,7 @@ async def listing(request: web.Request) -> web.Response:
 async def status(request: web.Request) -> web.Response:
     """Show the current state of one instance."""
     orchestrator, (registry, address) = request.app[ORCHESTRATOR], _named(request)
-    described = _described(orchestrator, registry.named(address))
-    _add_up([described], await told_by_siblings(request))
-    return json_response(described)
+    return json_response(_described(orchestrator, registry.named(address)))
 
 
 async def register(request: web.Request) -> web.Response:
@@ -67,7 +61,6 @@ async def register(request: web.Request) -> web.Response:
     discovery = request.app[DISCOVERY]
     is_new = discovery.registered.register(asked.address, asked.ttl_s)
     await discovery.read(discovery.registered)
-    await told_by_siblings(request)
     answer = {"address": asked.address, "ttl_s": asked.ttl_s, "registered": True}
     return json_response(answer, status=201 if is_new else 200)
 
@@ -77,7 +70,6 @@ async def deregister(request: web.Request) -> web.Response:
     address, discovery = request.match_info["address"], request.app[DISCOVERY]
     was_there = discovery.registered.deregister(address)
     await discovery.read(discovery.registered)
-    await told_by_siblings(request)
     return json_response({"address": address, "registered": False, "was_registered": was_there})
 
 
@@ -190,15 +182,6 @@ def _described(orchestrator: Orchestrator, instance: Instance) -> dict[str, Any]
     for room in orchestrator.rooms:
         described |= room.describe(instance.address)
     return described | {"swap": _latest_swap(orchestrator.stages.swaps, instance)}
-
-
-def _add_up(described: list[dict[str, Any]], elsewhere: Iterable[dict[str, Any]]) -> None:
-    """Add the jobs on instances of the other processes at this port to those of this process.
-    ``load`` already includes them, because the worker's statistics count all jobs."""
-    by_address = {one["address"]: one for one in described}
-    for other in elsewhere:
-        if (mine := by_address.get(other["address"])) is not None:
-            mine["jobs"] += other["jobs"]
 
 
 def _latest_swap(swaps: Swaps, instance: Instance) -> dict[str, object] | None:

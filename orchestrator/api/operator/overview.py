@@ -34,8 +34,7 @@ MAX_WAITING = 64
 
 
 def _snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, Any]:
-    """The current state. If several ``processes`` share the port, the figures
-    are of this process, except for the instances' own reports."""
+    """The current state."""
     now = orchestrator.clock.now()
     queue, metrics = orchestrator.queue, orchestrator.stages.settler.metrics
     registry, forecaster = orchestrator.registry, orchestrator.stages.prediction.forecaster
@@ -43,7 +42,6 @@ def _snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, Any]
         "unix_ms": round(1000 * orchestrator.clock.unix()),
         "started_unix": orchestrator.started_unix,
         "status": health.status,
-        "processes": orchestrator.sharing.processes,
         "models": sorted(orchestrator.models.by_name()),
         "live": orchestrator.live_tasks,
         "queue": {

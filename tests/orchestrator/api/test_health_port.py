@@ -223,5 +223,5 @@ def test_a_health_port_that_nobody_asked_for_stays_away_where_it_is_taken(
     with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level("INFO"):
         by_default = HealthSettings.model_construct(set(), port=taken.getsockname()[1])
         settings = settings_of({}).model_copy(update={"health": by_default})
-        assert _health_port(settings, is_shared=False) is None
+        assert _health_port(settings) is None
     assert MAIN_PORT_ONLY in caplog.text

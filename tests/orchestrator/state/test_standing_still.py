@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from catalog.paths import OWN_ADDRESS
 from orchestrator.api.http.event_stream import KEEP_ALIVE
 from orchestrator.errors import NotReady
 from orchestrator.ids import TAG_DIGITS
@@ -81,29 +80,6 @@ async def test_or27_a_turn_whose_session_stands_still_ends_by_its_own_deadline(
         two, "DELETE", f"/v2/sessions/{session_id}", headers={"X-Timeout-Ms": "300"}
     ) as asking:
         assert (await asking)[0] == 504
-
-
-async def test_or27_a_submission_whose_keeper_stands_still_ends_by_its_own_deadline(
-    sharing: Sharing, worker: FakeWorker, way: RoughNetwork
-) -> None:
-    """Processes at one port: the body is the keeper's to read, and its deadline all the same."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(OWN_ADDRESS, "127.0.0.1:1")
-        _, two = await pair(sharing, worker, way, port=4711, **HOLDS_ON)
-    keeper = state_of(two).siblings
-    assert keeper is not None
-    name = next(name for name in map(str, range(100)) if keeper.keeper_of(name))
-    session_id = await session_of(two)
-    task = {"prompt": "hi", "deadline_ms": 300}
-    in_session = task | {"session_id": session_id, "deadline_ms": 10_000}
-    headers = {"Idempotency-Key": name}
-    async with asked(two, "POST", "/v2/tasks", json=in_session, headers=headers) as asking:
-        status, answer = await asking
-    assert status == 202, answer  # the keeper asked for the session where it is
-    way.partition()
-    async with asked(two, "POST", "/v2/tasks", json=task, headers=headers) as asking:
-        status, answer = await asking
-    assert status == 504, answer
 
 
 async def test_or27_what_a_stopped_orchestrator_was_asked_is_answered_once_its_lease_ends(

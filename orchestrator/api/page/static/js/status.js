@@ -19,15 +19,13 @@ const NOTICES = {
 export class Status extends EventTarget {
   // "ready" and so on; `change` is fired with each new one.
   state = "waiting";
-  // How many processes share the port; the page's figures are those of one of them.
-  processes = 1;
   #timer = 0;
 
   // `feed` knows as long as it is heard; only then nothing is asked.
   constructor(feed) {
     super();
     this.feed = feed;
-    feed.addEventListener("change", () => this.#set(feed.latest.status, feed.latest.processes));
+    feed.addEventListener("change", () => this.#set(feed.latest.status));
   }
 
   start() {
@@ -45,11 +43,10 @@ export class Status extends EventTarget {
     if (!document.hidden) this.#timer = setTimeout(() => this.#look(), EVERY_MS);
   }
 
-  #set(state, processes = this.processes) {
-    if (state === this.state && processes === this.processes) return;
+  #set(state) {
+    if (state === this.state) return;
     this.state = state;
-    this.processes = processes;
-    draw(state, processes);
+    draw(state);
     this.dispatchEvent(new Event("change"));
   }
 }
@@ -64,11 +61,10 @@ async function ask() {
   }
 }
 
-function draw(state, processes) {
+function draw(state) {
   const status = document.getElementById("status");
   status.dataset.state = state;
-  const whose = processes > 1 ? ` (figures of one of ${processes} processes)` : "";
-  status.textContent = (WORDS[state] ?? state) + whose;
+  status.textContent = WORDS[state] ?? state;
   const notice = document.getElementById("notice");
   notice.textContent = NOTICES[state] ?? "";
   notice.hidden = !(state in NOTICES);
