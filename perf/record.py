@@ -95,7 +95,6 @@ TABLE: Final = (
     Recordable("sim-quotes", "perf.sim quotes"),
     Recordable("sim-crowds", "perf.sim crowds --seeds 1"),
     Recordable("sim-reported", "perf.sim reported"),
-    Recordable("sim-scaling", f"perf.sim scaling --trace {_CODE}"),
     Recordable("sim-chains", "perf.sim runs --loads 1.2"),
     Recordable(
         "chaos-kills", "perf.chaos --kills 100 --stops 50 --engine synthetic-paced --clients 2"

@@ -21,7 +21,7 @@ from rich.console import Console
 from perf.load.trace import Manner, TraceError
 from perf.report.command import begin, new_console, new_parser
 from perf.report.recording import Recording
-from perf.sim import counterfactual, crowds, quotes, reported, runs, scaling
+from perf.sim import counterfactual, crowds, quotes, reported, runs
 from perf.sim.campaign import LABELS, ROWS, run_campaign
 from perf.sim.campaign_report import draw, save, show
 from perf.sim.scenes import ENGINES, QUICK, SLOW, SimScene, drawn_scenes, trace_scenes
@@ -34,10 +34,9 @@ STUDIES = {
     "reported": reported,
     "refusals": counterfactual,
     "crowds": crowds,
-    "scaling": scaling,
 }
 """Studies by name: of runs of calls under one deadline (DL-22), quotes (DL-21), what clients are
-told (DL-16), wrong refusals (DL-17), crowds (DL-7, DL-15), scaling (PF-7)."""
+told (DL-16), wrong refusals (DL-17), crowds (DL-7, DL-15)."""
 
 
 def on_study(name: str, given: Sequence[str]) -> int:
